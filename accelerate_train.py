@@ -1,0 +1,53 @@
+"""Train with DistributedDataParallel again, written with Hugging Face Accelerate, which hides it behind prepare().
+
+    accelerate launch --num_processes 2 accelerate_train.py --dataset mnist
+    torchrun --standalone --nproc_per_node=2 accelerate_train.py --dataset mnist
+
+Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is an optional
+dependency: pip install accelerate. Lines marked ACC belong to the method; the loop over the batches is
+common.engine.train_one_epoch.
+"""
+
+import os
+
+from common.config import parse, script_parser
+from common.data import load_image_set, make_loaders
+from common.distributed import broadcast_buffers, gather, rank_device
+from common.engine import ParallelContext, build_optimizer, set_threads
+from common.errors import MACHINE, SuiteError, run_script
+from common.models import build_model
+from common.run import run
+
+
+def main() -> None:
+    config, options = parse(script_parser(__doc__))
+    try:
+        from accelerate import Accelerator  # ACC:
+    except ImportError:
+        raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
+                         "type: pip install accelerate", MACHINE) from None
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device = rank_device(config.device, int(os.environ.get("LOCAL_RANK", 0)), local_world_size)
+    accelerator = Accelerator(cpu=device.type == "cpu")  # ACC: joins the process group that the launcher describes
+    rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
+    set_threads(config.threads, processes=local_world_size)
+    image_set = load_image_set(config)
+    # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.
+    loaders = make_loaders(image_set, config, rank, world_size, pin_memory=device.type == "cuda")
+
+    model = build_model(config.model, image_set.image_shape, config.seed)
+    optimizer = build_optimizer(model.parameters(), config)
+    parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: moves the model and wraps it for DDP
+
+    together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model)} if world_size > 1 else {}
+    context = ParallelContext(
+        method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),
+        input_device=accelerator.device, output_device=accelerator.device, rank=rank, world_size=world_size,
+        data_parallel_size=world_size, backward=accelerator.backward, **together,  # ACC:
+    )
+    run(context, model, optimizer, loaders, image_set, config, options)
+    accelerator.end_training()  # ACC:
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,1 @@
+"""The measuring instrument: everything the training scripts share."""

@@ -1,0 +1,181 @@
+"""What a run is asked to do: RunConfig, and the one command-line parser that all scripts share."""
+
+import argparse
+import difflib
+import math
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from common.errors import USAGE, SuiteError
+
+DEFAULT_MODEL = {
+    "cifar10": "vgg",
+    "mnist": "lenet",
+    "fashion-mnist": "lenet",
+    "synthetic-cifar10": "vgg",
+    "synthetic-mnist": "lenet",
+}
+DATASETS = tuple(DEFAULT_MODEL)
+MODELS = ("lenet", "mlp", "vgg", "resnet18")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
+
+    `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: then they are,
+    in this order, 2 (but at least one per process), the machine's cores ÷ processes, all images, the whole epoch.
+    """
+
+    dataset: str
+    data_root: str
+    train_size: int | None
+    loader: str
+    num_workers: int | None
+    augment: bool
+    model: str
+    optimizer: str
+    lr: float
+    lr_milestones: tuple[int, ...]
+    epochs: int
+    batch_size: int
+    max_steps: int | None
+    device: str
+    threads: int | None
+    seed: int
+    output: str | None
+    figure_dir: str
+    save: str | None
+    quiet: bool
+    debug: bool
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front."""
+
+    def error(self, message: str):
+        raise SuiteError(f"bad usage of {self.prog}", message, f"see: python {self.prog} --help", USAGE)
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
+
+
+def non_negative_int(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    return _number(text, int, lambda value: value >= 0, "a whole number of at least 0")
+
+
+def positive_float(text: str) -> float:
+    """Parse a finite number above 0."""
+    return _number(text, float, lambda value: math.isfinite(value) and value > 0, "a finite number above 0")
+
+
+def _number(text, kind, accepts, wanted):
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not accepts(value):
+        raise argparse.ArgumentTypeError(f"needs {wanted}, found {text!r}")
+    return value
+
+
+def one_of(names):
+    """Return a parser for one of `names` that suggests the nearest name when it is given another."""
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        near = difflib.get_close_matches(text, names, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {', '.join(names)})")
+
+    return parse
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that decide what is trained: the ones that a fair comparison keeps equal in every row."""
+    add = parser.add_argument
+    add("--dataset", type=one_of(DATASETS), default="cifar10", metavar="NAME", help=" | ".join(DATASETS))
+    add("--data-root", default="./data", metavar="DIR", help="where the data sets are, or are put (%(default)s)")
+    add("--train-size", type=positive_int, metavar="N", help="use only the first N training images")
+    add("--loader", type=one_of(("workers",)), default="workers", metavar="NAME",
+        help="workers: DataLoader, one image at a time, in --num-workers processes")
+    add("--num-workers", type=non_negative_int, metavar="N",
+        help="loader processes, in total over all ranks (2, or one per rank if there are more ranks)")
+    add("--augment", action=argparse.BooleanOptionalAction, default=True,
+        help="random crop + flip (CIFAR-10) or random affine (MNIST)")
+    add("--model", type=one_of(MODELS), metavar="NAME", help=" | ".join(MODELS) + " (lenet for MNIST, else vgg)")
+    add("--optimizer", type=one_of(("adam", "sgd")), default="adam", metavar="NAME", help="adam | sgd, momentum 0.9")
+    add("--lr", type=positive_float, default=1e-3, help="learning rate (%(default)s)")
+    add("--lr-milestones", type=positive_int, nargs="+", default=(), metavar="EPOCH",
+        help="multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (never)")
+    add("--epochs", type=positive_int, default=10, help="(%(default)s)")
+    add("--batch-size", type=positive_int, default=128,
+        help="images per optimizer step, in total over all devices (%(default)s)")
+    add("--max-steps", type=positive_int, metavar="N", help="end every epoch after N steps")
+    add("--device", type=one_of(("auto", "cpu", "gpu")), default="auto", metavar="KIND",
+        help="auto (a GPU where there is one) | cpu | gpu")
+    add("--seed", type=non_negative_int, default=42, help="initial weights, order and augmentation (%(default)s)")
+    add("--debug", action="store_true", help="show tracebacks instead of one line per error")
+
+
+def script_parser(description: str) -> OneLineParser:
+    """Return the parser of a training script: all shared flags; the script adds those of its method."""
+    parser = OneLineParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add_training_flags(parser)
+    add = parser.add_argument
+    add("--threads", type=positive_int, metavar="N", help="CPU threads per process (all cores ÷ processes)")
+    add("--output", metavar="FILE", help="write everything measured to this JSON file")
+    add("--figure-dir", default="figures", metavar="DIR", help="where the curve PNG goes (%(default)s)")
+    add("--save", metavar="FILE", help="write the trained weights (a plain state_dict) to this file")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespace]:
+    """Parse sys.argv into the shared RunConfig and a Namespace of the script's own flags.
+
+    Raises SuiteError (USAGE) for bad values and for output paths that cannot be written: before training, not after.
+    """
+    values = vars(parser.parse_args())
+    values["model"] = values["model"] or DEFAULT_MODEL[values["dataset"]]
+    values["lr_milestones"] = tuple(values["lr_milestones"])
+    config = RunConfig(**{field.name: values.pop(field.name) for field in fields(RunConfig)})
+    check_writable(config.figure_dir)
+    for file in (config.output, config.save):
+        if file:
+            check_writable(Path(file).parent)
+            if Path(file).is_dir():
+                raise SuiteError(f"cannot write {file}", "it is a directory", "name a file instead", USAGE)
+    return config, argparse.Namespace(**values)
+
+
+def check_writable(directory: str | Path) -> None:
+    """Make `directory` and put a file into it, which is removed again; raise SuiteError (USAGE) if that fails."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise SuiteError(f"cannot write to {directory}", error.strerror or str(error),
+                         "name another directory, or free this one", USAGE) from None
+
+
+def per_process(flag: str, total: int, world_size: int) -> int:
+    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say."""
+    if total % world_size:
+        above = total + world_size - total % world_size
+        raise SuiteError(f"{flag} is a total and must divide by the number of processes",
+                         f"found {total} for {world_size} processes", f"type e.g. {flag} {above}", USAGE)
+    return total // world_size
+
+
+def total_workers(num_workers: int | None, world_size: int) -> int:
+    """Return `--num-workers`, or its default: 2, rounded up to the same number in every process."""
+    return -(-2 // world_size) * world_size if num_workers is None else num_workers

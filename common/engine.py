@@ -1,0 +1,168 @@
+"""The training loop that every method shares: steps, epochs, exact evaluation."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.config import RunConfig
+from common.environment import available_cores
+from common.models import CLASSES
+from common.results import EpochRecord, PhaseTimes, describe_epoch, phase_names
+from common.timing import PhaseTimer, Stopwatch
+
+
+@dataclass(frozen=True)
+class ParallelContext:
+    """How a method places a model, as values. The engine uses them without knowing which method they come from.
+
+    model: maps images (B, C, H, W) on input_device to logits (B, 10) on output_device; evaluation_model: the same
+    function for evaluation. devices: those of this process. data_parallel_size: how many parts a global batch is cut
+    into, over all devices of all processes. simulated, note: see RunResult (`note` becomes its `reason`).
+    backward(loss): what one step does to get gradients. gather(value): the list of all ranks' values, on every rank.
+    before_evaluation(): makes all ranks hold the same model. method_milliseconds(): see RunResult.
+    """
+
+    method: str
+    model: nn.Module
+    evaluation_model: nn.Module
+    devices: tuple[torch.device, ...]
+    input_device: torch.device
+    output_device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    data_parallel_size: int = 1
+    simulated: bool = False
+    note: str = ""
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
+    gather: Callable[[object], list] = lambda value: [value]
+    before_evaluation: Callable[[], None] = lambda: None
+    method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Training:
+    """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase."""
+
+    seconds: float
+    loss_sum: float
+    samples: int
+    steps: int
+    phase_milliseconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One rank's share of one evaluation: seconds, sum of losses, correct and all images per class."""
+
+    seconds: float
+    loss_sum: float
+    correct: list[int]
+    counts: list[int]
+
+
+def set_threads(threads: int | None, processes: int = 1) -> None:
+    """Use `threads` CPU threads in this process, by default the cores ÷ processes on this machine.
+
+    Called by every process, because torchrun sets OMP_NUM_THREADS=1 where there are several, and one process alone
+    would keep all cores.
+    """
+    torch.set_num_threads(threads or max(1, available_cores() // processes))
+
+
+def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
+    """Return Adam, or SGD with momentum 0.9, at the learning rate of `config`."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=config.lr, momentum=0.9)
+    return torch.optim.Adam(parameters, lr=config.lr)
+
+
+def train_one_epoch(context: ParallelContext, optimizer, loader, max_steps: int | None) -> Training:
+    """Train on every batch of `loader`, or on its first `max_steps`. Nothing in the loop waits for a GPU."""
+    context.model.train()
+    steps = min(len(loader), max_steps or len(loader))
+    timer = PhaseTimer(context.devices)
+    loss_sum, samples = torch.zeros((), device=context.output_device), 0
+    with Stopwatch(context.devices) as watch:
+        timer.start()
+        batches = iter(loader)
+        for _ in range(steps):
+            images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
+            timer.mark("data")
+            images = images.to(context.input_device, non_blocking=True)
+            labels = labels.to(context.output_device, non_blocking=True)
+            timer.mark("transfer")
+            loss = F.cross_entropy(context.model(images), labels)
+            timer.mark("forward")
+            context.backward(loss)
+            timer.mark("backward")
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_sum += loss.detach() * len(labels)
+            samples += len(labels)
+            timer.mark("update")
+    return Training(watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
+
+
+@torch.no_grad()
+def evaluate(context: ParallelContext, loader) -> Evaluation:
+    """Classify every image of this rank's `loader` once."""
+    context.evaluation_model.eval()
+    loss_sum = torch.zeros((), device=context.output_device)
+    correct, counts = torch.zeros(2, CLASSES, dtype=torch.int64, device=context.output_device)
+    with Stopwatch(context.devices) as watch:
+        for images, labels in loader:
+            labels = labels.to(context.output_device, non_blocking=True)
+            logits = context.evaluation_model(images.to(context.input_device, non_blocking=True))  # (B, 10)
+            loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+            correct += labels[logits.argmax(1) == labels].bincount(minlength=CLASSES)
+            counts += labels.bincount(minlength=CLASSES)
+    return Evaluation(watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
+
+
+def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) -> EpochRecord:
+    """Return one record for all ranks: sums of counts, and the times of the slowest rank."""
+    slowest = max(trainings, key=lambda part: part.seconds)
+    samples = sum(part.samples for part in trainings)
+    tested = sum(sum(part.counts) for part in evaluations)
+    return EpochRecord(
+        epoch=epoch,
+        train_seconds=slowest.seconds,
+        evaluate_seconds=max(part.seconds for part in evaluations),
+        samples=samples,
+        steps=slowest.steps,
+        train_loss=sum(part.loss_sum for part in trainings) / samples,
+        test_loss=sum(part.loss_sum for part in evaluations) / tested,
+        test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
+        phases=PhaseTimes(**{name: slowest.phase_milliseconds[name] / slowest.steps for name in phase_names()}),
+    )
+
+
+def fit(context: ParallelContext, optimizer, loaders, config: RunConfig, say) -> tuple[list[EpochRecord], list]:
+    """Train and evaluate `config.epochs` times; return the epochs' records and all ranks' last Evaluations.
+
+    Ends early, after the first epoch whose training or test loss is not finite.
+    """
+    train_loader, test_loader = loaders
+    torch.manual_seed(config.seed + 1 + context.rank)  # every rank augments (and drops out) differently
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, config.lr_milestones, gamma=0.1)
+    records = []
+    for epoch in range(1, config.epochs + 1):
+        train_loader.sampler.set_epoch(epoch)
+        trainings = context.gather(train_one_epoch(context, optimizer, train_loader, config.max_steps))
+        schedule.step()
+        context.before_evaluation()
+        evaluations = context.gather(evaluate(context, test_loader))
+        records.append(merge(epoch, trainings, evaluations))
+        say(describe_epoch(records[-1], config.epochs))
+        if not is_finite(records[-1]):
+            break
+    return records, evaluations
+
+
+def is_finite(record: EpochRecord) -> bool:
+    """Return whether an epoch's losses are numbers: training that diverged has NaN or infinity there."""
+    return math.isfinite(record.train_loss + record.test_loss)

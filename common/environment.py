@@ -1,0 +1,111 @@
+"""What hardware and software a run used, and which devices it may use.
+
+    python -m common.environment
+
+prints it as JSON.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+from common.errors import MACHINE, SuiteError, run_script
+
+
+def available_cores() -> int:
+    """Return how many CPU cores this process may use (its affinity, not what the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_devices(kind: str) -> list:
+    """Return the torch.devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
+
+    Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none.
+    """
+    import torch
+
+    if kind != "cpu" and torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if kind == "gpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = f"PyTorch {torch.__version__} sees no GPU" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
+        raise SuiteError("--device gpu needs a GPU", found, "type --device cpu, or check with nvidia-smi", MACHINE)
+    return [torch.device("cpu")]
+
+
+def device_name(device) -> str:
+    """Return e.g. "cuda:0 (NVIDIA H200)" or "cpu"."""
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def require_torchvision() -> None:
+    """Import torchvision; raise SuiteError (MACHINE), naming both versions, where it does not fit the installed torch.
+
+    A torchvision that was built for another torch fails with "operator torchvision::nms does not exist".
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
+        raise SuiteError("torchvision cannot be imported", f"{versions}: {error}",
+                         "install a matched pair into a fresh environment: pip install -r requirements.txt",
+                         MACHINE) from None
+
+
+def describe_environment() -> dict:
+    """Return the hardware and software as JSON-ready values. No host name, no user name, no paths."""
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "numpy": _version("numpy"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": available_cores(),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "cuda": torch.version.cuda if gpus else None,
+        "cudnn": torch.backends.cudnn.version() if gpus else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+    }
+
+
+def command_line() -> str:
+    """Return the command that started this process, to be pasted into a shell."""
+    program = "python"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        program = f"torchrun --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
+    return f"{program} {shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def main() -> None:
+    """Print the environment as JSON, after checking that torch and torchvision fit together."""
+    require_torchvision()
+    print(json.dumps(describe_environment(), indent=1))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,101 @@
+"""Four networks, each an nn.Sequential of named blocks, so that any of them can be cut in two at a block's name."""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from common.errors import USAGE, SuiteError
+from common.timing import Stopwatch
+
+CLASSES = 10
+
+
+def build_model(name: str, image_shape: tuple[int, int, int], seed: int) -> nn.Sequential:
+    """Return the network `name` (one of config.MODELS) on the CPU, with the same weights for the same seed.
+
+    image_shape: (C, H, W), with H and W 28 or 32. The network maps images (B, C, H, W) to logits (B, 10).
+    """
+    torch.manual_seed(seed)
+    builder = {"lenet": _lenet, "mlp": _mlp, "vgg": _vgg, "resnet18": _resnet18}[name]
+    channels, height, width = image_shape
+    return nn.Sequential(OrderedDict(builder(channels, height, width)))
+
+
+def _lenet(channels, height, _width):
+    """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling: 28 x 28 images are padded to 32 x 32, as there."""
+    padding = (32 - height) // 2
+    yield "conv1", nn.Sequential(nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
+    yield "conv2", nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    yield "full1", nn.Sequential(nn.Linear(16 * 5 * 5, 120), nn.ReLU())
+    yield "full2", nn.Sequential(nn.Linear(120, 84), nn.ReLU())
+    yield "head", nn.Linear(84, CLASSES)
+
+
+def _mlp(channels, height, width):
+    yield "hidden", nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 512), nn.ReLU())
+    yield "head", nn.Linear(512, CLASSES)
+
+
+def _vgg(channels, height, width):
+    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32."""
+    for stage, out in enumerate((32, 64, 128), start=1):
+        for index, (fan_in, pool) in enumerate(((channels, nn.Identity()), (out, nn.MaxPool2d(2))), start=1):
+            yield f"conv{stage}_{index}", nn.Sequential(*_conv_norm_relu(fan_in, out), pool)
+        channels = out
+    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), CLASSES))
+
+
+def _resnet18(channels, _height, _width):
+    """ResNet-18 (He et al., 2016) from torchvision's blocks, with a 3 x 3 stem and no max-pool, for small images."""
+    from torchvision.models.resnet import BasicBlock
+
+    yield "stem", nn.Sequential(*_conv_norm_relu(channels, 64))
+    fan_in = 64
+    for stage, out in enumerate((64, 128, 256, 512), start=1):
+        for index, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
+            shortcut = None
+            if stride != 1:
+                shortcut = nn.Sequential(nn.Conv2d(fan_in, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            yield f"block{stage}_{index}", BasicBlock(fan_in, out, stride, shortcut)
+            fan_in = out
+    yield "head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, CLASSES))
+
+
+def _conv_norm_relu(fan_in, out):
+    # no bias: the BatchNorm that follows has one
+    return nn.Conv2d(fan_in, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+
+
+def split_index(model: nn.Sequential, block: str) -> int:
+    """Return the index of the named block, which becomes the first of the second stage.
+
+    Raises SuiteError (USAGE) if there is no such block, or none before it.
+    """
+    names = [name for name, _ in model.named_children()]
+    if block not in names[1:]:
+        raise SuiteError("--split-at needs the name of the second stage's first block", f"found {block!r}",
+                         f"choose from {', '.join(names[1:])}", USAGE)
+    return names.index(block)
+
+
+@torch.no_grad()
+def balanced_split(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> int:
+    """Return the index of the block at which the measured forward time of both parts is most nearly equal.
+
+    images: (B, C, H, W) on the model's device. Each block's time is the shortest of `repeats` forward passes in
+    evaluation mode (so that BatchNorm's statistics stay as they are), after one that is not counted.
+    """
+    model.eval()
+    seconds = []
+    for block in model:
+        times = []
+        for _ in range(repeats + 1):
+            with Stopwatch([images.device]) as watch:
+                outputs = block(images)
+            times.append(watch.seconds)
+        seconds.append(min(times[1:]))
+        images = outputs
+    model.train()
+    imbalance = [abs(sum(seconds[:index]) - sum(seconds[index:])) for index in range(1, len(seconds))]
+    return 1 + imbalance.index(min(imbalance))

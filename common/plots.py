@@ -1,0 +1,59 @@
+"""Figures of one run, and the look that all figures share: one colour, line and marker per method, everywhere."""
+
+from pathlib import Path
+
+from common.results import RunResult, result_name
+
+# Okabe and Ito's palette (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
+METHOD_STYLE = {
+    "single": {"color": "#000000", "linestyle": "-", "marker": "o"},
+    "dp": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
+    "ddp": {"color": "#0072B2", "linestyle": "-.", "marker": "^"},
+    "mp": {"color": "#009E73", "linestyle": ":", "marker": "D"},
+    "mp-micro": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+    "accelerate": {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "P"},
+}
+
+
+def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5):
+    """Return (figure, axes) with `columns` axes side by side; width and height in inches. Draws without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def save_figure(figure, path: Path) -> Path:
+    """Write `figure` as a PNG of 150 dots per inch; return `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def draw_curves(result: RunResult, directory: str | Path) -> Path:
+    """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
+    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
+    epochs = [record.epoch for record in result.epochs]
+    style = METHOD_STYLE.get(result.method, METHOD_STYLE["single"])
+    loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **style, label="training")
+    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **{**style, "linestyle": "--"},
+                   markerfacecolor="white", label="test")
+    loss_axis.set(ylabel="cross-entropy loss (nats per image)", ylim=(0, None))
+    loss_axis.legend()
+    accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **style)
+    accuracy_axis.set(ylabel="test accuracy (%)")
+    for axis in (loss_axis, accuracy_axis):
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    devices = f"{len(result.devices)} × {result.devices[0]}"
+    label = "SIMULATED: " if result.simulated else ""
+    figure.suptitle(f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
+                    + (f"\n{label}{result.reason}" if result.reason else ""), fontsize=11)
+    return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

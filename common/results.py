@@ -1,0 +1,179 @@
+"""What a run found: RunResult and its parts, as JSON out and in, and as the lines that a person reads.
+
+Raw values only: whatever can be derived (medians, speed-ups) is derived where it is shown. Never imports torch.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from common.errors import FAILED, SuiteError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Where a step's time went, in milliseconds per step (mean over one epoch, of the slowest rank)."""
+
+    data: float  # waiting for the next batch
+    transfer: float  # host to device
+    forward: float  # with the loss
+    backward: float  # with the gradient all-reduce under DDP
+    update: float  # optimizer step
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch. Seconds are the slowest rank's; counts and losses are over all ranks; accuracy is in 0..1."""
+
+    epoch: int
+    train_seconds: float
+    evaluate_seconds: float
+    samples: int
+    steps: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    phases: PhaseTimes
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run of one training script. Times are in seconds, memory in bytes, accuracies in 0..1.
+
+    status: ok, skipped, failed, timed out, diverged or invalid; `reason` says why where it is not ok.
+    simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
+    startup_seconds: from the process's start to the first step. total_seconds: from there to the last evaluation's end.
+    method_milliseconds: what only this method spends, per batch, e.g. {"scatter": 0.1, "gather": 0.2}.
+    """
+
+    method: str
+    status: str
+    reason: str
+    simulated: bool
+    command: str
+    config: dict
+    environment: dict
+    world_size: int
+    devices: tuple[str, ...]
+    parameters: int
+    global_batch_size: int
+    per_device_batch_size: int
+    workers_per_process: int
+    threads_per_process: int
+    startup_seconds: float = 0.0
+    total_seconds: float = 0.0
+    class_accuracy: dict[str, float] | None = None
+    peak_memory_bytes: tuple[int, ...] = ()
+    method_milliseconds: dict[str, float] | None = None
+    epochs: tuple[EpochRecord, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+def write_json(value: dict, path: str | Path) -> None:
+    """Write `value` so that `path` holds either all of it or what it held before, whatever happens meanwhile."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            # allow_nan=False: NaN is not JSON, and a reader in another language would stop at it
+            json.dump(_without_nan(value), file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _without_nan(value):
+    if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def write_result(result: RunResult, path: str | Path) -> None:
+    """Write a RunResult as JSON (temporary file, fsync, rename)."""
+    write_json(asdict(result), path)
+
+
+def read_result(path: str | Path) -> RunResult:
+    """Read what write_result wrote. Raises SuiteError if the file is missing, damaged or of another schema."""
+    try:
+        return result_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SuiteError(f"cannot read the result file {path}", f"{type(error).__name__}: {error}",
+                         "run it again", FAILED) from None
+
+
+def result_from_dict(values: dict) -> RunResult:
+    """Return the RunResult that `dataclasses.asdict` (and JSON) made `values` from.
+
+    Raises ValueError for another schema_version, TypeError for missing or unknown fields.
+    """
+    if values.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"schema_version is {values.get('schema_version')!r}, this program reads {SCHEMA_VERSION}")
+    epochs = tuple(_epoch_from_dict(epoch) for epoch in values["epochs"])
+    tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
+    return RunResult(**{**values, **tuples, "epochs": epochs})
+
+
+def _epoch_from_dict(values):
+    numbers = {key: float("nan") if value is None else value for key, value in values.items()}  # NaN became null
+    return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"])})
+
+
+def phase_names() -> tuple[str, ...]:
+    """The phases of a step, in their order."""
+    return tuple(field.name for field in fields(PhaseTimes))
+
+
+def result_name(result: RunResult) -> str:
+    """A file name for what a run produced: data set, model, method and, where there are several, devices."""
+    simulated = "-simulated" if result.simulated else ""
+    count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
+    return f"{result.config['dataset']}-{result.config['model']}-{result.method}{simulated}{count}"
+
+
+def describe_start(result: RunResult) -> str:
+    """What the run runs on, as a block of text for the terminal."""
+    config, environment = result.config, result.environment
+    label = "SIMULATED: " if result.simulated else ""
+    note = f"\nNote:          {label}{result.reason}" if result.reason else ""
+    return (
+        f"Method:        {result.method}\n"
+        f"Devices:       {', '.join(result.devices)}; {result.world_size} process(es) x "
+        f"{result.threads_per_process} thread(s); torch {environment['torch']}{note}\n"
+        f"Data set:      {config['dataset']}, {result.workers_per_process} loader worker(s) per process\n"
+        f"Batch:         {result.global_batch_size} global, {result.per_device_batch_size} per device\n"
+        f"Model:         {config['model']}, {result.parameters:,} parameters, {config['optimizer']}, lr {config['lr']}"
+    )
+
+
+def describe_epoch(record: EpochRecord, epochs: int) -> str:
+    """One line for one epoch."""
+    phases = ", ".join(f"{name} {value:.2f}" for name, value in asdict(record.phases).items())
+    return (
+        f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
+        f"test accuracy: {record.test_accuracy:.2%}, {record.samples / record.train_seconds:,.0f} images/s, "
+        f"ms/step: {phases}"
+    )
+
+
+def describe_end(result: RunResult) -> str:
+    """Total time and final accuracies, as a block of text."""
+    classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
+    own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
+    return (
+        f"Training took {sum(record.train_seconds for record in result.epochs):.2f} s; "
+        f"{result.total_seconds:.2f} s from start to end\n"
+        f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}{own}"
+    )

@@ -1,0 +1,87 @@
+"""One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
+
+import math
+import resource
+import sys
+import time
+from dataclasses import asdict, replace
+
+import torch
+from torch import nn
+
+from common.config import total_workers
+from common.data import ImageSet
+from common.engine import ParallelContext, fit, is_finite
+from common.environment import command_line, describe_environment, device_name
+from common.errors import FAILED, SuiteError
+from common.plots import draw_curves
+from common.results import RunResult, describe_end, describe_start, write_result
+from common.timing import process_start
+
+
+def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options) -> None:
+    """Announce, train, and let rank 0 print, write and draw what was found.
+
+    model: the plain network inside `context.model`; its weights are what `--save` writes. options: the Namespace of
+    the script's own flags, kept in the result beside the shared ones. Raises SuiteError (FAILED), after the result
+    file is written, if training diverged.
+    """
+    say = print if context.rank == 0 and not config.quiet else lambda *_: None
+    result = _before(context, model, config, options)
+    say(describe_start(result))
+    result = replace(result, startup_seconds=time.time() - process_start())
+    records, evaluations = fit(context, optimizer, loaders, config, say)
+    result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
+    if context.rank != 0:
+        return
+    if not is_finite(records[-1]):
+        found = f"in epoch {records[-1].epoch} the training loss was {records[-1].train_loss}"
+        result = replace(result, status="diverged", reason=found)
+    if config.output:
+        write_result(result, config.output)
+    if result.status == "diverged":
+        raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
+    if config.save:
+        torch.save(model.state_dict(), config.save)
+    say(describe_end(result))
+    say(f"Curves:        {draw_curves(result, config.figure_dir)}")
+
+
+def _before(context, model, config, options):
+    workers = total_workers(config.num_workers, context.world_size)
+    return RunResult(
+        method=context.method,
+        status="ok",
+        reason=context.note,
+        simulated=context.simulated,
+        command=command_line(),
+        config={**asdict(config), "num_workers": workers, **vars(options)},
+        environment=describe_environment(),
+        world_size=context.world_size,
+        devices=tuple(name for names in context.gather([*map(device_name, context.devices)]) for name in names),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        global_batch_size=config.batch_size,
+        per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
+        workers_per_process=workers // context.world_size,
+        threads_per_process=torch.get_num_threads(),
+    )
+
+
+def _after(context, image_set, evaluations, result):
+    correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (10,)
+    counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (10,)
+    if counts.sum() != len(image_set.test_labels):
+        raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
+    return replace(
+        result,
+        total_seconds=time.time() - process_start(),
+        class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
+        peak_memory_bytes=tuple(peak for peaks in context.gather(_peak_memory(context.devices)) for peak in peaks),
+        method_milliseconds=context.method_milliseconds(),
+    )
+
+
+def _peak_memory(devices):
+    """Bytes per device: PyTorch's peak on a GPU, the process's largest resident set on a CPU."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return [torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident for device in devices]

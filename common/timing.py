@@ -1,0 +1,92 @@
+"""Clocks that do not disturb what they measure: synchronize, Stopwatch and PhaseTimer."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+_IMPORTED = time.time()
+
+
+def synchronize(devices: Sequence[torch.device]) -> None:
+    """Wait until every GPU among `devices` is idle. Work on a CPU is done when its call returns."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def process_start() -> float:
+    """When this process started, in seconds since the Unix epoch.
+
+    Linux: field 22 of /proc/self/stat (clock ticks after boot, see proc_pid_stat(5)) puts the interpreter's own
+    start-up and the imports inside the measurement. Elsewhere: when this module was imported.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot)
+    except (OSError, AttributeError, ValueError, IndexError):
+        return _IMPORTED
+
+
+class Stopwatch:
+    """Seconds of a block, from all `devices` idle to all idle again: `with Stopwatch(devices) as watch: ...`"""
+
+    def __init__(self, devices: Sequence[torch.device]):
+        self.devices = devices
+        self.seconds = 0.0
+
+    def __enter__(self):
+        synchronize(self.devices)
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_):
+        synchronize(self.devices)
+        self.seconds = time.perf_counter() - self._start
+
+
+class PhaseTimer:
+    """Adds up how long each phase of a step takes, without stopping the devices.
+
+    Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs a mark is
+    an event in the first device's stream, put there after that stream was told to wait for the other devices: a
+    phase ends when all devices have reached its end, and the host runs on. A device that idles while the host fetches
+    data therefore shows as "data", and the phases add up to the time of the epoch.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]):
+        self.devices = [device for device in devices if device.type == "cuda"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all marks."""
+        self._marks: list[tuple[str, object]] = []
+
+    def start(self) -> None:
+        """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
+        self.mark("")
+
+    def mark(self, name: str) -> None:
+        """End the phase `name`, which began at the last mark or start."""
+        self._marks.append((name, self._event() if self.devices else time.perf_counter()))
+
+    def _event(self):
+        first, *others = self.devices
+        stream = torch.cuda.current_stream(first)
+        for other in others:
+            stream.wait_stream(torch.cuda.current_stream(other))
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the sum per phase, in milliseconds. On GPUs, call it after `synchronize(devices)`."""
+        totals: dict[str, float] = {}
+        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+            if name:
+                elapsed = before.elapsed_time(after) if self.devices else (after - before) * 1000
+                totals[name] = totals.get(name, 0.0) + elapsed
+        return totals

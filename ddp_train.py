@@ -1,0 +1,66 @@
+"""Train with DistributedDataParallel: one process (rank) per device, each with a share of every batch.
+
+    torchrun --standalone --nproc_per_node=8 ddp_train.py --dataset mnist
+    python ddp_train.py --dataset mnist --spawn 2
+    torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 ddp_train.py
+
+Every rank holds the whole model and steps its own optimizer; during the backward pass the ranks average their gradients
+(all-reduce, by NCCL between GPUs and by gloo between CPU processes), so that the models stay equal. Lines marked DDP
+belong to the method; the loop over the batches is common.engine.train_one_epoch.
+"""
+
+import os
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from common.config import parse, positive_int, script_parser
+from common.data import load_image_set, make_loaders
+from common.distributed import broadcast_buffers, gather, rank_device, spawn_ranks
+from common.engine import ParallelContext, build_optimizer, set_threads
+from common.errors import USAGE, SuiteError, run_script
+from common.models import build_model
+from common.run import run
+
+
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
+    config, options = parse(parser)
+    if options.spawn:  # DDP:
+        spawn_ranks(options.spawn, train, config, options)  # DDP:
+    elif "RANK" in os.environ:  # DDP: torchrun has started this rank
+        train(config, options)
+    else:  # DDP:
+        raise SuiteError("ddp_train.py runs one process per device", "found neither torchrun nor --spawn",
+                         "type torchrun --standalone --nproc_per_node=2 ddp_train.py, or python ddp_train.py --spawn 2",
+                         USAGE)
+
+
+def train(config, options, init_method: str = "env://") -> None:
+    """Train as one rank of the group that meets at `init_method`."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # DDP:
+    rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)  # DDP:
+    device = rank_device(config.device, local_rank, local_world_size)  # DDP:
+    on_gpu = device.type == "cuda"
+    set_threads(config.threads, processes=local_world_size)
+    image_set = load_image_set(config)
+    loaders = make_loaders(image_set, config, rank, world_size, pin_memory=on_gpu)
+
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method, rank=rank, world_size=world_size,
+                            device_id=device if on_gpu else None)  # DDP:
+    model = build_model(config.model, image_set.image_shape, config.seed).to(device)
+    parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)  # DDP:
+
+    optimizer = build_optimizer(model.parameters(), config)
+    context = ParallelContext(
+        method="ddp", model=parallel, evaluation_model=model, devices=(device,), input_device=device,
+        output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
+        gather=gather, before_evaluation=lambda: broadcast_buffers(model),
+    )
+    run(context, model, optimizer, loaders, image_set, config, options)
+    dist.destroy_process_group()  # DDP:
+
+
+if __name__ == "__main__":
+    run_script(main)
