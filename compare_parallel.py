@@ -20,7 +20,7 @@ from pathlib import Path
 from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, check_writable, one_of, positive_int
 from common.errors import FAILED, MACHINE, SuiteError, run_script
 from comparison.launch import cause, run_child, run_row
-from comparison.plan import METHODS, Machine, given_flags, make_plan, python
+from comparison.plan import METHODS, PROJECT, Machine, given_flags, make_plan, python
 from comparison.plots import draw_all
 from comparison.report import Report, definitions, notes, table, write_csv, write_markdown, write_results
 
@@ -52,7 +52,7 @@ def helper(module: str, *flags: str) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return what it printed."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
-        exit_code = run_child((python(), "-m", module, *flags), log)
+        exit_code = run_child((python(), "-m", module, *flags), log, PYTHONPATH=str(PROJECT))
         if exit_code:
             print(f"error: {cause(exit_code, log)}", file=sys.stderr)
             sys.exit(exit_code if exit_code > 0 else 128 - exit_code)

@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import zipfile
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +100,7 @@ def _load_synthetic(name, root):
     arrays = _read_cache(cache)
     if arrays is None:
         with _only_one_process(root):
-            arrays = _read_cache(cache) or _write_cache(cache, astuple(generate()))
+            arrays = _read_cache(cache) or _write_cache(cache, tuple(generate()))
     pixels = arrays[0].reshape(-1, 3 if arrays[0].ndim == 4 else 1)
     mean, std = (tuple((statistic(axis=0) / 255).tolist()) for statistic in (pixels.mean, pixels.std))
     return ImageSet(name, *arrays, classes, mean, std)

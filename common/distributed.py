@@ -1,5 +1,6 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
     load_image_set(config)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
         try:
             spawn(_start_rank, (train, config, options, f"file://{directory}/rendezvous"), world_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.errors import SuiteError
 from common.results import RunResult, read_result, result_from_dict
-from comparison.plan import PROJECT, Row
+from comparison.plan import Row
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,17 @@ def run_row(row: Row) -> Outcome:
     return Outcome(status=result.status, reason=result.reason, result=result, **outcome)
 
 
-def run_child(command: tuple[str, ...], log: Path) -> int:
+def run_child(command: tuple[str, ...], log: Path, **environment: str) -> int:
     """Run `command` with stdout and stderr in the file `log`; return its exit code, -n for signal n.
+
+    environment: variables that the child gets besides those of this process.
 
     Whatever ends the wait (Ctrl-C, SIGTERM) also stops the child and its whole process group.
     """
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))  # so that -m finds common
     with open(log, "wb") as file:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **environment},
         )
     try:
         return child.wait()

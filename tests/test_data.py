@@ -1,0 +1,263 @@
+"""Loaders deal out every image once; files are checked before they are used; a download happens once."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import pickle
+import tarfile
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from common import data
+from common.augment import training_transform
+from common.config import RunConfig, script_parser
+from common.data import ImageSet, load_image_set, make_loaders, normalize
+from common.errors import DATA, USAGE, SuiteError
+
+
+def make_config(**values) -> RunConfig:
+    """A RunConfig of the parser's defaults with `values` in their place."""
+    defaults = vars(script_parser("").parse_args([]))
+    return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, **values})
+
+
+def make_image_set(size=60, channels=1) -> ImageSet:
+    """Images whose pixels spell their own index, so that a batch tells which images it holds."""
+    shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
+    images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
+    labels = np.arange(size) % 10
+    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), (0.0,) * channels, (1.0,) * channels)
+
+
+def batches(image_set, config, rank, world_size, epoch):
+    train_loader, _ = make_loaders(image_set, config, rank, world_size)
+    train_loader.sampler.set_epoch(epoch)
+    return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in train_loader]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_shards_are_disjoint_cover_the_set_and_change_with_the_epoch(world_size):
+    config = make_config(batch_size=12, augment=False)
+    epochs = []
+    for epoch in (1, 2):
+        shards = [sum(batches(make_image_set(60), config, rank, world_size, epoch), []) for rank in range(world_size)]
+        assert sorted(sum(shards, [])) == list(range(60))
+        epochs.append(shards)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size):
+    config = make_config(batch_size=12, augment=False)
+    alone = batches(make_image_set(60), config, 0, 1, epoch=1)
+    ranks = [batches(make_image_set(60), config, rank, world_size, epoch=1) for rank in range(world_size)]
+    assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] \
+        == [sorted(batch) for batch in alone]
+
+
+def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twice():
+    shards = [sum(batches(make_image_set(59), make_config(batch_size=12, augment=False), rank, 3, 1), [])
+              for rank in range(3)]
+    assert [len(shard) for shard in shards] == [19, 19, 19]
+    assert len(set(sum(shards, []))) == 57
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_test_image_is_evaluated_once(world_size):
+    seen = []
+    for rank in range(world_size):
+        _, test_loader = make_loaders(make_image_set(59), make_config(batch_size=12), rank, world_size)
+        seen += [int(value) for images, _ in test_loader for value in (images[:, 0, 0, 0] * 255).round()]
+    assert sorted(seen) == list(range(59))
+
+
+@pytest.mark.parametrize("flag", ["batch_size", "num_workers"])
+def test_totals_that_do_not_divide_are_errors(flag):
+    config = make_config(**{"batch_size": 12, "num_workers": 2, flag: 5})
+    with pytest.raises(SuiteError, match=f"--{flag.replace('_', '-')} .*found 5 for 2 processes") as caught:
+        make_loaders(make_image_set(), config, 0, 2)
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_augment_differently_and_seeds_repeat(workers):
+    image_set = make_image_set(24, channels=3)
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+
+    def first_batch(seed):
+        train_loader, _ = make_loaders(image_set, make_config(batch_size=8, num_workers=workers))
+        torch.manual_seed(seed)
+        return next(iter(train_loader))[0]
+
+    assert torch.equal(first_batch(1), first_batch(1))
+    assert not torch.equal(first_batch(1), first_batch(2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_normalize_is_what_torchvision_does_image_by_image(channels):
+    from PIL import Image
+
+    image_set = make_image_set(channels=channels)
+    images = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape).astype(np.uint8)
+    mean, std = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels]
+    transform = training_transform(mean, std, augment=False)
+    expected = torch.stack([transform(Image.fromarray(image)) for image in images])
+    assert torch.equal(normalize(images, mean, std), expected)
+
+
+def test_train_size_cuts_the_training_images_only(data_root):
+    config = make_config(dataset="synthetic-mnist", data_root=str(data_root), train_size=100)
+    image_set = load_image_set(config)
+    assert len(image_set.train_images) == len(image_set.train_labels) == 100
+    assert len(image_set.test_images) == 2000
+    with pytest.raises(SuiteError, match="10000 training images") as caught:
+        load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root), train_size=10**6))
+    assert caught.value.exit_code == DATA
+
+
+def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, monkeypatch):
+    config = make_config(dataset="synthetic-mnist", data_root=str(data_root))
+    first = load_image_set(config)
+    calls = []
+    generate, classes = data.SYNTHETIC["synthetic-mnist"]
+    monkeypatch.setitem(data.SYNTHETIC, "synthetic-mnist", (lambda: calls.append(1) or generate(), classes))
+    assert np.array_equal(load_image_set(config).train_images, first.train_images)
+    assert not calls
+    cache, = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
+    content = bytearray(cache.read_bytes())
+    content[len(content) // 2] ^= 1
+    cache.write_bytes(content)
+    assert np.array_equal(load_image_set(config).train_images, first.train_images)
+    assert calls
+
+
+# ---- real formats: files made here, served by a local web server, read by torchvision's readers
+
+
+def idx(array):
+    """The IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, the data."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """(directory, address, list of requested paths) of a web server on this machine."""
+    directory, requests = tmp_path / "served", []
+    directory.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            requests.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=directory))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield directory, f"http://127.0.0.1:{server.server_port}/", requests
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def mnist(server, monkeypatch):
+    """A small MNIST on the local server, known to torchvision and to us by its checksums; returns the requests."""
+    from torchvision.datasets import MNIST
+
+    directory, address, requests = server
+    resources, checksums = [], {}
+    for split, size in (("train", 40), ("t10k", 20)):
+        for name, array in ((f"{split}-images-idx3-ubyte", np.full((size, 28, 28), 7)),
+                            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10)):
+            content = idx(array)
+            packed = gzip.compress(content)
+            (directory / f"{name}.gz").write_bytes(packed)
+            resources.append((f"{name}.gz", md5(packed)))
+            checksums[f"MNIST/raw/{name}"] = md5(content)
+    monkeypatch.setattr(MNIST, "mirrors", [address])
+    monkeypatch.setattr(MNIST, "resources", resources)
+    monkeypatch.setitem(data.MNIST_MD5, "mnist", checksums)
+    return requests
+
+
+def test_mnist_is_downloaded_once(mnist, tmp_path):
+    config = make_config(dataset="mnist", data_root=str(tmp_path / "new" / "data"))
+    first = load_image_set(config)
+    assert first.train_images.shape == (40, 28, 28) and first.test_labels.tolist() == [*range(10)] * 2
+    assert mnist
+    mnist.clear()
+    assert np.array_equal(load_image_set(config).train_images, first.train_images)
+    assert not mnist
+
+
+def test_cifar10_is_downloaded_once(server, tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR10
+
+    directory, address, requests = server
+    files = {}
+    for name in ["data_batch_1", "data_batch_2", "test_batch"]:
+        files[name] = pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
+    files["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]})
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    (directory / "cifar-10-python.tar.gz").write_bytes(buffer.getvalue())
+    monkeypatch.setattr(CIFAR10, "url", address + "cifar-10-python.tar.gz")
+    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(buffer.getvalue()))
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(files[name])] for name in ("data_batch_1", "data_batch_2")])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(files["test_batch"])]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(files["batches.meta"])})
+
+    config = make_config(dataset="cifar10", data_root=str(tmp_path / "data"))
+    first = load_image_set(config)
+    assert first.train_images.shape == (20, 32, 32, 3) and first.classes == (*"abcdefghij",)
+    assert requests
+    requests.clear()
+    load_image_set(config)
+    assert not requests
+    (tmp_path / "data" / "cifar-10-batches-py" / "test_batch").write_bytes(files["test_batch"][:-1] + b"x")
+    with pytest.raises(SuiteError, match="test_batch is damaged"):
+        load_image_set(config)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda content: content[:-1],
+    lambda content: content[:-1] + b"\x4d",  # a label of 77
+    lambda content: b"",
+], ids=["truncated", "mislabelled", "empty"])
+def test_a_damaged_file_is_named(damage, mnist, tmp_path):
+    config = make_config(dataset="mnist", data_root=str(tmp_path / "data"))
+    load_image_set(config)
+    file = tmp_path / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(SuiteError, match="train-labels-idx1-ubyte is damaged; .*md5.*; delete it and run") as caught:
+        load_image_set(config)
+    assert caught.value.exit_code == DATA
+
+
+def test_two_processes_that_need_the_data_download_it_once(mnist, tmp_path):
+    config = make_config(dataset="mnist", data_root=str(tmp_path / "data"))
+    threads = [threading.Thread(target=load_image_set, args=(config,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(mnist) == 8  # a HEAD and a GET for each of the four files
+
+
+def test_known_statistics_are_those_of_the_real_training_images(real_data):
+    for name, (mean, std) in data.STATISTICS.items():
+        images = load_image_set(make_config(dataset=name, data_root=str(real_data))).train_images
+        pixels = images.reshape(-1, len(mean)) / np.float32(255)
+        assert pixels.mean(axis=0, dtype=np.float64) == pytest.approx(mean, abs=1e-4)
+        assert pixels.std(axis=0, dtype=np.float64) == pytest.approx(std, abs=1e-4)

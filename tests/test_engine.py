@@ -1,0 +1,136 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from common.engine import Evaluation, ParallelContext, Training, build_optimizer, evaluate, fit, merge, train_one_epoch
+from common.timing import PhaseTimer, Stopwatch, process_start
+from test_data import make_config, make_image_set, make_loaders
+
+CPU = torch.device("cpu")
+
+
+def make_context(model, **values):
+    return ParallelContext(**{"method": "single", "model": model, "evaluation_model": model, "devices": (CPU,),
+                              "input_device": CPU, "output_device": CPU, **values})
+
+
+class SlowLoader:
+    """A loader that sleeps before each batch."""
+
+    def __init__(self, seconds, steps):
+        self.seconds, self.steps = seconds, steps
+
+    def __len__(self):
+        return self.steps
+
+    def __iter__(self):
+        for _ in range(self.steps):
+            time.sleep(self.seconds)
+            yield torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
+
+
+def test_phases_add_up_to_the_epoch_and_waiting_is_data():
+    model = nn.Linear(3, 10)
+    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), SlowLoader(0.02, 5), None)
+    assert part.phase_milliseconds["data"] >= 5 * 20
+    assert list(part.phase_milliseconds) == ["data", "transfer", "forward", "backward", "update"]
+    assert sum(part.phase_milliseconds.values()) <= part.seconds * 1000
+    assert sum(part.phase_milliseconds.values()) >= part.seconds * 1000 * 0.9
+    assert (part.samples, part.steps) == (20, 5)
+
+
+def test_max_steps_ends_an_epoch_early():
+    model = nn.Linear(3, 10)
+    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), SlowLoader(0, 5), 2)
+    assert (part.samples, part.steps) == (8, 2)
+
+
+def test_a_step_is_the_textbook_step():
+    torch.manual_seed(0)
+    model, by_hand = nn.Linear(3, 10), nn.Linear(3, 10)
+    by_hand.load_state_dict(model.state_dict())
+    batches = [(torch.randn(4, 3), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
+    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), batches, None)
+    losses = []
+    for images, labels in batches:
+        loss = nn.functional.cross_entropy(by_hand(images), labels)
+        losses.append(loss.item() * 4)
+        gradients = torch.autograd.grad(loss, list(by_hand.parameters()))
+        with torch.no_grad():
+            for weight, gradient in zip(by_hand.parameters(), gradients, strict=True):
+                weight -= 0.1 * gradient
+    for weight, expected in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected)
+    assert part.loss_sum == pytest.approx(sum(losses))
+
+
+def test_evaluation_counts_per_class():
+    class Guess(nn.Module):  # calls everything a 3
+        def forward(self, images):
+            return torch.eye(10)[torch.full((len(images),), 3)]
+
+    labels = torch.tensor([3, 3, 1, 0, 3])
+    loader = DataLoader(TensorDataset(torch.zeros(5, 1, 28, 28), labels), 2)
+    part = evaluate(make_context(Guess()), loader)
+    assert part.correct == [0, 0, 0, 3, 0, 0, 0, 0, 0, 0]
+    assert part.counts == [1, 1, 0, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
+    def training(seconds, data):
+        phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
+        return Training(seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases)
+
+    evaluations = [Evaluation(1.0, 4.0, [1, 2], [2, 2]), Evaluation(2.0, 6.0, [1, 1], [3, 3])]
+    record = merge(7, [training(3.0, 50.0), training(2.0, 5.0)], evaluations)
+    assert (record.epoch, record.train_seconds, record.evaluate_seconds) == (7, 3.0, 2.0)
+    assert (record.samples, record.steps, record.train_loss) == (20, 5, 3.0)
+    assert (record.test_accuracy, record.test_loss) == (0.5, 1.0)
+    assert record.phases.data == 10.0
+
+
+def test_fit_follows_the_schedule_and_shuffles_every_epoch():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    config = make_config(epochs=4, lr=1.0, lr_milestones=(1, 3), optimizer="sgd", batch_size=20)
+    optimizer = build_optimizer(model.parameters(), config)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    loaders = make_loaders(make_image_set(), config)
+    rates, epochs, lines = [], [], []
+
+    def before_evaluation():
+        rates.append(optimizer.param_groups[0]["lr"])
+        epochs.append(loaders[0].sampler.epoch)
+
+    records, _ = fit(make_context(model, before_evaluation=before_evaluation), optimizer, loaders, config, lines.append)
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert epochs == [1, 2, 3, 4]
+    assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
+
+
+def test_fit_stops_where_the_loss_is_no_number():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    with torch.no_grad():
+        model[1].weight.fill_(float("nan"))
+    config = make_config(epochs=4, batch_size=20)
+    records, _ = fit(make_context(model), build_optimizer(model.parameters(), config),
+                     make_loaders(make_image_set(), config), config, lambda _: None)
+    assert len(records) == 1
+
+
+def test_stopwatch_and_process_start():
+    with Stopwatch([CPU]) as watch:
+        time.sleep(0.02)
+    assert 0.02 <= watch.seconds < 1
+    assert time.time() - 3600 < process_start() < time.time()
+
+
+def test_what_lies_between_two_steps_belongs_to_no_phase():
+    timer = PhaseTimer([CPU])
+    for _ in range(2):
+        time.sleep(0.05)
+        timer.start()
+        timer.mark("work")
+    assert timer.milliseconds()["work"] < 40

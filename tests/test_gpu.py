@@ -1,0 +1,65 @@
+"""What can only be seen on a GPU. One is enough: paths for two are covered on the CPU, where devices can be named."""
+
+import pytest
+import torch
+
+from common.timing import PhaseTimer, synchronize
+
+pytestmark = pytest.mark.gpu
+GPU = ("--device", "gpu", "--optimizer", "sgd", "--no-augment", "--max-steps", 6)
+
+
+def test_phases_add_up_to_the_time_of_the_epoch(train):
+    result, _, printed = train("data_parallel_train.py", "--device", "gpu", "--model", "vgg")
+    assert result["devices"][0].startswith("cuda:0 (") and "cuda:0" in printed
+    epoch = result["epochs"][0]
+    total = sum(epoch["phases"].values()) * epoch["steps"] / 1000
+    assert 0.9 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
+    assert result["peak_memory_bytes"][0] > 0
+
+
+def test_a_mark_measures_the_device_and_not_the_call():
+    device = torch.device("cuda", 0)
+    matrix = torch.randn(4096, 4096, device=device)
+    matrix @ matrix
+    synchronize([device])
+    timer = PhaseTimer([device])
+    timer.start()
+    for _ in range(20):
+        matrix @ matrix
+    timer.mark("products")
+    timer.mark("nothing")
+    synchronize([device])
+    found = timer.milliseconds()
+    assert found["products"] > 1 and found["nothing"] < 0.5
+
+
+@pytest.mark.parametrize("command, method, note", [
+    (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
+    (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
+    (("ddp_train.py", "--spawn", 1), "ddp", ""),
+])
+def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note, train):
+    _, reference, _ = train("data_parallel_train.py", *GPU)
+    result, weights, _ = train(*command, *GPU)
+    assert (result["method"], result["reason"]) == (method, note)
+    for name, expected in reference.items():
+        torch.testing.assert_close(weights[name], expected, atol=1e-4, rtol=1e-3)
+
+
+def test_model_parallel_on_one_gpu_is_simulated(train):
+    if torch.cuda.device_count() > 1:
+        pytest.skip("this machine has more than one GPU")
+    result, _, _ = train("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 2, *GPU)
+    assert result["simulated"] and len(result["devices"]) == 1
+
+
+def test_more_ranks_than_gpus_is_an_error(project):
+    ranks = torch.cuda.device_count() + 1
+    done = project("ddp_train.py", "--spawn", ranks, "--device", "gpu", "--batch-size", 48 * ranks)
+    assert done.returncode == 3 and "every rank needs a GPU of its own" in done.stderr
+
+
+def test_a_model_that_was_asked_to_stay_on_the_cpu_stays_there(train):
+    result, _, _ = train("data_parallel_train.py", "--device", "cpu")
+    assert result["devices"] == ["cpu"]

@@ -1,0 +1,116 @@
+"""Every method, started the way a user starts it, computes what one device computes."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.data import load_image_set, normalize
+from common.models import build_model
+from conftest import PROJECT
+from test_data import make_config
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+# SGD, because Adam turns rounding errors in gradients near zero into steps of full size
+SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05, "--max-steps", 6, "--threads", 1)
+METHODS = {
+    "dp": ("data_parallel_train.py", "--simulate-devices", 3),
+    "ddp": ("ddp_train.py", "--spawn", 2),
+    "ddp of three ranks": ("ddp_train.py", "--spawn", 3),
+    "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
+    "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+    "mp-control": ("model_parallel_train.py",),
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, data_root):
+    """The weights of one device after six steps."""
+    weights = tmp_path_factory.mktemp("reference") / "weights.pth"
+    command = ["data_parallel_train.py", *SAME_STEPS, "--dataset", "synthetic-mnist", "--data-root", data_root,
+               "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save", weights,
+               "--figure-dir", weights.parent, "--quiet"]
+    subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT, check=True)
+    return torch.load(weights, weights_only=True)
+
+
+def assert_same(weights, reference):
+    assert weights.keys() == reference.keys()  # so there is no "module." either
+    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    for name, expected in reference.items():
+        assert (expected - start[name]).abs().max() > 1e-4, f"{name} was not trained"
+        assert (weights[name] - expected).abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_gives_the_weights_of_one_device(name, train, reference):
+    result, weights, _ = train(*METHODS[name], *SAME_STEPS)
+    assert_same(weights, reference)
+    assert result["method"] == name.split()[0]
+    assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
+
+
+@pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
+def test_torchrun_gives_the_weights_of_one_device(script, train, reference):
+    if script.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+    result, weights, _ = train(script, *SAME_STEPS, launcher=TORCHRUN)
+    assert_same(weights, reference)
+    assert (result["world_size"], result["global_batch_size"], result["per_device_batch_size"]) == (2, 48, 24)
+    assert result["command"].startswith(f"torchrun --nproc_per_node=2 {script}")
+
+
+def test_accelerate_launch_runs_the_script(train, reference):
+    pytest.importorskip("accelerate")
+    launcher = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu")
+    _, weights, _ = train("accelerate_train.py", *SAME_STEPS, launcher=launcher)
+    assert_same(weights, reference)
+
+
+def test_two_nodes_on_loopback(tmp_path, data_root, reference):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    weights = tmp_path / "weights.pth"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", f"--node_rank={rank}",
+             "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1", "ddp_train.py",
+             *map(str, SAME_STEPS), "--dataset", "synthetic-mnist", "--data-root", str(data_root),
+             "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "1", "--save", str(weights),
+             "--figure-dir", str(tmp_path), "--output", str(tmp_path / "result.json")],
+            cwd=PROJECT, stdout=subprocess.DEVNULL,
+        )
+        for rank in (0, 1)
+    ]
+    assert [node.wait(120) for node in nodes] == [0, 0]
+    assert_same(torch.load(weights, weights_only=True), reference)
+    assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
+
+
+def test_the_evaluated_model_is_the_saved_one(train, data_root):
+    # vgg has BatchNorm, whose statistics differ between ranks until they are broadcast
+    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--model", "vgg", "--max-steps", 3)
+    image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
+    model = build_model("vgg", image_set.image_shape, seed=0)
+    model.load_state_dict(weights)
+    images = normalize(image_set.test_images, image_set.mean, image_set.std)
+    with torch.no_grad():
+        predictions = torch.cat([model.eval()(part).argmax(1) for part in images.split(500)])
+    labels = torch.from_numpy(image_set.test_labels)
+    accuracy = (predictions == labels).float().mean().item()
+    assert result["epochs"][0]["test_accuracy"] == pytest.approx(accuracy, abs=1.5 / len(labels))  # one may tip over
+    assert result["devices"] == ["cpu", "cpu"]
+
+
+def test_data_parallel_prints_what_each_replica_sees(train):
+    result, _, printed = train("data_parallel_train.py", "--simulate-devices", 4, "--max-steps", 2)
+    assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
+    assert "SIMULATED" in printed
+    assert result["per_device_batch_size"] == 12
+    assert set(result["method_milliseconds"]) == {"scatter", "replicate", "gather"}
+    assert all(value > 0 for value in result["method_milliseconds"].values())
+    assert "Per batch, gather:" in printed

@@ -1,0 +1,114 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from common.config import MODELS
+from common.errors import SuiteError
+from common.models import balanced_split, build_model, split_index
+from common.simulate import SimulatedDataParallel
+from model_parallel_train import TwoStage
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
+    model = build_model(name, shape, seed=0).eval()
+    images = torch.randn(2, *shape)
+    logits = model(images)
+    assert logits.shape == (2, 10)
+    for cut in range(1, len(model)):
+        assert torch.equal(TwoStage(model[:cut], model[cut:], [CPU, CPU], 1)(images), logits)
+
+
+def test_a_seed_gives_the_same_weights():
+    one, same, other = (build_model("mlp", (1, 28, 28), seed).head.weight for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+def test_the_vgg_stays_small():
+    multiplications = 0
+
+    def count(layer, inputs, output):
+        nonlocal multiplications
+        multiplications += layer.weight[0].numel() * output[0].numel()
+
+    model = build_model("vgg", (3, 32, 32), 0)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(
+                count if isinstance(layer, nn.Conv2d) else
+                lambda layer, inputs, output: count(layer, inputs, output.new_empty(1, *output.shape[1:])))
+    model(torch.randn(1, 3, 32, 32))
+    assert 2 * multiplications <= 80e6
+
+
+class Sleep(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, images):
+        time.sleep(self.seconds)
+        return images
+
+
+def test_the_split_balances_measured_time():
+    model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09))
+    assert balanced_split(model, torch.zeros(1), repeats=2) == 3
+    assert model.training
+
+
+def test_the_split_leaves_batch_norm_alone():
+    model = build_model("vgg", (3, 32, 32), 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    balanced_split(model, torch.randn(4, 3, 32, 32), repeats=1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("block", ["conv1", "nothing"])
+def test_a_split_needs_blocks_on_both_sides(block):
+    with pytest.raises(SuiteError, match="choose from conv2, full1, full2, head"):
+        split_index(build_model("lenet", (1, 28, 28), 0), block)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+@pytest.mark.parametrize("wrap", [
+    lambda model, parts: TwoStage(model[:2], model[2:], [CPU, CPU], parts),
+    lambda model, parts: SimulatedDataParallel(model, parts, CPU),
+], ids=["two stages", "simulated replicas"])
+def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
+    images, labels = torch.randn(10, 1, 28, 28), torch.arange(10)  # 10 divides neither by 3 nor by 4
+    gradients = []
+    for wrapped in (False, True):
+        model = build_model("lenet", (1, 28, 28), 0)
+        logits = (wrap(model, parts) if wrapped else model)(images)
+        nn.functional.cross_entropy(logits, labels).backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for whole, in_parts in zip(*gradients, strict=True):
+        assert whole.abs().max() > 1e-4
+        torch.testing.assert_close(in_parts, whole, atol=1e-6, rtol=1e-4)
+
+
+def test_two_stages_move_activations_once_and_labels_never():
+    meta = torch.device("meta")  # a device without numbers: only placement counts
+    model = build_model("lenet", (1, 28, 28), 0)
+    stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
+    assert {weight.device for weight in stages.stage0.parameters()} == {CPU}
+    assert {weight.device for weight in stages.stage1.parameters()} == {meta}
+    seen = []
+    stages.stage1.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0].device, tuple(inputs[0].shape))))
+    assert stages(torch.randn(8, 1, 28, 28)).device == meta
+    assert seen == [(meta, (4, 800))] * 2
+
+
+def test_simulated_replicas_keep_the_first_ones_statistics():
+    model = build_model("vgg", (3, 32, 32), 0)
+    images = torch.randn(8, 3, 32, 32)
+    SimulatedDataParallel(model, 2, CPU)(images)
+    alone = build_model("vgg", (3, 32, 32), 0)
+    alone(images[:4])
+    torch.testing.assert_close(model.conv1_1[1].running_mean, alone.conv1_1[1].running_mean)
