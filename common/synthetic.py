@@ -1,0 +1,254 @@
+"""Offline stand-ins for MNIST and CIFAR-10, of the same array shapes, drawn from a seed.
+
+Digits are the glyphs of typefaces that matplotlib ships, put through a random affine map and a
+smooth elastic warp, then given a random stroke weight, contrast, uneven ink and paper, and noise.
+Shapes are ten silhouettes, written as signed distances so that a whole batch is drawn at once with
+soft edges, laid over camouflage. Colours are drawn without regard to the class, and a mirrored
+shape stays in its class.
+
+Held out, so that test accuracy measures generalisation and not memory:
+
+* digits: test digits are set in Computer Modern (`TEST_FONTS`), training digits in DejaVu and STIX
+  (`TRAIN_FONTS`), two type families that share no face with it;
+* shapes: test objects are larger, of hues that lie between those of training, on a finer
+  camouflage; none of these three ranges meets its range in training (`TRAIN_LOOK`, `TEST_LOOK`).
+
+Position, turn, warp, brightness and noise vary over the same ranges in both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+MNIST_CLASSES = tuple("0123456789")
+CIFAR10_CLASSES = tuple("disc square triangle star ring cross crescent hourglass stripes checkerboard".split())
+
+# A whole family is held out: the bold or the italic of a known face would be too easy a test.
+TRAIN_FONTS = tuple(
+    "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique DejaVuSansMono "
+    "DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique DejaVuSerif "
+    "DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic STIXGeneral STIXGeneralBol "
+    "STIXGeneralItalic STIXGeneralBolIta".split()
+)
+TEST_FONTS = tuple("cmr10 cmb10 cmss10 cmti10 cmtt10".split())
+
+Source = TypeVar("Source")  # what a split is drawn from: glyphs or a look
+
+_GLYPH = 4 * 28  # side of a master glyph: fine enough to be looked up without interpolation
+_HEIGHT = 4 * 21  # height of the digit on it, about as in MNIST
+_CHUNK = 500  # images drawn at once: enough to vectorise, few enough to keep memory low
+
+
+class Splits(NamedTuple):
+    """Images are uint8 in 0..255, (N, 28, 28) or (N, 32, 32, 3); labels are int64 (N,) in 0..9."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Look:
+    """What may differ between the training and the test shapes; ranges are (low, high)."""
+
+    hue: tuple[float, float]  # of the object, within each third of the colour wheel (0..1/3)
+    radius: tuple[float, float]  # of the object, in pixels
+    grain: tuple[float, float]  # blotches per side of the background
+
+
+TRAIN_LOOK = Look(hue=(0.0, 0.2), radius=(7.5, 9.5), grain=(2.0, 4.5))
+TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
+
+
+def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
+    """Draw grey digits, light on dark, of classes `MNIST_CLASSES`; the test fonts are unseen.
+
+    Returns uint8 images (N, 28, 28) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled,
+    the same for the same seed. Raises ValueError if either size is below 10.
+    """
+    sources = _glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)
+    return _splits(_draw_digits, sources, (train_size, test_size), seed)
+
+
+def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
+    """Draw coloured shapes of classes `CIFAR10_CLASSES`; the test look is unseen.
+
+    Returns uint8 RGB images (N, 32, 32, 3) in 0..255 and int64 labels (N,) in 0..9, balanced and
+    shuffled, the same for the same seed. Raises ValueError if either size is below 10.
+    """
+    return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
+
+
+def _splits(
+    draw: Callable[[np.ndarray, Source, np.random.Generator], np.ndarray],
+    sources: tuple[Source, Source],
+    sizes: tuple[int, int],
+    seed: int,
+) -> Splits:
+    for name, size in zip(("train_size", "test_size"), sizes, strict=True):
+        if size < 10:
+            raise ValueError(f"{name} must be at least 10, one image per class; found {size}")
+    arrays = []
+    for split, (source, size) in enumerate(zip(sources, sizes, strict=True)):
+        # A stream for each split, so that the test set does not depend on the training size.
+        rng = np.random.default_rng([seed, split])
+        labels = rng.permutation(np.arange(size, dtype=np.int64) % 10)
+        chunks = (labels[i : i + _CHUNK] for i in range(0, size, _CHUNK))
+        images = [_to_bytes(draw(chunk, source, rng)) for chunk in chunks]
+        arrays += [np.concatenate(images), labels]
+    return Splits(*arrays)
+
+
+def _to_bytes(image: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float, count: int) -> np.ndarray:
+    """One value per image, (count, 1, 1), ready to broadcast over its pixels."""
+    return rng.uniform(low, high, (count, 1, 1)).astype(np.float32)
+
+
+def _placed_grid(
+    rng: np.random.Generator, count: int, side: int, shift: float, turn: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pixel coordinates, (count, side, side) each, seen from a centre that is moved and turned.
+
+    Zero at the centre of the object; it moves by up to `shift` pixels and turns by up to `turn`.
+    """
+    axis = np.arange(side, dtype=np.float32) - (side - 1) / 2
+    x = axis[None, :] - _uniform(rng, -shift, shift, count)
+    y = axis[:, None] - _uniform(rng, -shift, shift, count)
+    angle = _uniform(rng, -turn, turn, count)
+    return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+
+
+def _smooth_field(rng: np.random.Generator, count: int, cells: float | np.ndarray, side: int) -> np.ndarray:
+    """Smooth noise (count, side, side) of mean 0 and deviation below 1; `cells` set its grain."""
+    knots = np.arange(np.ceil(np.max(cells)) + 1, dtype=np.float32)
+    offset = np.linspace(0, 1, side, dtype=np.float32)[:, None] * cells - knots
+    weights = 0.5 + 0.5 * np.cos(np.pi * np.clip(offset, -1, 1))  # a soft tent around each knot
+    values = rng.standard_normal((count, len(knots), len(knots)), dtype=np.float32)
+    return weights @ values @ weights.swapaxes(-1, -2)
+
+
+# --- digits ---------------------------------------------------------------------------------------
+
+
+def _glyphs(fonts: tuple[str, ...]) -> np.ndarray:
+    """Master glyphs, float32 (fonts, 10, _GLYPH, _GLYPH) in 0..1, centred and of equal height."""
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    masters = np.empty((len(fonts), 10, _GLYPH, _GLYPH), np.float32)
+    for i, name in enumerate(fonts):
+        # The basic layout engine is in every build of Pillow; the other one is optional.
+        font = ImageFont.truetype(str(folder / f"{name}.ttf"), 120, layout_engine=ImageFont.Layout.BASIC)
+        for digit in range(10):
+            page = Image.new("L", (200, 200))
+            ImageDraw.Draw(page).text((40, 10), str(digit), fill=255, font=font)
+            ink = page.crop(page.getbbox())
+            ink = ink.resize((ink.width * _HEIGHT // ink.height, _HEIGHT), Image.Resampling.BOX)
+            canvas = Image.new("L", (_GLYPH, _GLYPH))
+            canvas.paste(ink, ((_GLYPH - ink.width) // 2, (_GLYPH - _HEIGHT) // 2))
+            # The blur turns the outline into a ramp: a threshold along it sets the stroke weight.
+            masters[i, digit] = np.asarray(canvas.filter(ImageFilter.GaussianBlur(3))) / 255
+    return masters
+
+
+def _draw_digits(labels: np.ndarray, glyphs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    count = len(labels)
+    u, v = _placed_grid(rng, count, 28, shift=2, turn=0.35)
+    u = u / _uniform(rng, 0.75, 1.1, count) + 1.4 * _smooth_field(rng, count, 3, 28)
+    v = v / _uniform(rng, 0.75, 1.1, count) + 1.4 * _smooth_field(rng, count, 3, 28)
+    u += _uniform(rng, -0.3, 0.3, count) * v  # slant
+    column, row = (np.clip(np.rint(4 * w + (_GLYPH - 1) / 2), 0, _GLYPH - 1).astype(np.intp) for w in (u, v))
+    face = rng.integers(len(glyphs), size=(count, 1, 1))
+    ramp = glyphs[face, labels[:, None, None], row, column]
+    weight = _uniform(rng, 0.25, 0.5, count)
+    ink = np.clip((ramp - weight) * 3 + 0.5, 0, 1)
+    # Ink and paper are uneven, and the sensor adds noise.
+    ink *= np.clip(0.85 + 0.3 * _smooth_field(rng, count, 5, 28), 0.2, 1.2)
+    paper = 0.15 * np.abs(_smooth_field(rng, count, 4, 28))
+    image = paper + _uniform(rng, 0.4, 1.0, count) * ink
+    noise = rng.standard_normal(image.shape, dtype=np.float32)
+    return image + _uniform(rng, 0.02, 0.12, count) * noise
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def _box(u: np.ndarray, v: np.ndarray, width: float, height: float) -> np.ndarray:
+    return np.maximum(np.abs(u) - width, np.abs(v) - height)
+
+
+def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    # Fold the plane onto half an arm; its edge is then one straight line from the tip at 1.1.
+    fifth = 2 * np.pi / 5
+    arm = np.abs((np.arctan2(u, -v) / fifth + 0.5) % 1 - 0.5) * fifth
+    radius = np.hypot(u, v)
+    return 0.39 * (radius * np.cos(arm) - 1.1) + 0.92 * radius * np.sin(arm)
+
+
+def _checks(u: np.ndarray, v: np.ndarray, period: float) -> np.ndarray:
+    return -np.cos(u * 2 * np.pi / period) * np.cos(v * 2 * np.pi / period) * period / 6
+
+
+# Signed distances, negative inside, in the order of CIFAR10_CLASSES; u and v, in radii of the
+# object, point right and down. All are even in u and turn left as often as right, so that a
+# mirrored shape stays in its class.
+_SILHOUETTES = (
+    lambda u, v: np.hypot(u, v) - 0.85,
+    lambda u, v: _box(u, v, 0.75, 0.75),
+    lambda u, v: np.maximum(0.87 * np.abs(u) - 0.5 * v, v) - 0.55,
+    _star,
+    lambda u, v: np.abs(np.hypot(u, v) - 0.75) - 0.22,
+    lambda u, v: np.minimum(_box(u, v, 1.0, 0.3), _box(u, v, 0.3, 1.0)),
+    lambda u, v: np.maximum(np.hypot(u, v) - 0.95, 0.75 - np.hypot(u, v + 0.5)),
+    lambda u, v: np.maximum(0.8 * np.abs(u) - 0.6 * np.abs(v) - 0.05, np.abs(v) - 0.9),
+    lambda u, v: np.maximum(_box(u, v, 0.9, 0.9), _checks(u, 0 * v, 0.72)),  # all in one row
+    lambda u, v: np.maximum(_box(u, v, 0.9, 0.9), _checks(u, v, 0.72)),
+)
+
+
+def _draw_shapes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
+    count = len(labels)
+    mask = _silhouettes(labels, look, rng)[..., None]
+    lit = 1 + 0.15 * _smooth_field(rng, count, 3, 32)[..., None]
+    hue = _uniform(rng, *look.hue, count) + np.floor(_uniform(rng, 0, 3, count)) / 3
+    paint = lit * _colours(hue, _uniform(rng, 0.55, 1.0, count))
+    image = mask * paint + (1 - mask) * _background(count, look, rng)
+    noise = rng.standard_normal(image.shape, dtype=np.float32)
+    return image + _uniform(rng, 0.02, 0.12, count)[..., None] * noise
+
+
+def _silhouettes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
+    """How much of each pixel the object covers, (N, 32, 32) in 0..1."""
+    count = len(labels)
+    u, v = _placed_grid(rng, count, 32, shift=3, turn=0.4)
+    radius = _uniform(rng, *look.radius, count)
+    u, v = u / radius, v / radius
+    distance = np.empty_like(u)
+    for label, silhouette in enumerate(_SILHOUETTES):
+        chosen = labels == label
+        distance[chosen] = silhouette(u[chosen], v[chosen])
+    return np.clip(0.5 - distance * radius, 0, 1)
+
+
+def _background(count: int, look: Look, rng: np.random.Generator) -> np.ndarray:
+    """Camouflage (N, 32, 32, 3): blotches of one colour on another, shaded."""
+    grain = _uniform(rng, *look.grain, count)
+    blotch = np.clip(2 * _smooth_field(rng, count, grain, 32) + 0.5, 0, 1)[..., None]
+    one, other = (_colours(_uniform(rng, 0, 1, count), _uniform(rng, 0.1, 0.75, count)) for _ in range(2))
+    shade = 1 + 0.2 * _smooth_field(rng, count, grain, 32)[..., None]
+    return shade * (one * blotch + other * (1 - blotch))
+
+
+def _colours(hue: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """RGB (N, 1, 1, 3) of hues and brightnesses (N, 1, 1), at a saturation of 0.6."""
+    distance = np.abs((6 * hue[..., None] - np.array([0, 2, 4], np.float32) + 3) % 6 - 3)
+    return value[..., None] * (1 - 0.6 * np.clip(distance - 1, 0, 1))
