@@ -11,6 +11,7 @@ belong to the method; the loop over the batches is common.engine.train_one_epoch
 
 import os
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,8 @@ def train(config, options, init_method: str = "env://") -> None:
     image_set = load_image_set(config)
     loaders = make_loaders(image_set, config, rank, world_size, pin_memory=on_gpu)
 
+    if on_gpu:
+        torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method, rank=rank, world_size=world_size,
                             device_id=device if on_gpu else None)  # DDP:
     model = build_model(config.model, image_set.image_shape, config.seed).to(device)

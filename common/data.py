@@ -5,7 +5,6 @@
 downloads or generates a data set ahead of time; the training scripts do the same when they need it.
 """
 
-import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -22,9 +21,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from common import synthetic
 from common.augment import training_transform
-from common.config import RunConfig, add_training_flags, per_process, total_workers
+from common.config import OneLineParser, RunConfig, add_training_flags, per_process, total_workers
 from common.environment import require_torchvision
-from common.errors import DATA, SuiteError, run_script
+from common.errors import DATA, USAGE, SuiteError, run_script
 
 # md5 of the files inside the archives, whose own md5 torchvision checks when it downloads them (it checks no more
 # once they are unpacked). CIFAR-10's are taken from torchvision.
@@ -199,6 +198,9 @@ def make_loaders(
     """
     batch_size = per_process("--batch-size", config.batch_size, world_size)
     workers = per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
+    if len(image_set.train_labels) < world_size:
+        raise SuiteError("every rank needs an image", f"{len(image_set.train_labels)} images for {world_size} ranks",
+                         "give a larger --train-size", USAGE)
     transform = training_transform(image_set.mean, image_set.std, config.augment)
     train = TransformedImages(image_set.train_images, image_set.train_labels, transform)
     sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=config.seed, drop_last=True)
@@ -222,7 +224,7 @@ def normalize(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...
 
 def main() -> None:
     """Download or generate the data set that the command line names."""
-    parser = argparse.ArgumentParser(prog="common.data")
+    parser = OneLineParser(prog="-m common.data", description=__doc__, allow_abbrev=False)
     add_training_flags(parser)
     arguments = parser.parse_args()
     image_set = load_image_set(arguments)

@@ -28,7 +28,6 @@ def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.devi
     if local_world_size > len(devices):
         raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {len(devices)} GPU(s)",
                          "start fewer ranks, or type --device cpu", MACHINE)
-    torch.cuda.set_device(devices[local_rank])
     return devices[local_rank]
 
 

@@ -82,7 +82,8 @@ def command_line() -> str:
     """Return the command that started this process, to be pasted into a shell."""
     program = "python"
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        program = f"torchrun --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
+        nodes, ranks = os.environ["GROUP_WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
+        program = f"torchrun --nnodes={nodes} --nproc_per_node={ranks}"
     return f"{program} {shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}"
 
 

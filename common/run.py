@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     the script's own flags, kept in the result beside the shared ones. Raises SuiteError (FAILED), after the result
     file is written, if training diverged.
     """
-    say = print if context.rank == 0 and not config.quiet else lambda *_: None
+    say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
     say(describe_start(result))
     result = replace(result, startup_seconds=time.time() - process_start())
@@ -42,7 +43,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     if result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
     if config.save:
-        torch.save(model.state_dict(), config.save)
+        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, config.save)
     say(describe_end(result))
     say(f"Curves:        {draw_curves(result, config.figure_dir)}")
 

@@ -5,11 +5,11 @@ import shlex
 import signal
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SuiteError
-from common.results import RunResult, read_result, result_from_dict
+from common.results import RunResult, read_result
 from comparison.plan import Row
 
 
@@ -29,16 +29,6 @@ class Outcome:
     exit_code: int | None = None
     wall_seconds: float | None = None
     result: RunResult | None = None
-
-    def to_dict(self) -> dict:
-        """Return JSON-ready values."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict) -> "Outcome":
-        """Return the Outcome that `to_dict` made `values` from."""
-        result = values["result"] and result_from_dict(values["result"])
-        return Outcome(**{**values, "result": result})
 
 
 def run_row(row: Row) -> Outcome:

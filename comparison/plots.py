@@ -30,8 +30,8 @@ def _curves(report, done, path):
         epochs = outcome.result.epochs
         numbers = [epoch.epoch for epoch in epochs]
         # methods that compute the same lie on top of each other: the lower ones are wider, so that all can be seen
-        width = 2.0 + 1.5 * (len(done) - 1 - index)
-        style = {**METHOD_STYLE[outcome.method], "linewidth": width, "markersize": 4 + width, "label": outcome.label}
+        width = 1.2 + 0.9 * (len(done) - 1 - index)
+        style = {**METHOD_STYLE[outcome.method], "linewidth": width, "markersize": 3 + width, "label": outcome.label}
         loss_axis.plot(numbers, [epoch.train_loss for epoch in epochs], **style)
         accuracy_axis.plot(numbers, [100 * epoch.test_accuracy for epoch in epochs], **style)
     loss_axis.set(ylabel="training loss (nats per image)")
@@ -45,24 +45,22 @@ def _curves(report, done, path):
 
 
 def _speed_ups(report, compared, left_out, path):
-    figure, (axis,) = new_figure(height=1.6 + 0.6 * len(compared))
+    figure, (axis,) = new_figure(height=1.8 + 0.6 * len(compared))
     baseline = summarize(report.baseline, report.baseline)
-    labels = [outcome.label for outcome, _ in compared]
-    for label, (outcome, summary) in zip(labels, compared, strict=True):
+    for outcome, summary in compared:
         speed_up = summary.speed_up
         # from the slowest to the fastest epoch, against the baseline's median
         spread = [[speed_up - baseline.epoch_seconds / summary.slowest_epoch],
                   [baseline.epoch_seconds / summary.fastest_epoch - speed_up]]
-        axis.barh(label, speed_up, color=METHOD_STYLE[outcome.method]["color"], alpha=0.85, xerr=spread, capsize=4,
-                  ecolor="#555555")
-        axis.annotate(f"{speed_up:.2f}", (speed_up, label), xytext=(-6, 0), textcoords="offset points", ha="right",
-                      va="center", color="white", fontweight="bold")
-    axis.axvline(1, color="#555555", linestyle="--")
+        axis.barh(f"{outcome.label}\n{speed_up:.2f}", speed_up, color=METHOD_STYLE[outcome.method]["color"],
+                  alpha=0.85, xerr=spread, capsize=5, ecolor="#777777")
+    axis.axvline(1, color="#777777", linestyle="--")
+    axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
-    axis.set(xlabel=f"speed-up over “{report.baseline.label}” (time per epoch; right of the dashed line is faster)\n"
-                    "whiskers: slowest and fastest epoch; one run, so no confidence interval"
-                    + (f"; {left_out} simulated row(s) left out" if left_out else ""), xlim=(0, None))
-    axis.set_title(report.title)
+    axis.set(xlim=(0, None), title=report.title,
+             xlabel=f"speed-up over “{report.baseline.label}” (time per epoch; beyond the dashed line is faster)\n"
+                    "whiskers: slowest and fastest epoch of one run, no confidence interval"
+                    + (f"\n{left_out} simulated row(s) left out" if left_out else ""))
     return save_figure(figure, path)
 
 
@@ -78,8 +76,9 @@ def _phases(report, done, path):
                   edgecolor="white")
         left = [start + mean for start, mean in zip(left, means, strict=True)]
     axis.invert_yaxis()
-    axis.set(xlabel="milliseconds per step, mean over the epochs without the warm-up")
-    axis.set_title(f"Where a step's time goes: {report.title}")
+    axis.grid(visible=False, axis="y")
+    axis.set(xlabel="milliseconds per step, mean over the epochs without the warm-up",
+             title=f"Where a step's time goes\n{report.title}")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return save_figure(figure, path)
 

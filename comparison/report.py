@@ -39,8 +39,7 @@ class Report:
 
 def write_results(report: Report, directory: Path) -> None:
     """Write results.json: all that is known so far, raw."""
-    outcomes = [outcome.to_dict() for outcome in report.outcomes]
-    write_json({"schema_version": SCHEMA_VERSION, **asdict(report), "outcomes": outcomes}, directory / "results.json")
+    write_json({"schema_version": SCHEMA_VERSION, **asdict(report)}, directory / "results.json")
 
 
 def table(report: Report, tablefmt: str) -> str:

@@ -18,7 +18,7 @@ from comparison.plan import METHODS, Machine, Row, make_plan
 from comparison.plots import draw_all
 from comparison.report import Report, notes, table, write_csv, write_markdown, write_results
 from comparison.statistics import summarize
-from conftest import PROJECT
+from conftest import PROJECT, read_report
 from test_results import make_result
 
 SETTINGS = {"dataset": "synthetic-mnist", "model": "lenet", "batch_size": 100, "epochs": 3}
@@ -189,9 +189,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     write_results(report, tmp_path)
     write_csv(report, tmp_path / "results.csv")
     write_markdown(report, tmp_path / "report.md", figures)
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert stored["schema_version"] == 1
-    assert [Outcome.from_dict(values) for values in stored["outcomes"]] == list(report.outcomes)
+    assert read_report(tmp_path / "results.json") == report
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "failed"]
     assert float(rows[1]["speed_up"]) == pytest.approx(2.1) and rows[2]["speed_up"] == rows[3]["epoch_seconds"] == ""

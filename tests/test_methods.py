@@ -60,7 +60,7 @@ def test_torchrun_gives_the_weights_of_one_device(script, train, reference):
     result, weights, _ = train(script, *SAME_STEPS, launcher=TORCHRUN)
     assert_same(weights, reference)
     assert (result["world_size"], result["global_batch_size"], result["per_device_batch_size"]) == (2, 48, 24)
-    assert result["command"].startswith(f"torchrun --nproc_per_node=2 {script}")
+    assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
 
 
 def test_accelerate_launch_runs_the_script(train, reference):
@@ -114,3 +114,12 @@ def test_data_parallel_prints_what_each_replica_sees(train):
     assert set(result["method_milliseconds"]) == {"scatter", "replicate", "gather"}
     assert all(value > 0 for value in result["method_milliseconds"].values())
     assert "Per batch, gather:" in printed
+
+
+def test_real_mnist_is_learned(real_data, project, tmp_path):
+    done = project("data_parallel_train.py", "--dataset", "mnist", "--data-root", real_data, "--epochs", 1,
+                   "--max-steps", 100, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
+    assert len(result["class_accuracy"]) == 10
