@@ -10,16 +10,17 @@ threads per device. Prints a table; writes report.md, results.json, results.csv 
 
 import argparse
 import json
+import os
 import shlex
 import signal
+import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, check_writable, one_of, positive_int
 from common.errors import FAILED, MACHINE, SuiteError, run_script
-from comparison.launch import cause, run_child, run_row
+from comparison.launch import run_row
 from comparison.plan import METHODS, PROJECT, Machine, given_flags, make_plan, python
 from comparison.plots import draw_all
 from comparison.report import Report, definitions, notes, table, write_csv, write_markdown, write_results
@@ -49,14 +50,13 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def helper(module: str, *flags: str) -> str:
-    """Run one of common's modules as a child, because this process must not import torch; return what it printed."""
-    with tempfile.TemporaryDirectory() as directory:
-        log = Path(directory) / "log"
-        exit_code = run_child((python(), "-m", module, *flags), log, PYTHONPATH=str(PROJECT))
-        if exit_code:
-            print(f"error: {cause(exit_code, log)}", file=sys.stderr)
-            sys.exit(exit_code if exit_code > 0 else 128 - exit_code)
-        return log.read_text(encoding="utf-8")
+    """Run one of common's modules as a child, because this process must not import torch; return its stdout."""
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": path})
+    if done.returncode:
+        sys.exit(done.returncode if done.returncode > 0 else 128 - done.returncode)  # it has said why on stderr
+    return done.stdout
 
 
 def find_machine(kind: str) -> tuple[Machine, dict]:
@@ -70,7 +70,8 @@ def find_machine(kind: str) -> tuple[Machine, dict]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds, and so stops the child
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
     arguments, shared_flags = parse()
     directory = Path(arguments.output_dir)
     if not arguments.dry_run:

@@ -74,11 +74,12 @@ def choose_devices(config, options) -> list[torch.device]:
 @torch.no_grad()
 def show_replicas(parallel: nn.Module, model: nn.Module, images: torch.Tensor) -> None:  # DP:
     """Print the shape that each replica sees, from one forward pass that leaves the model as it was."""
-    hook = model.register_forward_pre_hook(
-        lambda _, inputs: print(f"A replica on {inputs[0].device} sees images of shape {tuple(inputs[0].shape)}")
-    )
+    seen = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: seen.append((str(inputs[0].device), inputs[0].shape)))
     parallel.eval()(images)
     hook.remove()
+    for device, shape in sorted(seen):
+        print(f"A replica on {device} sees images of shape {tuple(shape)}")
 
 
 if __name__ == "__main__":

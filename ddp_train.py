@@ -30,7 +30,7 @@ def main() -> None:
     config, options = parse(parser)
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
-    elif "RANK" in os.environ:  # DDP: torchrun has started this rank
+    elif "LOCAL_RANK" in os.environ:  # DDP: torchrun has started this rank
         train(config, options)
     else:  # DDP:
         raise SuiteError("ddp_train.py runs one process per device", "found neither torchrun nor --spawn",
@@ -61,8 +61,10 @@ def train(config, options, init_method: str = "env://") -> None:
         output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
         gather=gather, before_evaluation=lambda: broadcast_buffers(model),
     )
-    run(context, model, optimizer, loaders, image_set, config, options)
-    dist.destroy_process_group()  # DDP:
+    try:
+        run(context, model, optimizer, loaders, image_set, config, options)
+    finally:
+        dist.destroy_process_group()  # DDP:
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from common.config import parse, positive_int, script_parser
 from common.data import load_image_set, make_loaders
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.environment import available_devices
-from common.errors import run_script
+from common.errors import USAGE, SuiteError, run_script
 from common.models import balanced_split, build_model, split_index
 from common.run import run
 
@@ -30,7 +30,7 @@ class TwoStage(nn.Module):  # MP:
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         outputs = []
-        for part in images.chunk(self.micro_batches):  # M x (B/M, C, H, W) on device 0
+        for part in images.tensor_split(min(self.micro_batches, len(images))):  # M x (B/M, C, H, W) on device 0
             # On GPUs these calls only queue work: device 0 turns to the next part while device 1 does this one.
             features = self.stage0(part).to(self.device1, non_blocking=True)
             outputs.append(self.stage1(features))
@@ -45,6 +45,9 @@ def main() -> None:
     parser.add_argument("--split-at", metavar="BLOCK",
                         help="first block of the second stage (balances measured forward time)")  # MP:
     config, options = parse(parser)
+    if options.micro_batches > config.batch_size:  # MP:
+        raise SuiteError("a micro-batch needs an image", f"--micro-batches {options.micro_batches}, --batch-size "
+                         f"{config.batch_size}", "give fewer micro-batches", USAGE)
     found = available_devices(config.device)
     devices = found[:2] if options.use_model_parallel and len(found) > 1 else [found[0], found[0]]  # MP:
     simulated = options.use_model_parallel and devices[0] == devices[1]  # MP:

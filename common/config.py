@@ -59,13 +59,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
+    """Parse a whole number of at least 1 (and below 2^31)."""
+    return _number(text, int, lambda value: 1 <= value < 2**31, "a whole number of at least 1")
 
 
 def non_negative_int(text: str) -> int:
-    """Parse a whole number of at least 0."""
-    return _number(text, int, lambda value: value >= 0, "a whole number of at least 0")
+    """Parse a whole number of at least 0 (and below 2^31)."""
+    return _number(text, int, lambda value: 0 <= value < 2**31, "a whole number of at least 0")
 
 
 def positive_float(text: str) -> float:

@@ -8,9 +8,7 @@ downloads or generates a data set ahead of time; the training scripts do the sam
 import contextlib
 import fcntl
 import hashlib
-import os
 import socket
-import tempfile
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from common.augment import training_transform
 from common.config import OneLineParser, RunConfig, add_training_flags, per_process, total_workers
 from common.environment import require_torchvision
 from common.errors import DATA, USAGE, SuiteError, run_script
+from common.results import replacing
 
 # md5 of the files inside the archives, whose own md5 torchvision checks when it downloads them (it checks no more
 # once they are unpacked). CIFAR-10's are taken from torchvision.
@@ -109,15 +108,14 @@ def _read_cache(cache):
     try:
         with np.load(cache) as stored:
             return tuple(stored.values())
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
         return None  # none yet, or not whole: it is made anew
 
 
 def _write_cache(cache, arrays):
     cache.parent.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".part", delete=False) as file:
+    with replacing(cache) as file:
         np.savez(file, *arrays)
-    os.replace(file.name, cache)
     return arrays
 
 
@@ -130,17 +128,26 @@ def _load_real(name, root):
         f"{folder}/{file}": md5
         for file, md5 in [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
     }
-    if not all((root / file).is_file() for file in checksums):
-        with _only_one_process(root):
-            _download(reader, name, root)
-    for file, expected in checksums.items():
-        found = hashlib.md5((root / file).read_bytes(), usedforsecurity=False).hexdigest()
-        if found != expected:
-            raise SuiteError(f"{root / file} is damaged", f"its md5 is {found} instead of {expected}",
-                             "delete it and run again", DATA)
+    if _damage(root, checksums):
+        with _only_one_process(root):  # another process may be about to put the files there
+            if not all((root / file).is_file() for file in checksums):
+                _download(reader, name, root)
+            if damage := _damage(root, checksums):
+                raise SuiteError(*damage, "delete it and run again", DATA)
     train, test = reader(root, train=True), reader(root, train=False)
     arrays = (np.asarray(values) for split in (train, test) for values in (split.data, split.targets))
     return ImageSet(name, *arrays, tuple(train.classes), *STATISTICS[name])
+
+
+def _damage(root, checksums):
+    """Return what is wrong with the first of `checksums`' files that is not as it should be, or None."""
+    for file, expected in checksums.items():
+        if not (root / file).is_file():
+            return f"{root / file} is missing", "no such file"
+        found = hashlib.md5((root / file).read_bytes(), usedforsecurity=False).hexdigest()
+        if found != expected:
+            return f"{root / file} is damaged", f"its md5 is {found} instead of {expected}"
+    return None
 
 
 def _download(reader, name, root):

@@ -17,8 +17,16 @@ from common.errors import MACHINE, SuiteError, run_script
 
 
 def available_cores() -> int:
-    """Return how many CPU cores this process may use (its affinity, not what the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many CPU cores this process may use: its affinity and its container's quota, not what there are.
+
+    The quota is cgroup v2's cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2).
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores  # no quota
 
 
 def available_devices(kind: str) -> list:
@@ -62,7 +70,8 @@ def describe_environment() -> dict:
     """Return the hardware and software as JSON-ready values. No host name, no user name, no paths."""
     import torch
 
-    gpus = range(torch.cuda.device_count())
+    # is_available() asks the driver, device_count() alone does not: an old driver would fail below
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -3,6 +3,7 @@
 Raw values only: whatever can be derived (medians, speed-ups) is derived where it is shown. Never imports torch.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -46,7 +47,8 @@ class RunResult:
 
     status: ok, skipped, failed, timed out, diverged or invalid; `reason` says why where it is not ok.
     simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
-    startup_seconds: from the process's start to the first step. total_seconds: from there to the last evaluation's end.
+    startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
+    of the last evaluation.
     method_milliseconds: what only this method spends, per batch, e.g. {"scatter": 0.1, "gather": 0.2}.
     """
 
@@ -73,21 +75,27 @@ class RunResult:
     schema_version: int = SCHEMA_VERSION
 
 
-def write_json(value: dict, path: str | Path) -> None:
-    """Write `value` so that `path` holds either all of it or what it held before, whatever happens meanwhile."""
+@contextlib.contextmanager
+def replacing(path: str | Path):
+    """Yield a binary file that becomes `path` once all of it is on disk; until then, `path` is what it was before."""
     path = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            # allow_nan=False: NaN is not JSON, and a reader in another language would stop at it
-            json.dump(_without_nan(value), file, indent=1, ensure_ascii=False, allow_nan=False)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o644)  # mkstemp lets only the owner read
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_json(value: dict, path: str | Path) -> None:
+    """Write `value` as JSON, all or nothing; NaN and infinity, which JSON does not have, become null."""
+    with replacing(path) as file:
+        file.write(json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
 def _without_nan(value):

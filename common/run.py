@@ -16,8 +16,8 @@ from common.engine import ParallelContext, fit, is_finite
 from common.environment import command_line, describe_environment, device_name
 from common.errors import FAILED, SuiteError
 from common.plots import draw_curves
-from common.results import RunResult, describe_end, describe_start, write_result
-from common.timing import process_start
+from common.results import RunResult, describe_end, describe_start, replacing, write_result
+from common.timing import command_start
 
 
 def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options) -> None:
@@ -30,20 +30,25 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
     say(describe_start(result))
-    result = replace(result, startup_seconds=time.time() - process_start())
+    for device in context.devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
+    result = replace(result, startup_seconds=time.time() - command_start())
     records, evaluations = fit(context, optimizer, loaders, config, say)
     result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
     if context.rank != 0:
         return
     if not is_finite(records[-1]):
-        found = f"in epoch {records[-1].epoch} the training loss was {records[-1].train_loss}"
+        last = records[-1]
+        found = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
         result = replace(result, status="diverged", reason=found)
     if config.output:
         write_result(result, config.output)
     if result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
     if config.save:
-        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, config.save)
+        with replacing(config.save) as file:
+            torch.save({name: value.cpu() for name, value in model.state_dict().items()}, file)
     say(describe_end(result))
     say(f"Curves:        {draw_curves(result, config.figure_dir)}")
 
@@ -75,7 +80,7 @@ def _after(context, image_set, evaluations, result):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
     return replace(
         result,
-        total_seconds=time.time() - process_start(),
+        total_seconds=time.time() - command_start(),
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
         peak_memory_bytes=tuple(peak for peaks in context.gather(_peak_memory(context.devices)) for peak in peaks),
         method_milliseconds=context.method_milliseconds(),

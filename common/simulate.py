@@ -22,19 +22,20 @@ class SimulatedDataParallel(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, C, H, W) to logits (B, 10); each replica sees about B ÷ N images."""
-        self._batches += 1
-        self._timer.start()
+        timer = self._timer if self.training else PhaseTimer([])  # only training batches count
+        self._batches += self.training
+        timer.start()
         parts = [part.clone() for part in images.chunk(self.replicas)]  # N x (B/N, C, H, W)
-        self._timer.mark("scatter")
+        timer.mark("scatter")
         weights = {id(weight): weight for weight in self.module.parameters()}
         replicas = [self.module, *(copy.deepcopy(self.module, dict(weights)) for _ in parts[1:])]
-        self._timer.mark("replicate")
+        timer.mark("replicate")
         outputs = [replica(part) for replica, part in zip(replicas, parts, strict=True)]  # N x (B/N, 10)
-        self._timer.mark("compute")
+        timer.mark("compute")
         logits = torch.cat(outputs)  # (B, 10)
-        self._timer.mark("gather")
+        timer.mark("gather")
         return logits
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the mean time per batch, in milliseconds, of each step but the computation itself."""
+        """Return the mean time per training batch, in milliseconds, of each step but the computation itself."""
         return {name: total / self._batches for name, total in self._timer.milliseconds().items() if name != "compute"}

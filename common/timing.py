@@ -17,14 +17,15 @@ def synchronize(devices: Sequence[torch.device]) -> None:
             torch.cuda.synchronize(device)
 
 
-def process_start() -> float:
-    """When this process started, in seconds since the Unix epoch.
+def command_start() -> float:
+    """When the command started that this process belongs to, in seconds since the Unix epoch: of a rank, its launcher.
 
-    Linux: field 22 of /proc/self/stat (clock ticks after boot, see proc_pid_stat(5)) puts the interpreter's own
+    Linux: field 22 of /proc/PID/stat (clock ticks after boot, see proc_pid_stat(5)) puts the interpreter's own
     start-up and the imports inside the measurement. Elsewhere: when this module was imported.
     """
+    pid = os.getppid() if "RANK" in os.environ else os.getpid()
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot)
     except (OSError, AttributeError, ValueError, IndexError):
@@ -52,31 +53,27 @@ class PhaseTimer:
     """Adds up how long each phase of a step takes, without stopping the devices.
 
     Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs a mark is
-    an event in the first device's stream, put there after that stream was told to wait for the other devices: a
-    phase ends when all devices have reached its end, and the host runs on. A device that idles while the host fetches
-    data therefore shows as "data", and the phases add up to the time of the epoch.
+    an event in the first device's stream, and the host runs on: a device that idles while the host fetches data shows
+    as "data", and the phases add up to the time of the epoch. Where a phase ends on another device than the first,
+    `join=True` lets the first device's stream wait for the others before the event.
     """
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all marks."""
         self._marks: list[tuple[str, object]] = []
 
     def start(self) -> None:
         """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
         self.mark("")
 
-    def mark(self, name: str) -> None:
-        """End the phase `name`, which began at the last mark or start."""
-        self._marks.append((name, self._event() if self.devices else time.perf_counter()))
+    def mark(self, name: str, join: bool = False) -> None:
+        """End the phase `name`, which began at the last mark or start; with `join`, on all devices."""
+        self._marks.append((name, self._event(join) if self.devices else time.perf_counter()))
 
-    def _event(self):
+    def _event(self, join):
         first, *others = self.devices
         stream = torch.cuda.current_stream(first)
-        for other in others:
+        for other in others if join else ():
             stream.wait_stream(torch.cuda.current_stream(other))
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)

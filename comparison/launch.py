@@ -1,5 +1,6 @@
 """One child process: start it, wait for it, stop all of it if need be, and read the result file that it wrote."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -53,41 +54,38 @@ def run_row(row: Row) -> Outcome:
     return Outcome(status=result.status, reason=result.reason, result=result, **outcome)
 
 
-def run_child(command: tuple[str, ...], log: Path, **environment: str) -> int:
+def run_child(command: tuple[str, ...], log: Path) -> int:
     """Run `command` with stdout and stderr in the file `log`; return its exit code, -n for signal n.
 
-    environment: variables that the child gets besides those of this process.
-
-    Whatever ends the wait (Ctrl-C, SIGTERM) also stops the child and its whole process group.
+    Whatever ends the wait (Ctrl-C, SIGTERM) also stops the child, and nothing of its process group outlives it.
     """
     with open(log, "wb") as file:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **environment},
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         return child.wait()
     finally:
-        if child.poll() is None:
-            stop(child)
+        stop(child)
 
 
 def stop(child: subprocess.Popen) -> None:
-    """End a child and its process group: SIGTERM, 35 s to clean up (torchrun gives its ranks 30), then SIGKILL."""
-    os.killpg(child.pid, signal.SIGTERM)
-    try:
-        child.wait(35)
-    except subprocess.TimeoutExpired:
+    """End a child, if it runs, and its process group: SIGTERM, 35 s (torchrun gives its ranks 30), then SIGKILL."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(35)
+    with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    child.wait()
 
 
 def cause(exit_code: int, log: Path) -> str:
-    """Return why a child failed: the last `error:` line in its log, or else its exit code or signal."""
+    """Return why a child failed: the first `error:` line in its log (others follow from it), or its code or signal."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if said:
-        return said[-1]
+        return said[0]
     if exit_code < 0:
         hint = ", probably out of memory" if exit_code == -signal.SIGKILL else ""
         return f"{signal.Signals(-exit_code).name}{hint}"

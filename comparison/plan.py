@@ -80,9 +80,10 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str], directory: P
     divide by the number of devices: no row could then be compared with another.
     """
     devices = arguments.nproc or machine.gpus or 2
-    per_process("--batch-size", arguments.batch_size, devices)
     workers = total_workers(arguments.num_workers, devices)
-    per_process("--num-workers", workers, devices)
+    if {"ddp", "accelerate"} & set(arguments.methods):
+        per_process("--batch-size", arguments.batch_size, devices)
+        per_process("--num-workers", workers, devices)
     threads = arguments.threads_per_device or max(1, machine.cores // devices)
     kind = "gpu" if machine.gpus else "cpu"
     equal = [*shared_flags, "--num-workers", str(workers), "--device", kind, "--threads", str(threads)]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.engine import Evaluation, ParallelContext, Training, build_optimizer, evaluate, fit, merge, train_one_epoch
-from common.timing import PhaseTimer, Stopwatch, process_start
+from common.timing import PhaseTimer, Stopwatch, command_start
 from test_data import make_config, make_image_set, make_loaders
 
 CPU = torch.device("cpu")
@@ -110,6 +110,16 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
     assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
 
 
+def test_every_rank_draws_its_own_random_numbers():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    config, seeds = make_config(epochs=1, batch_size=20), []
+    for rank in (0, 1):
+        context = make_context(model, rank=rank, before_evaluation=lambda: seeds.append(torch.initial_seed()))
+        fit(context, build_optimizer(model.parameters(), config), make_loaders(make_image_set(), config), config,
+            lambda _: None)
+    assert seeds[0] != seeds[1]
+
+
 def test_fit_stops_where_the_loss_is_no_number():
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     with torch.no_grad():
@@ -120,11 +130,11 @@ def test_fit_stops_where_the_loss_is_no_number():
     assert len(records) == 1
 
 
-def test_stopwatch_and_process_start():
+def test_stopwatch_and_command_start():
     with Stopwatch([CPU]) as watch:
         time.sleep(0.02)
     assert 0.02 <= watch.seconds < 1
-    assert time.time() - 3600 < process_start() < time.time()
+    assert time.time() - 3600 < command_start() < time.time()
 
 
 def test_what_lies_between_two_steps_belongs_to_no_phase():
