@@ -46,9 +46,16 @@ def real_data():
     return root
 
 
+def child_environment(gpu: bool = False) -> dict[str, str]:
+    """The environment of a script under test: without GPUs, unless the test is about them, so that results agree."""
+    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32, or the weights of two methods differ by rounding
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
+
+
 @pytest.fixture
-def project(tmp_path, data_root):
+def project(request, data_root):
     """Run one of the project's scripts as a user would: `project("ddp_train.py", "--spawn", "2")`, tiny by default."""
+    gpu = request.node.get_closest_marker("gpu") is not None
 
     def run(*arguments, launcher=(), tiny=True, environment=(), cwd=PROJECT):
         flags = [*arguments]
@@ -57,7 +64,7 @@ def project(tmp_path, data_root):
                       "--num-workers", 0, "--epochs", 1]
         return subprocess.run(
             [sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
-            timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
+            timeout=180, env={**child_environment(gpu), **dict(environment)},
         )
 
     return run

@@ -1,10 +1,8 @@
 """Bad input gives one clear line on stderr and the right exit code, and leaves nothing half-written."""
 
 import pytest
-import torch
 
 SCRIPT = "data_parallel_train.py"
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 BAD_VALUES = [
@@ -14,6 +12,7 @@ BAD_VALUES = [
     (("--epochs", "many"), "--epochs: needs a whole number of at least 1, found 'many'"),
     (("--batch-size", "-1"), "--batch-size: needs a whole number of at least 1, found '-1'"),
     (("--num-workers", "-2"), "--num-workers: needs a whole number of at least 0, found '-2'"),
+    (("--seed", "9" * 30), "--seed: needs a whole number of at least 0"),
     (("--lr", "nan"), "--lr: needs a finite number above 0, found 'nan'"),
     (("--epoch", "3"), "unrecognized arguments: --epoch 3"),
 ]
@@ -55,7 +54,6 @@ def test_what_does_not_divide(command, flags, said, project, data_root):
     assert_one_line(done, 2, said)
 
 
-@no_gpu
 @pytest.mark.parametrize("script", [SCRIPT, "compare_parallel.py"])
 def test_gpu_where_there_is_none(script, project):
     assert_one_line(project(script, "--device", "gpu"), 3, "--device gpu needs a GPU")
@@ -64,6 +62,11 @@ def test_gpu_where_there_is_none(script, project):
 def test_use_parallel_on_a_cpu_names_the_alternative(project):
     done = project(SCRIPT, "--use-parallel", "--device", "cpu")
     assert_one_line(done, 2, "type --simulate-devices")
+
+
+def test_more_micro_batches_than_images(project):
+    done = project("model_parallel_train.py", "--micro-batches", 49)
+    assert_one_line(done, 2, "--micro-batches 49, --batch-size 48")
 
 
 def test_unknown_block(project):

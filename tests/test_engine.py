@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from common import environment
 from common.engine import Evaluation, ParallelContext, Training, build_optimizer, evaluate, fit, merge, train_one_epoch
 from common.timing import PhaseTimer, Stopwatch, command_start
 from test_data import make_config, make_image_set, make_loaders
@@ -135,6 +136,20 @@ def test_stopwatch_and_command_start():
         time.sleep(0.02)
     assert 0.02 <= watch.seconds < 1
     assert time.time() - 3600 < command_start() < time.time()
+
+
+def test_a_rank_counts_from_its_launchers_start(monkeypatch):
+    own = command_start()
+    monkeypatch.setenv("RANK", "0")
+    assert command_start() < own
+
+
+@pytest.mark.parametrize("content, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])
+def test_a_container_quota_limits_the_cores(content, cores, tmp_path, monkeypatch):
+    (tmp_path / "cpu.max").write_text(content)
+    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / "cpu.max")
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert environment.available_cores() == cores
 
 
 def test_what_lies_between_two_steps_belongs_to_no_phase():

@@ -1,12 +1,15 @@
-"""What can only be seen on a GPU. One is enough: paths for two are covered on the CPU, where devices can be named."""
+"""What can only be seen on a GPU, or on two."""
 
 import pytest
 import torch
 
+from common.models import build_model
 from common.timing import PhaseTimer, synchronize
 
 pytestmark = pytest.mark.gpu
-GPU = ("--device", "gpu", "--optimizer", "sgd", "--no-augment", "--max-steps", 6)
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+SAME_STEPS = ("--device", "gpu", "--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05,
+              "--max-steps", 6)
 
 
 def test_phases_add_up_to_the_time_of_the_epoch(train):
@@ -34,29 +37,52 @@ def test_a_mark_measures_the_device_and_not_the_call():
     assert found["products"] > 1 and found["nothing"] < 0.5
 
 
+def assert_same_training(train, *command):
+    """Train on one GPU and with `command`: equal weights, which have moved by more than the tolerance."""
+    _, reference, _ = train("data_parallel_train.py", *SAME_STEPS)
+    result, weights, _ = train(*command, *SAME_STEPS)
+    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    for name, expected in reference.items():
+        assert (expected - start[name]).abs().max() > 1e-3, f"{name} was not trained"
+        assert (weights[name] - expected).abs().max() < 1e-5, name
+    return result
+
+
 @pytest.mark.parametrize("command, method, note", [
     (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
     (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
     (("ddp_train.py", "--spawn", 1), "ddp", ""),
 ])
 def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note, train):
-    _, reference, _ = train("data_parallel_train.py", *GPU)
-    result, weights, _ = train(*command, *GPU)
+    result = assert_same_training(train, *command)
     assert (result["method"], result["reason"]) == (method, note)
-    for name, expected in reference.items():
-        torch.testing.assert_close(weights[name], expected, atol=1e-4, rtol=1e-3)
+
+
+@two_gpus
+@pytest.mark.parametrize("command", [
+    ("data_parallel_train.py", "--use-parallel", 2),
+    ("ddp_train.py", "--spawn", 2),
+    ("model_parallel_train.py", "--use-model-parallel"),
+    ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+])
+def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
+    result = assert_same_training(train, *command)
+    assert not result["simulated"] and [name[:6] for name in result["devices"]] == ["cuda:0", "cuda:1"]
+    epoch = result["epochs"][0]
+    total = sum(epoch["phases"].values()) * epoch["steps"] / 1000
+    assert 0.8 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
 
 
 def test_model_parallel_on_one_gpu_is_simulated(train):
     if torch.cuda.device_count() > 1:
         pytest.skip("this machine has more than one GPU")
-    result, _, _ = train("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 2, *GPU)
+    result = assert_same_training(train, "model_parallel_train.py", "--use-model-parallel", "--micro-batches", 2)
     assert result["simulated"] and len(result["devices"]) == 1
 
 
 def test_more_ranks_than_gpus_is_an_error(project):
     ranks = torch.cuda.device_count() + 1
-    done = project("ddp_train.py", "--spawn", ranks, "--device", "gpu", "--batch-size", 48 * ranks)
+    done = project("ddp_train.py", "--spawn", ranks, "--device", "gpu")
     assert done.returncode == 3 and "every rank needs a GPU of its own" in done.stderr
 
 

@@ -10,7 +10,7 @@ import torch
 
 from common.data import load_image_set, normalize
 from common.models import build_model
-from conftest import PROJECT
+from conftest import PROJECT, child_environment
 from test_data import make_config
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -33,7 +33,9 @@ def reference(tmp_path_factory, data_root):
     command = ["data_parallel_train.py", *SAME_STEPS, "--dataset", "synthetic-mnist", "--data-root", data_root,
                "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save", weights,
                "--figure-dir", weights.parent, "--quiet"]
-    subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT, check=True)
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT, check=True, env=child_environment(),
+                          capture_output=True, text=True)
+    assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
 
 
@@ -82,7 +84,7 @@ def test_two_nodes_on_loopback(tmp_path, data_root, reference):
              *map(str, SAME_STEPS), "--dataset", "synthetic-mnist", "--data-root", str(data_root),
              "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "1", "--save", str(weights),
              "--figure-dir", str(tmp_path), "--output", str(tmp_path / "result.json")],
-            cwd=PROJECT, stdout=subprocess.DEVNULL,
+            cwd=PROJECT, stdout=subprocess.DEVNULL, env=child_environment(),
         )
         for rank in (0, 1)
     ]

@@ -93,7 +93,7 @@ def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
         torch.testing.assert_close(in_parts, whole, atol=1e-6, rtol=1e-4)
 
 
-def test_two_stages_move_activations_once_and_labels_never():
+def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
     meta = torch.device("meta")  # a device without numbers: only placement counts
     model = build_model("lenet", (1, 28, 28), 0)
     stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
@@ -103,6 +103,14 @@ def test_two_stages_move_activations_once_and_labels_never():
     stages.stage1.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0].device, tuple(inputs[0].shape))))
     assert stages(torch.randn(8, 1, 28, 28)).device == meta
     assert seen == [(meta, (4, 800))] * 2
+
+
+def test_only_training_batches_count_as_simulated_steps():
+    simulated = SimulatedDataParallel(build_model("lenet", (1, 28, 28), 0), 2, CPU)
+    simulated(torch.randn(4, 1, 28, 28))
+    found = simulated.milliseconds()
+    simulated.eval()(torch.randn(400, 1, 28, 28))
+    assert simulated.milliseconds() == found
 
 
 def test_simulated_replicas_keep_the_first_ones_statistics():
