@@ -28,12 +28,14 @@ def main() -> None:
                          "type: pip install accelerate", MACHINE) from None
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device = rank_device(config.device, int(os.environ.get("LOCAL_RANK", 0)), local_world_size)
+    # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
+    # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
+    image_set = load_image_set(config)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ACC: or it guesses a thread count; ours is set below
     # ACC: joins the process group that the launcher describes; "no", or a user's own defaults could change the maths
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     set_threads(config.threads, processes=local_world_size)
-    image_set = load_image_set(config)
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.
     loaders = make_loaders(image_set, config, rank, world_size, pin_memory=accelerator.device.type == "cuda")
 

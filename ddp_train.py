@@ -45,6 +45,8 @@ def train(config, options, init_method: str = "env://") -> None:
     device = rank_device(config.device, local_rank, local_world_size)  # DDP:
     on_gpu = device.type == "cuda"
     set_threads(config.threads, processes=local_world_size)
+    # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
+    # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
     image_set = load_image_set(config)
     loaders = make_loaders(image_set, config, rank, world_size, pin_memory=on_gpu)
 

@@ -1,6 +1,7 @@
 """Every method, started the way a user starts it, computes what one device computes."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -55,11 +56,23 @@ def test_method_gives_the_weights_of_one_device(name, train, reference):
     assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
 
 
+NO_THREADS_LEFT = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in threads) else 0)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
 @pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
-def test_torchrun_gives_the_weights_of_one_device(script, train, reference):
+def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")
-    result, weights, _ = train(script, *SAME_STEPS, launcher=TORCHRUN)
+    (tmp_path / "wrapper.py").write_text(NO_THREADS_LEFT)
+    result, weights, _ = train(script, *SAME_STEPS, launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
     assert_same(weights, reference)
     assert (result["world_size"], result["global_batch_size"], result["per_device_batch_size"]) == (2, 48, 24)
     assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
