@@ -33,7 +33,7 @@ TRAIN_FONTS = tuple(
     "DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic STIXGeneral STIXGeneralBol "
     "STIXGeneralItalic STIXGeneralBolIta".split()
 )
-TEST_FONTS = tuple("cmr10 cmb10 cmss10 cmti10 cmtt10".split())
+TEST_FONTS = tuple("cmr10 cmb10 cmss10 cmtt10".split())
 
 Source = TypeVar("Source")  # what a split is drawn from: glyphs or a look
 
