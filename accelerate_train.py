@@ -12,7 +12,7 @@ import os
 
 from common.config import parse, script_parser
 from common.data import load_image_set, make_loaders
-from common.distributed import broadcast_buffers, gather, rank_device
+from common.distributed import broadcast_buffers, gather, leave_group, rank_device
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import MACHINE, SuiteError, run_script
 from common.models import build_model
@@ -43,16 +43,15 @@ def main() -> None:
     optimizer = build_optimizer(model.parameters(), config)
     parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: moves the model and wraps it for DDP
 
-    together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model)} if world_size > 1 else {}
+    together = {}
+    if world_size > 1:
+        together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model), "leave": leave_group}
     context = ParallelContext(
         method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),
         input_device=accelerator.device, output_device=accelerator.device, rank=rank, world_size=world_size,
         data_parallel_size=world_size, backward=accelerator.backward, **together,  # ACC:
     )
-    try:
-        run(context, model, optimizer, loaders, image_set, config, options)
-    finally:
-        accelerator.end_training()  # ACC:
+    run(context, model, optimizer, loaders, image_set, config, options)
 
 
 if __name__ == "__main__":

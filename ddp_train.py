@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.config import parse, positive_int, script_parser
 from common.data import load_image_set, make_loaders
-from common.distributed import broadcast_buffers, gather, rank_device, spawn_ranks
+from common.distributed import broadcast_buffers, gather, leave_group, rank_device, spawn_ranks
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import USAGE, SuiteError, run_script
 from common.models import build_model
@@ -61,12 +61,9 @@ def train(config, options, init_method: str = "env://") -> None:
     context = ParallelContext(
         method="ddp", model=parallel, evaluation_model=model, devices=(device,), input_device=device,
         output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
-        gather=gather, before_evaluation=lambda: broadcast_buffers(model),
+        gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave_group,  # DDP:
     )
-    try:
-        run(context, model, optimizer, loaders, image_set, config, options)
-    finally:
-        dist.destroy_process_group()  # DDP:
+    run(context, model, optimizer, loaders, image_set, config, options)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,16 @@ def gather(value) -> list:
     return values
 
 
+def leave_group() -> None:
+    """Wait until every rank is done, then take the process group down.
+
+    Without the barrier, gloo's threads may still hold Python objects of the collective before, and taking the group
+    down then hangs now and then (seen on torch 2.11) or aborts the process (github.com/pytorch/pytorch/pull/179291).
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def broadcast_buffers(model: nn.Module) -> None:
     """Give all ranks rank 0's buffers: BatchNorm's statistics differ by rank, and all must test one and the same model.
 

@@ -23,7 +23,8 @@ class ParallelContext:
     function for evaluation. devices: those of this process. data_parallel_size: how many parts a global batch is cut
     into, over all devices of all processes. simulated, note: see RunResult (`note` becomes its `reason`).
     backward(loss): what one step does to get gradients. gather(value): the list of all ranks' values, on every rank.
-    before_evaluation(): makes all ranks hold the same model. method_milliseconds(): see RunResult.
+    before_evaluation(): makes all ranks hold the same model. leave(): the last thing that the ranks do together.
+    method_milliseconds(): see RunResult.
     """
 
     method: str
@@ -40,6 +41,7 @@ class ParallelContext:
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
     gather: Callable[[object], list] = lambda value: [value]
     before_evaluation: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
 
 

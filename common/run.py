@@ -36,16 +36,22 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     result = replace(result, startup_seconds=time.time() - command_start())
     records, evaluations = fit(context, optimizer, loaders, config, say)
     result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
-    if context.rank != 0:
-        return
     if not is_finite(records[-1]):
         last = records[-1]
         found = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
         result = replace(result, status="diverged", reason=found)
+    if context.rank == 0:
+        _conclude(result, model, config, say)
+    context.leave()
+    if context.rank == 0 and result.status == "diverged":
+        raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
+
+
+def _conclude(result, model, config, say):
     if config.output:
         write_result(result, config.output)
-    if result.status == "diverged":
-        raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
+    if result.status != "ok":
+        return
     if config.save:
         with replacing(config.save) as file:
             torch.save({name: value.cpu() for name, value in model.state_dict().items()}, file)
