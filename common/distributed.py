@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 
 import torch
@@ -68,10 +69,12 @@ def gather(value) -> list:
 def leave_group() -> None:
     """Wait until every rank is done, then take the process group down.
 
-    Without the barrier, gloo's threads may still hold Python objects of the collective before, and taking the group
-    down then hangs now and then (seen on torch 2.11) or aborts the process (github.com/pytorch/pytorch/pull/179291).
+    Gloo's threads need the interpreter's lock to drop the tensors of the last collectives, which a thread that takes
+    the group down holds: without the pause, a rank now and then hung there (torch 2.11), or aborted at the
+    interpreter's end (torch 2.15, github.com/pytorch/pytorch/pull/179291). All measuring is over by now.
     """
     dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
