@@ -8,6 +8,7 @@ import pytest
 
 from common.results import RunResult, read_result
 from comparison.report import table
+from comparison.statistics import summarize
 from conftest import PROJECT, read_report
 
 README = PROJECT / "README.md"
@@ -56,6 +57,23 @@ def test_accuracies_on_real_data(readme):
 def test_worker_study(readme):
     for workers in WORKERS:
         assert workers_row(workers) in readme.read_text(encoding="utf-8")
+
+
+@READMES
+def test_the_same_comparison_twice(readme):
+    text = readme.read_text(encoding="utf-8")
+    for name in ("compare-synthetic", "compare-synthetic-again"):
+        report = read_report(FIGURES / name / "results.json")
+        ddp = next(outcome for outcome in report.outcomes if outcome.method == "ddp")
+        assert f"{summarize(ddp, report.baseline).speed_up:.2f}" in text
+
+
+def test_batches_in_parts():
+    for kind in ("whole", "four"):
+        results = [read_result(file) for file in sorted((FIGURES / "parts").glob(f"{kind}-*.json"))]
+        seconds = [result.epochs[1].train_seconds for result in results]
+        assert len(seconds) == 5 and all(result.epochs[1].steps == 150 for result in results)
+        assert f"{min(seconds):.1f} to {max(seconds):.1f} s" in README.read_text(encoding="utf-8")
 
 
 def test_promised_accuracies_were_reached():
