@@ -77,6 +77,14 @@ def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
     assert "simulated" in rows["mp"].label and not rows["mp"].skip and flag(rows["ddp"], "--spawn") == "1"
 
 
+def test_a_missing_package_is_a_reason_to_skip_and_nothing_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("comparison.plan.find_spec", lambda name: None)
+    row = plan()["accelerate"]
+    assert "accelerate is not installed" in row.skip and not plan()["ddp"].skip
+    found = run_row(row)
+    assert (found.status, found.reason, found.exit_code, found.wall_seconds) == ("skipped", row.skip, None, None)
+
+
 def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_path):
     done = project("compare_parallel.py", "--dry-run", "--methods", "single", "ddp", "--dataset", "synthetic-mnist",
                    "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 1, "--num-workers", 0,
@@ -124,6 +132,15 @@ def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(tmp_path):
                           f"{str(tmp_path / 'runs' / 'single.json')!r}); sys.exit(1)")
     found = run_row(row)
     assert found.status == "failed" and "exit code 1" in found.reason
+
+
+def test_a_diverged_run_is_a_diverged_row(tmp_path):
+    write_result(make_result(status="diverged", reason="the loss was nan"), tmp_path / "made.json")
+    row = child(tmp_path, f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                          f"{str(tmp_path / 'runs' / 'single.json')!r}); sys.exit(1)")
+    found = run_row(row)
+    assert (found.status, found.reason, found.exit_code) == ("diverged", "the loss was nan", 1)
+    assert summarize(found, found).epoch_seconds is None
 
 
 def test_an_interrupted_comparison_stops_its_child(tmp_path):
