@@ -95,7 +95,8 @@ def definitions(report: Report) -> list[str]:
         "Total time: from starting the command to its end, with imports, start-up, evaluation and figures.",
         "Batch size and workers are totals over all devices, equal in every row. On a CPU, a device is "
         f"{_threads(report)} thread(s).",
-        "BatchNorm keeps statistics per device (and per micro-batch), so accuracies need not coincide between methods.",
+        "Accuracies need not coincide between methods: ranks augment with streams of their own, the order of additions "
+        "differs, and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
 
 
