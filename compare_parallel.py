@@ -1,29 +1,42 @@
-"""Run every way of training in parallel on this machine, one after the other, and compare them.
+"""Run every way of training in parallel on this machine, several times in turn, and compare them.
 
     python compare_parallel.py --epochs 5 --batch-size 128
-    python compare_parallel.py --dataset mnist --epochs 2 --methods single ddp
-    python compare_parallel.py --dry-run
+    python compare_parallel.py --dataset mnist --epochs 2 --methods ladder
+    python compare_parallel.py --dataset mnist --methods single --num-workers 0 2 4
+    python compare_parallel.py --from figures/comparison/results.json
+    python compare_parallel.py --diff before/results.json after/results.json
 
-Each row is a training script in a process of its own, with the same model, data, global batch, loader workers and
-threads per device. Prints a table; writes report.md, results.json, results.csv and figures to --output-dir.
+Each row is a training script in processes of its own, with the same model, data, global batch, loader workers and
+threads per device. A flag that takes several values makes a sweep. Prints a table and a verdict; writes report.md,
+results.json, results.csv and figures to --output-dir.
 """
 
 import argparse
 import json
-import os
 import shlex
 import signal
-import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, check_writable, one_of, positive_int
-from common.errors import FAILED, MACHINE, SuiteError, run_script
-from comparison.launch import run_row
-from comparison.plan import METHODS, PROJECT, Machine, given_flags, make_plan, python
+from common.config import (
+    DEFAULT_MODEL,
+    OneLineParser,
+    add_training_flags,
+    check_writable,
+    one_of,
+    per_process,
+    positive_float,
+    positive_int,
+)
+from common.errors import FAILED, MACHINE, USAGE, SuiteError, run_script
+from comparison.diff import describe_difference
+from comparison.fairness import refuse_unequal
+from comparison.launch import ask
+from comparison.plan import DEFAULT_METHODS, METHODS, Machine, given_flags, make_order, make_plan, parse_method, python
 from comparison.plots import draw_all
-from comparison.report import Report, definitions, notes, table, write_csv, write_markdown, write_results
+from comparison.record import Report, read_results, write_results
+from comparison.report import terminal_text, write_csv, write_markdown
+from comparison.session import print_commands, run_comparison
 
 SHARED = ("data_root", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps", "seed")
 
@@ -33,35 +46,37 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add_training_flags(parser)
+    add_training_flags(parser, several=True)
     add = parser.add_argument
-    add("--methods", type=one_of(METHODS), nargs="+", default=list(METHODS), metavar="NAME",
-        help=" | ".join(METHODS) + " (all)")
-    add("--nproc", type=positive_int, metavar="N", help="devices of the parallel methods (all GPUs; 2 on a CPU)")
-    add("--micro-batches", type=positive_int, default=4, metavar="M", help="of mp-micro (%(default)s)")
+    add("--methods", type=parse_method, nargs="+", default=[DEFAULT_METHODS], metavar="NAME",
+        help=" | ".join(METHODS) + " | ladder (single ddp-1 ddp-no-sync ddp); ddp:num-workers=4 sets a value for one")
+    add("--baseline", type=one_of(METHODS), default="single", metavar="NAME", help="of the speed-ups (%(default)s)")
+    add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
+    add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro (4)")
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
-    add("--output-dir", default="figures/comparison", metavar="DIR", help="(%(default)s)")
+    add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
+        help="strong: --batch-size over all devices | weak: --batch-size on each device")
+    add("--repeats", type=positive_int, default=3, metavar="N", help="runs of every row (%(default)s; 1: no interval)")
+    add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
+    add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
+    add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
+    add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
+    add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--dry-run", action="store_true", help="print the commands and run none of them")
+    add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
+    add("--diff", nargs=2, metavar="FILE", help="compare two results.json; run nothing")
     arguments = parser.parse_args()
-    arguments.model = arguments.model or DEFAULT_MODEL[arguments.dataset]
-    always = ["--dataset", arguments.dataset, "--model", arguments.model, "--epochs", str(arguments.epochs),
-              "--batch-size", str(arguments.batch_size)]
+    if any(devices < 2 for devices in arguments.project):
+        parser.error("argument --project: needs whole numbers of at least 2")
+    arguments.methods = [choice for choices in arguments.methods for choice in choices]
+    arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
+    always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
     return arguments, [*always, *given_flags(parser, arguments, SHARED)]
-
-
-def helper(module: str, *flags: str) -> str:
-    """Run one of common's modules as a child, because this process must not import torch; return its stdout."""
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONPATH": path})
-    if done.returncode:
-        sys.exit(done.returncode if done.returncode > 0 else 128 - done.returncode)  # it has said why on stderr
-    return done.stdout
 
 
 def find_machine(kind: str) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine."""
-    environment = json.loads(helper("common.environment"))
+    environment = json.loads(ask("common.environment"))
     gpus = len(environment["gpus"])
     if kind == "gpu" and not gpus:
         raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
@@ -69,43 +84,54 @@ def find_machine(kind: str) -> tuple[Machine, dict]:
     return Machine(0 if kind == "cpu" else gpus, environment["cores"]), environment
 
 
+def plan_comparison(arguments, shared_flags: list[str]) -> Report:
+    """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
+    machine, environment = find_machine(arguments.device)
+    plan = make_plan(arguments, machine, shared_flags)
+    if not arguments.allow_unequal:
+        refuse_unequal(plan, arguments.baseline, arguments.scaling)
+    for devices in arguments.project:
+        for batch in arguments.batch_size:
+            per_process("--batch-size", batch, devices)
+    if arguments.project and arguments.scaling == "weak":
+        raise SuiteError("--project is for strong scaling", "found --scaling weak", "leave one of them out", USAGE)
+    if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
+        raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
+                         "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("source", "diff", "dry_run")}
+    settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
+    names = [configuration.name for configuration in plan if not configuration.skip]
+    order = tuple(make_order(names, arguments.repeats, arguments.seed))
+    return Report(shlex.join([python(), *sys.argv]), settings, environment, {}, tuple(plan), order)
+
+
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
     arguments, shared_flags = parse()
-    directory = Path(arguments.output_dir)
+    if arguments.diff:
+        print(describe_difference(*map(read_results, map(Path, arguments.diff))))
+        return
+    report = read_results(Path(arguments.source)) if arguments.source else None
+    default = Path(arguments.source).parent if arguments.source else Path("figures/comparison")
+    directory = Path(arguments.output_dir or default)
     if not arguments.dry_run:
         check_writable(directory)
-    machine, environment = find_machine(arguments.device)
-    rows = make_plan(arguments, machine, shared_flags, directory)
-    if arguments.dry_run:
-        for row in rows:
-            print(f"# {row.label}" + (f" (skipped: {row.skip})" if row.skip else ""), shlex.join(row.command), sep="\n")
-        return
-    print(helper("common.data", *shared_flags), end="", flush=True)
-
-    command = shlex.join([python(), *sys.argv])
-    report = Report(command, vars(arguments), environment, ())
-    for number, row in enumerate(rows, start=1):
-        print(f"[{number}/{len(rows)}] {row.label} … ", end="", flush=True)
-        outcome = run_row(row)
-        print(outcome.status if outcome.wall_seconds is None else f"{outcome.status}, {outcome.wall_seconds:.1f} s")
-        report = replace(report, outcomes=(*report.outcomes, outcome))
-        write_results(report, directory)
-    present(report, directory)
-    if any(outcome.status not in ("ok", "skipped") for outcome in report.outcomes):
-        sys.exit(FAILED)
-
-
-def present(report: Report, directory: Path) -> None:
-    """Print the table; write the report, the CSV and the figures into `directory`."""
+    if report is None:
+        report = plan_comparison(arguments, shared_flags)
+        if arguments.dry_run:
+            print_commands(report)
+            return
+        report = run_comparison(report, shared_flags, directory)
+    print(f"\n{terminal_text(report)}\n")
     figures = draw_all(report, directory)
+    write_results(report, directory)
     write_csv(report, directory / "results.csv")
     write_markdown(report, directory / "report.md", figures)
-    print(f"\n{report.title}\n\n{table(report, 'simple')}\n")
-    print(*(f"- {sentence}" for sentence in [*notes(report), *definitions(report)]), sep="\n")
-    print(f"\nWritten to {directory}: report.md, results.json, results.csv, "
-          + ", ".join(figure.name for figure in figures))
+    names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
+    print(f"Written to {directory}: " + ", ".join(names))
+    if report.failed:
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

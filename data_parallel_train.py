@@ -14,12 +14,12 @@ from torch import nn
 
 from common.config import parse, positive_int, script_parser
 from common.data import load_image_set, make_loaders
+from common.data_parallel import SimulatedDataParallel, TimedDataParallel
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import MACHINE, USAGE, SuiteError, run_script
 from common.models import build_model
 from common.run import run
-from common.simulate import SimulatedDataParallel
 
 
 def main() -> None:
@@ -37,12 +37,14 @@ def main() -> None:
     model = build_model(config.model, image_set.image_shape, config.seed).to(devices[0])
     parallel, method, note, extra = model, "single", "", {}
     if options.use_parallel is not None:  # DP:
-        parallel, method = nn.DataParallel(model, devices), "dp"  # DP:
+        parallel, method = TimedDataParallel(model, devices), "dp"  # DP: nn.DataParallel that times its own work
         note = "not parallel: 1 device" if len(devices) == 1 else ""  # DP:
     elif options.simulate_devices:  # DP:
         parallel, method = SimulatedDataParallel(model, options.simulate_devices, devices[0]), "dp"  # DP:
         note = f"{options.simulate_devices} replicas take turns on one device"  # DP:
-        extra = {"simulated": True, "method_milliseconds": parallel.milliseconds}  # DP:
+        extra = {"simulated": True}  # DP:
+    if method == "dp":  # DP:
+        extra["method_milliseconds"] = parallel.milliseconds  # DP:
     if method == "dp" and not config.quiet:  # DP:
         show_replicas(parallel, model, torch.zeros(config.batch_size, *image_set.image_shape, device=devices[0]))  # DP:
 

@@ -9,6 +9,7 @@ Every rank holds the whole model and steps its own optimizer; during the backwar
 belong to the method; the loop over the batches is common.engine.train_one_epoch.
 """
 
+import contextlib
 import os
 
 import torch
@@ -27,6 +28,8 @@ from common.run import run
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
+    parser.add_argument("--no-sync", action="store_true",
+                        help="never exchange gradients: each rank trains a model of its own, to see the time")  # DDP:
     config, options = parse(parser)
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
@@ -59,11 +62,13 @@ def train(config, options, init_method: str = "env://") -> None:
 
     optimizer = build_optimizer(model.parameters(), config)
     context = ParallelContext(
-        method="ddp", model=parallel, evaluation_model=model, devices=(device,), input_device=device,
-        output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
+        method="ddp-no-sync" if options.no_sync else "ddp", model=parallel, evaluation_model=model, devices=(device,),
+        input_device=device, output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
         gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave_group,  # DDP:
+        note="gradients are not exchanged, every rank trains a model of its own" if options.no_sync else "",
     )
-    run(context, model, optimizer, loaders, image_set, config, options)
+    with parallel.no_sync() if options.no_sync else contextlib.nullcontext():  # DDP:
+        run(context, model, optimizer, loaders, image_set, config, options)
 
 
 if __name__ == "__main__":

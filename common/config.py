@@ -96,26 +96,31 @@ def one_of(names):
     return parse
 
 
-def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that decide what is trained: the ones that a fair comparison keeps equal in every row."""
+def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the flags that decide what is trained: the ones that a fair comparison keeps equal in every row.
+
+    several: --model, --batch-size and --num-workers take one or more values, as a list.
+    """
     add = parser.add_argument
+    count = {"nargs": "+"} if several else {}
     add("--dataset", type=one_of(DATASETS), default="cifar10", metavar="NAME", help=" | ".join(DATASETS))
     add("--data-root", default="./data", metavar="DIR", help="where the data sets are, or are put (%(default)s)")
     add("--train-size", type=positive_int, metavar="N", help="use only the first N training images")
     add("--loader", type=one_of(("workers",)), default="workers", metavar="NAME",
         help="workers: DataLoader, one image at a time, in --num-workers processes")
-    add("--num-workers", type=non_negative_int, metavar="N",
+    add("--num-workers", type=non_negative_int, metavar="N", **count,
         help="loader processes, in total over all ranks (2, or one per rank if there are more ranks)")
     add("--augment", action=argparse.BooleanOptionalAction, default=True,
         help="random crop + flip (CIFAR-10) or random affine (MNIST)")
-    add("--model", type=one_of(MODELS), metavar="NAME", help=" | ".join(MODELS) + " (lenet for MNIST, else vgg)")
+    add("--model", type=one_of(MODELS), metavar="NAME", **count,
+        help=" | ".join(MODELS) + " (lenet for MNIST, else vgg)")
     add("--optimizer", type=one_of(("adam", "sgd")), default="adam", metavar="NAME", help="adam | sgd, momentum 0.9")
     add("--lr", type=positive_float, default=1e-3, help="learning rate (%(default)s)")
     add("--lr-milestones", type=positive_int, nargs="+", default=(), metavar="EPOCH",
         help="multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (never)")
     add("--epochs", type=positive_int, default=10, help="(%(default)s)")
-    add("--batch-size", type=positive_int, default=128,
-        help="images per optimizer step, in total over all devices (%(default)s)")
+    add("--batch-size", type=positive_int, default=[128] if several else 128, metavar="N", **count,
+        help="images per optimizer step, in total over all devices (128)")
     add("--max-steps", type=positive_int, metavar="N", help="end every epoch after N steps")
     add("--device", type=one_of(("auto", "cpu", "gpu")), default="auto", metavar="KIND",
         help="auto (a GPU where there is one) | cpu | gpu")

@@ -9,7 +9,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,7 +86,25 @@ def describe_environment() -> dict:
         "cuda": torch.version.cuda if gpus else None,
         "cudnn": torch.backends.cudnn.version() if gpus else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] if gpus else None,
+        "links": _links() if len(gpus) > 1 else [],
     }
+
+
+def _links() -> list[str]:
+    """How each pair of GPUs is connected, e.g. "GPU0-GPU1 NV18", from the matrix that `nvidia-smi topo -m` prints."""
+    rows = [line.split() for line in _nvidia_smi("topo", "-m").split("\n") if line.startswith("GPU")]
+    return [f"GPU{first}-GPU{second} {row[1 + second]}" for first, row in enumerate(rows)
+            for second in range(first + 1, len(rows))]
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi prints, without the codes that underline its headings; empty where there is none."""
+    try:
+        printed = subprocess.run(("nvidia-smi", *arguments), capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return re.sub(r"\x1b\[\d*m", "", printed)
 
 
 def command_line() -> str:

@@ -9,6 +9,8 @@ METHOD_STYLE = {
     "single": {"color": "#000000", "linestyle": "-", "marker": "o"},
     "dp": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
     "ddp": {"color": "#0072B2", "linestyle": "-.", "marker": "^"},
+    "ddp-1": {"color": "#F0E442", "linestyle": (0, (3, 1)), "marker": "<"},
+    "ddp-no-sync": {"color": "#D55E00", "linestyle": (0, (1, 2)), "marker": ">"},
     "mp": {"color": "#009E73", "linestyle": ":", "marker": "D"},
     "mp-micro": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
     "accelerate": {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "P"},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import FAILED, SuiteError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2 added precision; a result of version 1 was always float32
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class RunResult:
     simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
     startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
     of the last evaluation.
-    method_milliseconds: what only this method spends, per batch, e.g. {"scatter": 0.1, "gather": 0.2}.
+    method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
+    precision: the type that the arithmetic is done in.
     """
 
     method: str
@@ -72,6 +73,7 @@ class RunResult:
     peak_memory_bytes: tuple[int, ...] = ()
     method_milliseconds: dict[str, float] | None = None
     epochs: tuple[EpochRecord, ...] = ()
+    precision: str = "float32"
     schema_version: int = SCHEMA_VERSION
 
 
@@ -95,16 +97,17 @@ def replacing(path: str | Path):
 def write_json(value: dict, path: str | Path) -> None:
     """Write `value` as JSON, all or nothing; NaN and infinity, which JSON does not have, become null."""
     with replacing(path) as file:
-        file.write(json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False).encode())
+        file.write(json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
-def _without_nan(value):
+def without_nan(value):
+    """Return a copy of `value`, made of JSON's types, with null for NaN and infinity."""
     if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
         return None
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return value
 
 
@@ -125,10 +128,10 @@ def read_result(path: str | Path) -> RunResult:
 def result_from_dict(values: dict) -> RunResult:
     """Return the RunResult that `dataclasses.asdict` (and JSON) made `values` from.
 
-    Raises ValueError for another schema_version, TypeError for missing or unknown fields.
+    Raises ValueError for a schema_version that is not known yet, TypeError for missing or unknown fields.
     """
-    if values.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"schema_version is {values.get('schema_version')!r}, this program reads {SCHEMA_VERSION}")
+    if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
+        raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
     epochs = tuple(_epoch_from_dict(epoch) for epoch in values["epochs"])
     tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
     return RunResult(**{**values, **tuples, "epochs": epochs})

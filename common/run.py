@@ -76,7 +76,15 @@ def _before(context, model, config, options):
         per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
         workers_per_process=workers // context.world_size,
         threads_per_process=torch.get_num_threads(),
+        precision=_precision(model, context.devices),
     )
+
+
+def _precision(model, devices):
+    """The parameters' type; on a GPU also whether convolutions may round their inputs to TF32, PyTorch's default."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    rounded = devices[0].type == "cuda" and torch.backends.cudnn.allow_tf32
+    return f"{dtype}, TF32 convolutions" if rounded else dtype
 
 
 def _after(context, image_set, evaluations, result):

@@ -5,68 +5,88 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SuiteError
 from common.results import RunResult, read_result
-from comparison.plan import Row
+from comparison.plan import PROJECT, Configuration, python
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one row. `result` is None if the run left none; `wall_seconds` lie between start and exit.
+    """What became of one run. `result` is None if it left none; `wall_seconds` lie between its start and its exit.
 
-    status and reason are the RunResult's, where there is one; else "skipped", or "failed" with the cause.
+    configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
+    there is one; else "failed" with the cause. load_average: the system's, over the last minute, when the run ended.
     """
 
-    method: str
-    label: str
+    configuration: str
+    block: int
     status: str
     reason: str
     command: str
     log: str
-    exit_code: int | None = None
-    wall_seconds: float | None = None
+    exit_code: int
+    wall_seconds: float
+    load_average: float | None = None
     result: RunResult | None = None
 
 
-def run_row(row: Row) -> Outcome:
-    """Run one row to its end, with its output in a log beside its result file."""
-    log = row.result_file.with_suffix(".log")
-    outcome = {"method": row.method, "label": row.label, "command": shlex.join(row.command), "log": str(log)}
-    if row.skip:
-        return Outcome(status="skipped", reason=row.skip, **outcome)
-    row.result_file.parent.mkdir(parents=True, exist_ok=True)
-    row.result_file.unlink(missing_ok=True)  # or an old result would pass for this run's
+def run_once(configuration: Configuration, block: int, directory: Path) -> Outcome:
+    """Run a configuration to its end; its result file, its log and its curves go into `directory`."""
+    file = directory / f"{configuration.name}-{block}.json"
+    log = file.with_suffix(".log")
+    command = (*configuration.command, "--output", str(file), "--figure-dir", str(directory))
+    directory.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)  # or an old result would pass for this run's
     start = time.perf_counter()
-    exit_code = run_child(row.command, log)
-    outcome |= {"exit_code": exit_code, "wall_seconds": time.perf_counter() - start}
-    if not row.result_file.exists():
-        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", **outcome)
+    exit_code = run_child(command, log)
+    known = {"configuration": configuration.name, "block": block, "command": shlex.join(command), "log": str(log),
+             "exit_code": exit_code, "wall_seconds": time.perf_counter() - start}
+    if hasattr(os, "getloadavg"):
+        known["load_average"] = os.getloadavg()[0]
+    if not file.exists():
+        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", **known)
     try:
-        result = read_result(row.result_file)
+        result = read_result(file)
     except SuiteError as error:
-        return Outcome(status="failed", reason=str(error), **outcome)
+        return Outcome(status="failed", reason=str(error), **known)
     if exit_code != 0 and result.status == "ok":
-        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", result=result, **outcome)
-    return Outcome(status=result.status, reason=result.reason, result=result, **outcome)
+        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", result=result, **known)
+    return Outcome(status=result.status, reason=result.reason, result=result, **known)
 
 
-def run_child(command: tuple[str, ...], log: Path) -> int:
+def run_child(command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None) -> int:
     """Run `command` with stdout and stderr in the file `log`; return its exit code, -n for signal n.
 
-    Whatever ends the wait (Ctrl-C, SIGTERM) also stops the child, and nothing of its process group outlives it.
+    environment: variables besides this process's own. Whatever ends the wait (Ctrl-C, SIGTERM) also stops the child,
+    and nothing of its process group outlives it.
     """
     with open(log, "wb") as file:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
     try:
         return child.wait()
     finally:
         stop(child)
+
+
+def ask(module: str, *flags: str) -> str:
+    """Run one of common's modules as a child, because this process must not import torch; return its stdout.
+
+    Raises SystemExit with the child's code if it fails: it has said why on stderr.
+    """
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": path})
+    if done.returncode:
+        sys.exit(done.returncode if done.returncode > 0 else 128 - done.returncode)
+    return done.stdout
 
 
 def stop(child: subprocess.Popen) -> None:

@@ -1,15 +1,25 @@
-"""Which runs a comparison consists of, and the exact command of each."""
+"""Which runs a comparison consists of, in which order, and the exact command of each."""
 
+import math
 import os
+import random
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
-from common.config import per_process, total_workers
+from common.config import non_negative_int, one_of, per_process, positive_int, total_workers
+from common.errors import SuiteError
 
 PROJECT = Path(__file__).resolve().parent.parent
+# Flags that make a sweep when they get several values, and how their column is headed.
+SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "Asked devices",
+          "micro_batches": "Micro-batches"}
+IN_EVERY_METHOD = ("model", "batch_size", "num_workers")
+LADDER = ("single", "ddp-1", "ddp-no-sync", "ddp")
 
 
 @dataclass(frozen=True)
@@ -21,14 +31,34 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the table. `command` runs it and makes it write `result_file`; `skip` says why it cannot run here."""
+class Configuration:
+    """One row of the table: a method with one value of every swept setting, to be run several times.
 
+    values: the swept settings that this method has. planned: what a fair comparison keeps equal, as
+    comparison.fairness names it. command: all but where the result goes. skip: why it cannot run here, if so.
+    """
+
+    name: str
     method: str
     label: str
+    values: dict[str, object]
+    planned: dict[str, object]
     command: tuple[str, ...]
-    result_file: Path
     skip: str = ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
+
+    uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
+    times_only: it trains something else on purpose, so that its accuracy and its weights say nothing.
+    """
+
+    build: Callable[[int, Machine, int], tuple[str, list[str], int]]
+    uses: tuple[str, ...] = ()
+    divides: bool = False
+    times_only: bool = False
 
 
 def _single(devices, machine, micro_batches):
@@ -45,6 +75,15 @@ def _dp(devices, machine, micro_batches):
 def _ddp(devices, machine, micro_batches):
     backend = "NCCL" if machine.gpus else "gloo"
     return f"DDP ×{devices}, {backend}", [script("ddp_train.py"), "--spawn", str(devices)], devices
+
+
+def _ddp_1(devices, machine, micro_batches):
+    return _ddp(1, machine, micro_batches)
+
+
+def _ddp_no_sync(devices, machine, micro_batches):
+    label, command, needed = _ddp(devices, machine, micro_batches)
+    return f"{label}, no exchange", [*command, "--no-sync"], needed
 
 
 def _mp(devices, machine, micro_batches):
@@ -64,41 +103,102 @@ def _accelerate(devices, machine, micro_batches):
 
 
 METHODS = {
-    "single": _single,
-    "dp": _dp,
-    "ddp": _ddp,
-    "mp": _mp,
-    "mp-micro": _mp_micro,
-    "accelerate": _accelerate,
+    "single": Method(_single),
+    "dp": Method(_dp, uses=("nproc",)),
+    "ddp": Method(_ddp, uses=("nproc",), divides=True),
+    "ddp-1": Method(_ddp_1),
+    "ddp-no-sync": Method(_ddp_no_sync, uses=("nproc",), divides=True, times_only=True),
+    "mp": Method(_mp),
+    "mp-micro": Method(_mp_micro, uses=("micro_batches",)),
+    "accelerate": Method(_accelerate, uses=("nproc",), divides=True),
 }
+DEFAULT_METHODS = [(method, {}) for method in ("single", "dp", "ddp", "mp", "mp-micro", "accelerate")]
+OWN = {"batch-size": positive_int, "num-workers": non_negative_int, "threads": positive_int}
 
 
-def make_plan(arguments, machine: Machine, shared_flags: list[str], directory: Path) -> list[Row]:
-    """Return the rows of `arguments.methods`, each with its command.
+def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
+    """Parse METHOD, METHOD:flag=value,… or "ladder" into (method, values of its own) pairs, for argparse."""
+    if text == "ladder":
+        return [(method, {}) for method in LADDER]
+    method, _, typed = text.partition(":")
+    own = {}
+    for pair in typed.split(",") if typed else ():
+        flag, _, value = pair.partition("=")
+        own[one_of(OWN)(flag).replace("-", "_")] = OWN[flag](value)
+    return [(one_of((*METHODS, "ladder"))(method), own)]
 
-    shared_flags: the training flags that all rows get. Raises SuiteError (USAGE) if the batch or the workers do not
-    divide by the number of devices: no row could then be compared with another.
+
+def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
+    """Return the rows of `arguments.methods`, one for each combination of the values that a method has.
+
+    shared_flags: the training flags that all rows get. Raises SuiteError (USAGE) if a method has no combination whose
+    batch and workers divide by the number of devices; one of several that does not is skipped with its reason.
     """
-    devices = arguments.nproc or machine.gpus or 2
-    workers = total_workers(arguments.num_workers, devices)
-    if {"ddp", "accelerate"} & set(arguments.methods):
-        per_process("--batch-size", arguments.batch_size, devices)
-        per_process("--num-workers", workers, devices)
-    threads = arguments.threads_per_device or max(1, machine.cores // devices)
-    kind = "gpu" if machine.gpus else "cpu"
-    equal = [*shared_flags, "--num-workers", str(workers), "--device", kind, "--threads", str(threads)]
-    rows = []
-    for method in dict.fromkeys(arguments.methods):
-        label, command, needed = METHODS[method](devices, machine, arguments.micro_batches)
-        output = directory / "runs" / f"{method}.json"
-        files = ["--output", str(output), "--figure-dir", str(output.parent)]
-        skip = ""
-        if machine.gpus and needed > machine.gpus:
-            skip = f"needs {needed} GPUs, found {machine.gpus}"
-        if method == "accelerate" and find_spec("accelerate") is None:
-            skip = "the package accelerate is not installed (pip install accelerate)"
-        rows.append(Row(method, label, (python(), *command, *equal, *files), output, skip))
-    return rows
+    devices = arguments.nproc or [machine.gpus or 2]
+    workers = arguments.num_workers or [total_workers(None, math.lcm(*devices))]
+    threads = arguments.threads_per_device or max(1, machine.cores // max(devices))
+    swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
+    swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
+    rows: dict[str, Configuration] = {}
+    for method, own in arguments.methods:
+        names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
+        found = []
+        for combination in product(*(swept[name] for name in names)):
+            values = dict(zip(names, combination, strict=True))
+            shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
+            choice = {"threads": threads, **{name: swept[name][0] for name in SWEEPS}, **values, **own}
+            found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
+        errors = [error for _, error in found if error]
+        if len(errors) == len(found):
+            raise errors[0]
+        rows |= {configuration.name: configuration for configuration, _ in found}
+    return list(rows.values())
+
+
+def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
+    """Return (configuration, SuiteError or None): the error says why these values do not go together."""
+    kind, devices = METHODS[method], choice["nproc"]
+    label, command, needed = kind.build(devices, machine, choice["micro_batches"])
+    batch = choice["batch_size"] * (devices if scaling == "weak" and "nproc" in kind.uses else 1)
+    skip, error = "", None
+    if machine.gpus and needed > machine.gpus:
+        skip = f"needs {needed} GPUs, found {machine.gpus}"
+    if method == "accelerate" and find_spec("accelerate") is None:
+        skip = "the package accelerate is not installed (pip install accelerate)"
+    try:
+        for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):
+            per_process(flag, value, devices if kind.divides else 1)
+    except SuiteError as found:
+        skip, error = str(found), found
+    name = "-".join([method, *(f"{key}={value}" for key, value in {**shown, **own}.items())])
+    label += "".join(f", {key.replace('_', ' ')} {value}" for key, value in own.items())
+    planned = {"model": choice["model"], "global batch": batch, "workers": choice["num_workers"],
+               "threads per device": choice["threads"], "device": "gpu" if machine.gpus else "cpu",
+               "per-device batch": -(-batch // devices) if "nproc" in kind.uses else batch}
+    typed = (python(), *command, *shared_flags, *equal_flags(planned))
+    return Configuration(name, method, label, shown, planned, typed, skip), error
+
+
+def equal_flags(planned: dict[str, object]) -> list[str]:
+    """Return the flags of a training script that bring about what is planned."""
+    names = {"model": "--model", "global batch": "--batch-size", "workers": "--num-workers", "device": "--device",
+             "threads per device": "--threads"}
+    return [text for name, flag in names.items() for text in (flag, str(planned[name]))]
+
+
+def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str]]:
+    """Return (block, name) of every run: each block holds every name once, in an order shuffled from `seed`.
+
+    Whatever drifts with time, the machine's temperature or another user's load, then hits every configuration alike.
+    """
+    shuffle = random.Random(seed)
+    return [(block, name) for block in range(1, repeats + 1) for name in shuffle.sample(names, len(names))]
+
+
+def baseline_of(configuration: Configuration, plan: list[Configuration], baseline: str) -> Configuration | None:
+    """Return what a row is compared with: the first row of the method `baseline` with the same swept values."""
+    return next((other for other in plan if other.method == baseline and all(
+        configuration.values.get(name, value) == value for name, value in other.values.items())), None)
 
 
 def given_flags(parser, arguments, names: tuple[str, ...]) -> list[str]:

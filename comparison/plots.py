@@ -1,11 +1,16 @@
-"""The figures of a comparison: curves of all methods, speed-up bars, phase bars."""
+"""The figures of a comparison: curves of all methods, speed-up bars, phase bars, sweeps, scaling."""
 
+import statistics
 from pathlib import Path
 
 from common.plots import METHOD_STYLE, new_figure, save_figure
 from common.results import phase_names
-from comparison.report import Report
-from comparison.statistics import summarize, timed_epochs
+from comparison.fairness import standing
+from comparison.plan import SWEEPS
+from comparison.projection import LABEL, project
+from comparison.record import Report, Row
+from comparison.statistics import phase_milliseconds, summarize
+from comparison.verdict import sweep_groups
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"))
@@ -14,53 +19,74 @@ PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 
 def draw_all(report: Report, directory: Path) -> list[Path]:
     """Draw every figure for which there are data; return the PNGs' paths."""
-    done = [outcome for outcome in report.outcomes if outcome.status == "ok"]
+    done = [row for row in report.rows if row.results]
     if not done:
         return []
-    figures = [_curves(report, done, directory / "curves.png"), _phases(report, done, directory / "phases.png")]
-    compared = [(outcome, summary) for outcome in done if (summary := summarize(outcome, report.baseline)).speed_up]
-    if len(compared) > 1:
-        figures.insert(1, _speed_ups(report, compared, len(done) - len(compared), directory / "speed-up.png"))
+    figures = [_curves(report, done, directory / "curves.png")]
+    if any(standing(report, row).speed_up and standing(report, row).baseline is not row for row in done):
+        figures.append(_speed_ups(report, done, directory / "speed-up.png"))
+    figures.append(_phases(report, done, directory / "phases.png"))
+    for name in report.swept:
+        if groups := sweep_groups(report, name):
+            figures.append(_sweep(report, name, groups, directory / f"sweep-{name.replace('_', '-')}.png"))
+    if report.settings["project"] or "nproc" in report.swept:
+        figures.append(_scaling(report, done, directory / "scaling.png"))
     return figures
 
 
+def _style(report: Report, row: Row) -> dict:
+    """A method's look; in a sweep, later values of the same method are paler."""
+    same = [other for other in report.rows if other.configuration.method == row.configuration.method]
+    return {**METHOD_STYLE[row.configuration.method], "alpha": 1 - 0.65 * same.index(row) / max(1, len(same) - 1)}
+
+
 def _curves(report, done, path):
-    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=10.0, height=4.6)
-    for index, outcome in enumerate(done):
-        epochs = outcome.result.epochs
-        numbers = [epoch.epoch for epoch in epochs]
+    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=10.0, height=4.3 + 0.15 * len(done))
+    for index, row in enumerate(done):
         # methods that compute the same lie on top of each other: the lower ones are wider, so that all can be seen
-        width = 1.2 + 0.9 * (len(done) - 1 - index)
-        style = {**METHOD_STYLE[outcome.method], "linewidth": width, "markersize": 3 + width, "label": outcome.label}
-        loss_axis.plot(numbers, [epoch.train_loss for epoch in epochs], **style)
-        accuracy_axis.plot(numbers, [100 * epoch.test_accuracy for epoch in epochs], **style)
+        width = 1.2 + 0.7 * (len(done) - 1 - index)
+        style = {**_style(report, row), "linewidth": width, "markersize": 3 + width, "label": row.label}
+        _band(loss_axis, row, lambda epoch: epoch.train_loss, style)
+        if not row.times_only:
+            _band(accuracy_axis, row, lambda epoch: 100 * epoch.test_accuracy, style)
     loss_axis.set(ylabel="training loss (nats per image)")
     accuracy_axis.set(ylabel="test accuracy (%)")
     for axis in (loss_axis, accuracy_axis):
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*loss_axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=4)
-    figure.suptitle(report.title)
+    figure.suptitle(f"{report.title}\nlines: mean over the runs, bands: lowest to highest", fontsize=11)
     return save_figure(figure, path)
 
 
-def _speed_ups(report, compared, left_out, path):
+def _band(axis, row, value, style):
+    epochs = range(1, 1 + min(len(result.epochs) for result in row.results))
+    values = [[value(result.epochs[epoch - 1]) for result in row.results] for epoch in epochs]
+    axis.plot(epochs, [statistics.mean(some) for some in values], **style)
+    axis.fill_between(epochs, [min(some) for some in values], [max(some) for some in values], color=style["color"],
+                      alpha=0.2, linewidth=0)
+
+
+def _speed_ups(report, done, path):
+    standings = [(row, standing(report, row)) for row in done]
+    compared = [(row, stands) for row, stands in standings if stands.speed_up]
     figure, (axis,) = new_figure(height=1.8 + 0.6 * len(compared))
-    baseline = summarize(report.baseline, report.baseline)
-    for outcome, summary in compared:
-        speed_up = summary.speed_up
-        # from the slowest to the fastest epoch, against the baseline's median
-        spread = [[speed_up - baseline.epoch_seconds / summary.slowest_epoch],
-                  [baseline.epoch_seconds / summary.fastest_epoch - speed_up]]
-        axis.barh(f"{outcome.label}\n{speed_up:.2f}", speed_up, color=METHOD_STYLE[outcome.method]["color"],
-                  alpha=0.85, xerr=spread, capsize=5, ecolor="#777777")
+    for row, stands in compared:
+        is_baseline, speed_up = stands.baseline is row, stands.speed_up
+        known = speed_up.low is not None and not is_baseline
+        whiskers = [[speed_up.value - speed_up.low], [speed_up.high - speed_up.value]] if known else None
+        words = "baseline" if is_baseline else f"{speed_up}, {speed_up.words}"
+        unequal = "\nUNEQUAL settings" if stands.unequal else ""
+        axis.barh(f"{row.label}\n{words}{unequal}", speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
+                  color=METHOD_STYLE[row.configuration.method]["color"], edgecolor="#777777", alpha=0.85)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
+    left_out = len(done) - len(compared)
     axis.set(xlim=(0, None), title=report.title,
-             xlabel=f"speed-up over “{report.baseline.label}” (time per epoch; beyond the dashed line is faster)\n"
-                    "whiskers: slowest and fastest epoch of one run, no confidence interval"
-                    + (f"\n{left_out} simulated row(s) left out" if left_out else ""))
+             xlabel=f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
+                    "whiskers: 95 % interval; where they cross the dashed line, there is no significant difference"
+                    + (f"\n{left_out} simulated or refused row(s) left out" if left_out else ""))
     return save_figure(figure, path)
 
 
@@ -68,10 +94,10 @@ def _phases(report, done, path):
     import matplotlib
 
     figure, (axis,) = new_figure(width=9.0, height=2.2 + 0.5 * len(done))
-    labels = [outcome.label for outcome in done]
-    left = [0.0] * len(done)
+    labels, left = [row.label for row in done], [0.0] * len(done)
+    phases = [phase_milliseconds(row) for row in done]
     for phase, (shade, hatch) in PHASE_LOOK.items():
-        means = [_mean([getattr(epoch.phases, phase) for epoch in timed_epochs(outcome)]) for outcome in done]
+        means = [times[phase] for times in phases]
         axis.barh(labels, means, left=left, label=phase, color=matplotlib.colormaps["cividis"](shade), hatch=hatch,
                   edgecolor="white")
         left = [start + mean for start, mean in zip(left, means, strict=True)]
@@ -83,5 +109,52 @@ def _phases(report, done, path):
     return save_figure(figure, path)
 
 
-def _mean(values):
-    return sum(values) / len(values)
+def _sweep(report, name, groups, path):
+    import matplotlib
+
+    figure, axes = new_figure(columns=len(groups), width=max(7.0, 3.6 * len(groups)), height=4.6)
+    waiting, rest = (matplotlib.colormaps["cividis"](shade) for shade in (0.0, 0.6))
+    for axis, rows in zip(axes, groups, strict=True):
+        values = [str(row.configuration.values[name]) for row in rows]
+        numbers = [summarize(row) for row in rows]
+        shares = [times["data"] / sum(times.values()) for times in map(phase_milliseconds, rows)]
+        data = [one.epoch_seconds * share for one, share in zip(numbers, shares, strict=True)]
+        whiskers = [[one.epoch_seconds - one.fastest_epoch for one in numbers],
+                    [one.slowest_epoch - one.epoch_seconds for one in numbers]]
+        axis.bar(values, data, color=waiting, label="waiting for data")
+        axis.bar(values, [one.epoch_seconds - wait for one, wait in zip(numbers, data, strict=True)], bottom=data,
+                 color=rest, hatch="////", edgecolor="white", label="the rest: transfer, forward, backward, update",
+                 yerr=whiskers, capsize=5, ecolor="#777777")
+        axis.grid(visible=False, axis="x")
+        axis.set(xlabel=SWEEPS[name].lower(), ylabel="time per epoch (s)", ylim=(0, None),
+                 title=rows[0].configuration.method + (" (simulated)" if rows[0].simulated else ""))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(f"{report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _scaling(report, done, path):
+    figure, (axis,) = new_figure(height=4.8)
+    groups: dict[str, list] = {}
+    for row in done:
+        stands = standing(report, row)
+        if stands.speed_up and not row.times_only:
+            groups.setdefault(row.configuration.method, []).append((len(row.results[0].devices), stands))
+    for method, points in groups.items():
+        points.sort(key=lambda point: point[0])
+        ratios = [stands.speed_up for _, stands in points]
+        whiskers = [[one.value - (one.low or one.value) for one in ratios],
+                    [(one.high or one.value) - one.value for one in ratios]]
+        axis.errorbar([devices for devices, _ in points], [one.value for one in ratios], yerr=whiskers, capsize=5,
+                      **METHOD_STYLE[method], label=f"{method}, measured")
+    projected = project(report)
+    if projected:
+        axis.plot([one.devices for one in projected], [one.speed_up for one in projected], color="#777777",
+                  linestyle="--", marker="x", label=f"DDP, {LABEL}")
+    most = max([*(one.devices for one in projected), *(devices for points in groups.values() for devices, _ in points)])
+    axis.plot([1, most], [1, most], color="#BBBBBB", linestyle=":", label="ideal: speed-up = devices")
+    axis.set(xlabel="devices", ylabel=f"speed-up over {report.settings['baseline']}", title=report.title,
+             xlim=(0.8, most + 0.2), ylim=(0, None))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(fontsize=9)
+    return save_figure(figure, path)

@@ -1,84 +1,61 @@
-"""The comparison as a table for the terminal, and as report.md, results.json and results.csv."""
+"""A comparison as text for the terminal, and as report.md and results.csv."""
 
 import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from common.results import write_json
-from comparison.launch import Outcome
-from comparison.statistics import Summary, summarize, timed_epochs
-
-SCHEMA_VERSION = 1
-BASELINE = "single"
-DASH = "–"
-COLUMNS = ("Method", "Data set", "Devices", "Accuracy (%)", "Time per epoch (s)", "Total time (s)", "Images/s",
-           "Speed-up", "Status")
-
-
-@dataclass(frozen=True)
-class Report:
-    """A comparison: the command that made it, the settings that all rows share, the machine, and each row's outcome."""
-
-    command: str
-    settings: dict
-    environment: dict
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def baseline(self) -> Outcome | None:
-        """The row that speed-ups refer to, if it was asked for."""
-        return next((outcome for outcome in self.outcomes if outcome.method == BASELINE), None)
-
-    @property
-    def title(self) -> str:
-        """Model, data set and batch in one line."""
-        settings = self.settings
-        return f"{settings['model']} on {settings['dataset']}, global batch {settings['batch_size']}, " \
-               f"{settings['epochs']} epoch(s)"
+from comparison.fairness import effective, standing
+from comparison.projection import LABEL, assumptions
+from comparison.record import Report
+from comparison.statistics import summarize, unsteadiness
+from comparison.tables import (
+    class_table,
+    epoch_table,
+    lay_out,
+    main_table,
+    projection_table,
+    result_words,
+    settings_table,
+    sweep_tables,
+)
+from comparison.verdict import verdict
 
 
-def write_results(report: Report, directory: Path) -> None:
-    """Write results.json: all that is known so far, raw."""
-    write_json({"schema_version": SCHEMA_VERSION, **asdict(report)}, directory / "results.json")
+def terminal_text(report: Report) -> str:
+    """Return everything that is printed when a comparison ends: tables, verdict, what to know."""
+    parts = [report.title, main_table(report, "simple"), settings_table(report, "simple"),
+             *sweep_tables(report, "simple")]
+    if report.settings["project"]:
+        parts += [f"Projection ({LABEL})", projection_table(report, "simple"), bullets(assumptions(report))]
+    said = [*warnings(report), *notes(report), *definitions(report)]
+    parts += ["Verdict", "\n\n".join(verdict(report)), bullets(said)]
+    return "\n\n".join(parts)
 
 
-def table(report: Report, tablefmt: str) -> str:
-    """Return the table in one of tabulate's formats."""
-    from tabulate import tabulate
-
-    rows = [_cells(outcome, summarize(outcome, report.baseline), report.settings["dataset"])
-            for outcome in report.outcomes]
-    aligned = ["left", "left", *["right"] * 6, "left"]
-    return tabulate(rows, COLUMNS, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
-
-
-def _cells(outcome: Outcome, summary: Summary, dataset: str) -> list[str]:
-    def cell(value, pattern):
-        return DASH if value is None else format(value, pattern)
-
-    accuracy = None if summary.accuracy is None else 100 * summary.accuracy
-    devices = DASH if outcome.result is None else str(len(outcome.result.devices))
-    simulated = outcome.status == "ok" and outcome.result.simulated
-    return [
-        outcome.label, dataset, devices, cell(accuracy, ".2f"), cell(summary.epoch_seconds, ".2f"),
-        cell(outcome.wall_seconds, ".1f"), cell(summary.images_per_second, ",.0f"), cell(summary.speed_up, ".2f"),
-        "simulated" if simulated else outcome.status,
-    ]
+def warnings(report: Report) -> list[str]:
+    """Return what makes times doubtful; the runs stay in the tables."""
+    busy = [result.world_size * (result.threads_per_process + result.workers_per_process)
+            for row in report.rows for result in row.results]
+    return [f"WARNING: {row.label}: {sentence}." for row in report.rows
+            for sentence in unsteadiness(row, max(busy, default=1))]
 
 
 def notes(report: Report) -> list[str]:
-    """Return what a reader must know beside the table, one sentence or row's reason each."""
-    found = [f"{outcome.label}: {outcome.status}: {outcome.reason}" if outcome.status != "ok"
-             else f"{outcome.label}: {outcome.reason}" for outcome in report.outcomes if outcome.reason]
-    baseline = report.baseline
-    if baseline is None:
-        found.append(f"No speed-ups: the baseline, {BASELINE}, is not among the methods.")
-    elif baseline.status != "ok":
-        found.append(f"No speed-ups: the baseline, {BASELINE}, is {baseline.status}.")
-    else:
-        found.append(f"Speed-up: the median time per epoch of “{baseline.label}” divided by that of the row. "
-                     "One run of each row: there is no interval, and a small difference may be chance.")
-    if any(outcome.result and outcome.result.simulated for outcome in report.outcomes):
+    """Return what a reader must know beside the table."""
+    found = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
+    for row in report.rows:
+        found += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}" for outcome in row.troubles]
+        reasons = dict.fromkeys(result.reason for result in row.results if result.reason)
+        found += [f"{row.label}: {reason}." for reason in reasons]
+        check = report.maths.get(row.configuration.name)
+        if check and check["reason"]:
+            found.append(f"{row.label}, max |Δ parameter|: {check['reason']}.")
+    missing = dict.fromkeys(stands.reason for row in report.rows for stands in [standing(report, row)]
+                            if row.results and "baseline" in stands.reason)
+    found += [f"No speed-ups: {reason}." for reason in missing]
+    if report.settings["repeats"] == 1:
+        found.append("no interval: 1 run. A difference between single runs may be chance.")
+    if any(row.simulated for row in report.rows):
         found.append("Simulated rows stand in for devices that are not there: they show that the method computes "
                      "the same, not how fast it would be, and have no speed-up.")
     if report.settings["dataset"].startswith("synthetic"):
@@ -89,79 +66,88 @@ def notes(report: Report) -> list[str]:
 def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
     warm_up = "the first epoch warms up and is left out" if report.settings["epochs"] > 1 else "of the only epoch"
-    return [
+    scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
+    said = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
-        f"rank; the median over the epochs ({warm_up}). Evaluation is not in it.",
-        "Total time: from starting the command to its end, with imports, start-up, evaluation and figures.",
-        "Batch size and workers are totals over all devices, equal in every row. On a CPU, a device is "
-        f"{_threads(report)} thread(s).",
+        f"rank; a run's median over its epochs ({warm_up}), then the median over the runs. Evaluation is not in it.",
+        f"Speed-up: the time per epoch of the {report.settings['baseline']} row with the same swept values, divided by "
+        "the row's (geometric means over the runs), with Welch's 95 % interval on their logarithms. An interval that "
+        "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
+        "Efficiency: speed-up ÷ devices. Total time: from starting the command to its end, with imports, start-up, "
+        "evaluation and figures; the median over the runs.",
+        f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
+        "every row.",
         "Accuracies need not coincide between methods: ranks augment with streams of their own, the order of additions "
         "differs, and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
-
-
-def _threads(report):
-    return next((outcome.result.threads_per_process for outcome in report.outcomes if outcome.result), DASH)
+    if report.maths:
+        said.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of SGD "
+                    "from the same weights on the same batches, without augmentation.")
+    return said
 
 
 def write_csv(report: Report, path: Path) -> None:
-    """Write one line per row: settings that matter, status, derived numbers; empty where nothing was measured."""
+    """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
+    rows = []
+    for row in report.rows:
+        speed_up = standing(report, row).speed_up
+        rows.append({
+            "method": row.configuration.method, "label": row.label,
+            **{name: row.configuration.values.get(name) for name in report.swept},
+            "dataset": report.settings["dataset"], "model": row.configuration.planned["model"],
+            "result": result_words(report, row), "simulated": row.simulated,
+            "devices": len(row.results[0].devices) if row.results else None, **asdict(summarize(row)),
+            "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
+            "speed_up_high": speed_up and speed_up.high, **(effective(row.results[0]) if row.results else {}),
+        })
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = None
-        for outcome in report.outcomes:
-            row = {
-                "method": outcome.method, "label": outcome.label, "dataset": report.settings["dataset"],
-                "model": report.settings["model"], "status": outcome.status, "reason": outcome.reason,
-                "simulated": bool(outcome.result and outcome.result.simulated),
-                "devices": len(outcome.result.devices) if outcome.result else None,
-                "total_seconds": outcome.wall_seconds, **asdict(summarize(outcome, report.baseline)),
-                "command": outcome.command,
-            }
-            if writer is None:
-                writer = csv.DictWriter(file, row)
-                writer.writeheader()
-            writer.writerow(row)
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def write_markdown(report: Report, path: Path, figures: list[Path]) -> None:
-    """Write the report for people."""
-    from tabulate import tabulate
-
-    environment = [(name, ", ".join(value) if isinstance(value, list) else value)
-                   for name, value in report.environment.items() if value]
+    """Write the report for people: what was run, what came out, why, and what was not measured."""
+    machine = [(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+               for name, value in report.environment.items() if value]
+    settings = [(name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
+                for name, value in report.settings.items()
+                if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
     parts = [
         f"# {report.title}", f"Made by `{report.command}`.",
-        table(report, "github"), _bullets(notes(report)),
-        "## How the numbers are defined", _bullets(definitions(report)),
+        "## Result", main_table(report, "github"), bullets(warnings(report)), bullets(notes(report)),
+        "## Verdict", *verdict(report),
+        "## What was equal", settings_table(report, "github"),
+        *(["## Sweeps", *sweep_tables(report, "github")] if report.swept else []),
+        *([f"## Projection ({LABEL})", projection_table(report, "github"), bullets(assumptions(report))]
+          if report.settings["project"] else []),
         "## Figures", *(f"![{figure.stem}]({figure.name})" for figure in figures),
-        "## Accuracy per class (%)", _class_table(report),
-        "## Every epoch", _epoch_table(report),
-        "## Machine", tabulate(environment, ("what", "found"), tablefmt="github", disable_numparse=True),
+        "## How the numbers are defined", bullets(definitions(report)),
+        "## What was not measured", bullets(not_measured(report)),
+        "## Accuracy per class (%)", class_table(report, "github"),
+        "## Settings", lay_out(settings, ("setting", "value"), "github", left=(0, 1)),
+        "## Machine", lay_out(machine, ("what", "found"), "github", left=(0, 1)),
+        "## Every epoch, in the order of the runs", epoch_table(report, "github"),
         "## Commands", "```\n" + "\n".join(outcome.command for outcome in report.outcomes) + "\n```",
     ]
     path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
-def _bullets(sentences):
+def not_measured(report: Report) -> list[str]:
+    """Return what a reader could expect to find here and does not."""
+    found = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
+    found += [f"The speed of {row.label.replace(', simulated', '')}: it was simulated on one device."
+              for row in report.rows if row.simulated]
+    methods = {row.configuration.method for row in report.rows}
+    if "ddp" in methods and "ddp-no-sync" not in methods:
+        found.append("What the exchange of gradients costs DDP: --methods ladder tells it.")
+    if not report.environment.get("gpus"):
+        found.append("Anything on a GPU: this machine has none that PyTorch sees.")
+    if not report.settings["check_maths"]:
+        found.append("Whether every method computes the same: --check-maths tells it.")
+    return [*found, "Other machines, and other programs at work on this one."]
+
+
+def bullets(sentences: list[str]) -> str:
+    """Return the sentences as a list."""
     return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _class_table(report):
-    from tabulate import tabulate
-
-    done = [outcome for outcome in report.outcomes if outcome.status == "ok"]
-    if not done:
-        return "No run ended well."
-    rows = [(name, *(f"{100 * outcome.result.class_accuracy[name]:.1f}" for outcome in done))
-            for name in done[0].result.class_accuracy]
-    return tabulate(rows, ("class", *(outcome.label for outcome in done)), tablefmt="github", disable_numparse=True)
-
-
-def _epoch_table(report):
-    from tabulate import tabulate
-
-    rows = [(outcome.label, epoch.epoch, f"{epoch.train_seconds:.2f}", f"{epoch.train_loss:.4f}",
-             f"{100 * epoch.test_accuracy:.2f}", "" if epoch in timed_epochs(outcome) else "warm-up")
-            for outcome in report.outcomes if outcome.result for epoch in outcome.result.epochs]
-    header = ("method", "epoch", "training (s)", "training loss", "test accuracy (%)", "")
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)

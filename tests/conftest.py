@@ -7,10 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.results import result_from_dict
-from comparison.launch import Outcome
-from comparison.report import Report
-
 PROJECT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 
@@ -20,15 +16,6 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-
-
-def read_report(path: Path) -> Report:
-    """The Report that a results.json was written from."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    assert values.pop("schema_version") == 1
-    outcomes = tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
-                     for row in values.pop("outcomes"))
-    return Report(**values, outcomes=outcomes)
 
 
 @pytest.fixture(scope="session")

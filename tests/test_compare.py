@@ -1,43 +1,35 @@
-"""The comparison: its plan, its runs, its table, and that it never imports torch."""
+"""The comparison: its plan, its runs, and the whole from start to end."""
 
-import csv
-import json
-import re
 import shlex
 import subprocess
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.plots import METHOD_STYLE, draw_curves
+from common.config import MODELS
+from common.errors import SuiteError
 from common.results import write_result
-from comparison.launch import Outcome, run_child, run_row
-from comparison.plan import METHODS, Machine, Row, make_plan
-from comparison.plots import draw_all
-from comparison.report import Report, notes, table, write_csv, write_markdown, write_results
-from comparison.statistics import summarize
-from conftest import PROJECT, child_environment, read_report
+from comparison.fairness import refuse_unequal
+from comparison.launch import run_child, run_once
+from comparison.plan import DEFAULT_METHODS, LADDER, METHODS, Machine, baseline_of, make_order, make_plan, parse_method
+from comparison.progress import duration, guess_seconds, seconds_left
+from comparison.record import read_results
+from conftest import PROJECT, child_environment
+from reports import PROBE, configuration, report_of, runs
 from test_results import make_result
 
-SETTINGS = {"dataset": "synthetic-mnist", "model": "lenet", "batch_size": 100, "epochs": 3}
+ALL = [(method, {}) for method in METHODS]
 
 
-def outcome(method="single", status="ok", result=None, **values):
-    return Outcome(method, method.upper(), status, values.pop("reason", ""), f"python {method}.py", f"{method}.log",
-                   wall_seconds=9.0, result=result, **values)
-
-
-def report_of(*outcomes):
-    return Report("python compare_parallel.py", SETTINGS, {"torch": "2.11.0", "gpus": []}, outcomes)
-
-
-def plan(gpus=0, **values):
-    arguments = Namespace(**{"methods": list(METHODS), "nproc": None, "batch_size": 64, "num_workers": None,
-                             "threads_per_device": None, "micro_batches": 4, **values})
-    return {row.method: row for row in make_plan(arguments, Machine(gpus, cores=8), ["--epochs", "1"], Path("out"))}
+def plan(gpus=0, methods=DEFAULT_METHODS, **values):
+    arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "num_workers": None,
+                             "model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong",
+                             **values})
+    return {row.name: row for row in make_plan(arguments, Machine(gpus, cores=8), ["--epochs", "1"])}
 
 
 def flag(row, name):
@@ -51,14 +43,14 @@ def test_a_cpu_gets_two_ranks_and_simulated_methods():
     rows = plan()
     assert flag(rows["ddp"], "--spawn") == "2" and "gloo" in rows["ddp"].label
     assert flag(rows["dp"], "--simulate-devices") == "2"
-    assert [method for method, row in rows.items() if "simulated" in row.label] == ["dp", "mp", "mp-micro"]
+    assert [name for name, row in rows.items() if "simulated" in row.label] == ["dp", "mp", "mp-micro"]
     assert flag(rows["mp-micro"], "--micro-batches") == "4"
 
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
     for gpus in (0, 1, 8):
-        rows = plan(gpus).values()
-        for name in ("--num-workers", "--threads", "--device", "--epochs"):
+        rows = plan(gpus, ALL).values()
+        for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
     assert flag(plan(8)["single"], "--threads") == "1"
@@ -69,20 +61,92 @@ def test_all_rows_get_the_same_totals_and_threads_per_device():
 def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
     rows = plan(gpus=2)
     assert flag(rows["dp"], "--use-parallel") == "2" and "NCCL" in rows["ddp"].label
-    assert not any(row.skip or "simulated" in row.label for method, row in rows.items() if method != "accelerate")
-    rows = plan(gpus=2, nproc=4)
+    assert not any(row.skip or "simulated" in row.label for name, row in rows.items() if name != "accelerate")
+    rows = plan(gpus=2, nproc=[4])
     assert rows["ddp"].skip == rows["dp"].skip == "needs 4 GPUs, found 2"
     assert not rows["single"].skip and not rows["mp"].skip
     rows = plan(gpus=1)
     assert "simulated" in rows["mp"].label and not rows["mp"].skip and flag(rows["ddp"], "--spawn") == "1"
 
 
-def test_a_missing_package_is_a_reason_to_skip_and_nothing_is_started(tmp_path, monkeypatch):
+def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
     monkeypatch.setattr("comparison.plan.find_spec", lambda name: None)
-    row = plan()["accelerate"]
-    assert "accelerate is not installed" in row.skip and not plan()["ddp"].skip
-    found = run_row(row)
-    assert (found.status, found.reason, found.exit_code, found.wall_seconds) == ("skipped", row.skip, None, None)
+    assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
+
+
+def test_the_ladder_has_four_rungs():
+    assert [method for method, _ in parse_method("ladder")] == list(LADDER)
+    rows = plan(methods=parse_method("ladder"), nproc=[4])
+    assert flag(rows["ddp-1"], "--spawn") == "1" and "--no-sync" not in rows["ddp-1"].command
+    assert flag(rows["ddp-no-sync"], "--spawn") == flag(rows["ddp"], "--spawn") == "4"
+    assert "--no-sync" in rows["ddp-no-sync"].command and "--no-sync" not in rows["ddp"].command
+
+
+def test_several_values_make_one_row_each_where_the_method_has_them():
+    rows = plan(nproc=[1, 2], num_workers=[0, 2], model=list(MODELS[:2]), micro_batches=[2, 8])
+    of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
+    assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
+    assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
+    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned["per-device batch"] == 64
+    assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
+    assert {flag(row, "--threads") for row in rows.values()} == {"4"}  # of the most devices that any row uses
+    assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
+
+
+def test_the_same_value_twice_is_no_sweep():
+    (row,) = plan(methods=ALL[:1], num_workers=[2, 2]).values()
+    assert row.values == {}
+
+
+def test_combinations_that_do_not_divide_are_skipped_unless_none_is_left():
+    rows = plan(methods=parse_method("ladder"), num_workers=[1, 2])
+    assert "must divide" in rows["ddp-num_workers=1"].skip and not rows["ddp-num_workers=2"].skip
+    assert not rows["single-num_workers=1"].skip
+    with pytest.raises(SuiteError, match="--num-workers is a total and must divide.*found 1 for 2"):
+        plan(methods=parse_method("ladder"), num_workers=[1, 3])
+
+
+def test_weak_scaling_multiplies_the_batch_by_the_devices():
+    rows = plan(methods=parse_method("ladder"), scaling="weak", nproc=[4])
+    assert [flag(row, "--batch-size") for row in rows.values()] == ["64", "64", "256", "256"]
+    refuse_unequal(list(rows.values()), "single", "weak")
+
+
+def test_every_row_is_compared_with_the_baseline_of_the_same_values():
+    rows = plan(methods=[("ddp", {}), ("single", {})], num_workers=[0, 2], nproc=[1, 2])
+    every = list(rows.values())
+    assert baseline_of(rows["ddp-num_workers=2-nproc=2"], every, "single").name == "single-num_workers=2"
+    assert baseline_of(rows["single-num_workers=0"], every, "single").name == "single-num_workers=0"
+    assert baseline_of(rows["single-num_workers=0"], every, "ddp").name == "ddp-num_workers=0-nproc=1"
+    assert baseline_of(every[0], every, "mp") is None
+
+
+def test_a_value_for_one_method_alone_is_refused_with_both_values():
+    rows = list(plan(methods=[*parse_method("single"), *parse_method("ddp:num-workers=4")], num_workers=[0]).values())
+    assert flag(rows[1], "--num-workers") == "4" and rows[1].label == "DDP ×2, gloo, num workers 4"
+    with pytest.raises(SuiteError, match="workers: “one device” has 0, “DDP ×2, gloo, num workers 4” 4; .*--allow-un"):
+        refuse_unequal(rows, "single", "strong")
+    with pytest.raises(SuiteError, match="workers: "):
+        refuse_unequal(rows, "mp", "strong")  # no baseline: the first row stands in
+    refuse_unequal(list(plan(methods=ALL, num_workers=[0, 2]).values()), "single", "strong")
+
+
+@pytest.mark.parametrize("text, said", [
+    ("dpp", "did you mean"), ("ddp:wrokers=4", "unknown name 'wrokers'"), ("ddp:num-workers=-1", "at least 0"),
+    ("ddp:num-workers", "found ''")])
+def test_methods_that_cannot_be_read(text, said, project):
+    done = project("compare_parallel.py", "--methods", text, tiny=False)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
+    names = list("abcdef")
+    order = make_order(names, 3, seed=1)
+    blocks = [[name for block, name in order if block == number] for number in (1, 2, 3)]
+    assert all(sorted(block) == names for block in blocks)
+    assert [block for block, _ in order] == [1] * 6 + [2] * 6 + [3] * 6
+    assert len({tuple(block) for block in blocks}) == 3
+    assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
 
 
 def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_path):
@@ -92,16 +156,34 @@ def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_p
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert len(commands) == 2 and not (tmp_path / "out dir").exists()
-    environment = child_environment()
-    assert subprocess.run(commands[0], shell=True, cwd=PROJECT, env=environment, capture_output=True).returncode == 0
-    assert json.loads((tmp_path / "out dir" / "runs" / "single.json").read_text())["status"] == "ok"
+    pasted = subprocess.run(f"{commands[0]} --figure-dir {shlex.quote(str(tmp_path))}", shell=True, cwd=PROJECT,
+                            env=child_environment(), capture_output=True)
+    assert pasted.returncode == 0
+
+
+# ---- how long it takes
+
+
+def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
+    row, other = configuration(), configuration("ddp")
+    probe = {**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}
+    settings = {"epochs": 2, "max_steps": None}
+    # 2 s of start-up, and 2 epochs of 1000 + 200/3 images at 0.5 ms
+    assert guess_seconds(row, settings, probe) == pytest.approx(2 + 2 * (1000 + 200 / 3) * 0.0005)
+    assert guess_seconds(row, {**settings, "max_steps": 1}, probe) == pytest.approx(2 + 2 * (100 + 200 / 3) * 0.0005)
+    order = [(1, "single"), (1, "ddp"), (2, "ddp"), (2, "single")]
+    guesses = {"single": 2.0, "ddp": 4.0}
+    assert seconds_left(order, (), guesses) == 12
+    done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # its wall time is 9 s: 4.5 times the guess
+    assert seconds_left(order, done, guesses) == pytest.approx(4.5 * 8 + 9)
+    assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
 
 
 # ---- one child
 
 
-def child(tmp_path, code):
-    return Row("single", "one device", (sys.executable, "-c", code), tmp_path / "runs" / "single.json")
+def child(code):
+    return replace(configuration(), command=(sys.executable, "-c", code))
 
 
 @pytest.mark.parametrize("code, reason", [
@@ -112,35 +194,31 @@ def child(tmp_path, code):
     ("pass", "it ended without writing a result"),
 ])
 def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
-    row = child(tmp_path, code)
-    row.result_file.parent.mkdir()
-    write_result(make_result(), row.result_file)  # of an earlier comparison: must not be taken for this one's
-    found = run_row(row)
+    (tmp_path / "runs").mkdir()
+    write_result(make_result(), tmp_path / "runs" / "single-1.json")  # an earlier comparison's, not this one's
+    found = run_once(child(code), 1, tmp_path / "runs")
     assert found.status == "failed" and reason in found.reason and found.result is None
     assert found.wall_seconds > 0
 
 
 def test_a_damaged_result_is_a_failed_row(tmp_path):
-    row = child(tmp_path, f"open({str(tmp_path / 'runs' / 'single.json')!r}, 'w').write('{{')")
-    found = run_row(row)
+    code = f"open({str(tmp_path / 'runs' / 'single-1.json')!r}, 'w').write('{{')"
+    found = run_once(child(code), 1, tmp_path / "runs")
     assert found.status == "failed" and "cannot read the result file" in found.reason
 
 
 def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(tmp_path):
     write_result(make_result(), tmp_path / "made.json")
-    row = child(tmp_path, f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single.json')!r}); sys.exit(1)")
-    found = run_row(row)
+    found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, tmp_path / "runs")
     assert found.status == "failed" and "exit code 1" in found.reason
 
 
 def test_a_diverged_run_is_a_diverged_row(tmp_path):
     write_result(make_result(status="diverged", reason="the loss was nan"), tmp_path / "made.json")
-    row = child(tmp_path, f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single.json')!r}); sys.exit(1)")
-    found = run_row(row)
+    found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, tmp_path / "runs")
     assert (found.status, found.reason, found.exit_code) == ("diverged", "the loss was nan", 1)
-    assert summarize(found, found).epoch_seconds is None
 
 
 def test_an_interrupted_comparison_stops_its_child(tmp_path):
@@ -173,76 +251,6 @@ def assert_gone(pid):
     pytest.fail(f"process {pid} still runs")
 
 
-# ---- numbers and table
-
-
-def test_the_median_leaves_out_the_warm_up_epoch():
-    single = outcome(result=make_result(seconds=(9.0, 2.0, 4.0, 3.0)))
-    ddp = outcome("ddp", result=make_result("ddp", seconds=(9.0, 1.5, 1.5, 1.5)))
-    numbers = summarize(ddp, single)
-    assert (numbers.epoch_seconds, numbers.speed_up) == (1.5, 2.0)
-    assert summarize(single, single).epoch_seconds == 3.0
-    assert summarize(single, single).images_per_second == pytest.approx(1000 / 3)
-    assert (summarize(single, single).fastest_epoch, summarize(single, single).slowest_epoch) == (2.0, 4.0)
-    assert summarize(outcome(result=make_result(seconds=(5.0,))), None).epoch_seconds == 5.0
-
-
-def test_no_speed_up_without_a_measurement():
-    single, simulated = outcome(result=make_result()), outcome("dp", result=make_result("dp", simulated=True))
-    assert summarize(simulated, single).speed_up is None and summarize(simulated, single).epoch_seconds == 2.1
-    assert summarize(outcome("ddp", result=make_result("ddp")), None).speed_up is None
-    assert summarize(outcome("ddp", result=make_result("ddp")), outcome(status="failed")).speed_up is None
-    assert summarize(outcome("ddp", status="diverged", result=make_result("ddp")), single).epoch_seconds is None
-
-
-def test_every_row_says_synthetic_and_what_was_not_measured_is_a_dash():
-    report = report_of(outcome(result=make_result()), outcome("dp", result=make_result("dp", simulated=True)),
-                       Outcome("ddp", "DDP", "skipped", "needs 2 GPUs, found 1", "python x", "x.log"))
-    lines = table(report, "simple").splitlines()[2:]
-    assert len(lines) == 3 and all("synthetic-mnist" in line for line in lines)
-    assert re.split(r"\s{2,}", lines[2].strip()) == ["DDP", "synthetic-mnist", *["–"] * 6, "skipped"]
-    assert lines[1].split()[-2:] == ["–", "simulated"]
-    said = " ".join(notes(report))
-    assert "needs 2 GPUs, found 1" in said and "is synthetic" in said and "no interval" in said
-
-
-@pytest.mark.parametrize("outcomes, said", [
-    ((outcome("ddp", result=make_result("ddp")),), "No speed-ups: the baseline, single, is not among the methods"),
-    ((outcome(status="failed", reason="no"), outcome("ddp", result=make_result("ddp"))),
-     "No speed-ups: the baseline, single, is failed"),
-])
-def test_without_a_baseline_the_notes_say_so(outcomes, said):
-    assert said in " ".join(notes(report_of(*outcomes)))
-
-
-def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
-    report = report_of(outcome(result=make_result()), outcome("ddp", result=make_result("ddp", seconds=(2.0, 1.0))),
-                       outcome("dp", result=make_result("dp", simulated=True, reason="2 replicas")),
-                       outcome("mp", status="failed", reason="signal 9"))
-    figures = draw_all(report, tmp_path)
-    write_results(report, tmp_path)
-    write_csv(report, tmp_path / "results.csv")
-    write_markdown(report, tmp_path / "report.md", figures)
-    assert read_report(tmp_path / "results.json") == report
-    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "failed"]
-    assert float(rows[1]["speed_up"]) == pytest.approx(2.1) and rows[2]["speed_up"] == rows[3]["epoch_seconds"] == ""
-    assert {row["dataset"] for row in rows} == {"synthetic-mnist"} and rows[2]["simulated"] == "True"
-    text = (tmp_path / "report.md").read_text()
-    assert [figure.name for figure in figures] == ["curves.png", "speed-up.png", "phases.png"]
-    for figure in figures:
-        assert f"]({figure.name})" in text
-        assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
-
-
-def test_every_method_has_a_look_of_its_own(tmp_path):
-    assert set(METHODS) <= set(METHOD_STYLE)
-    for key in ("color", "linestyle", "marker"):
-        assert len({str(style[key]) for style in METHOD_STYLE.values()}) == len(METHOD_STYLE)
-    drawn = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
-    assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
-
-
 # ---- the whole
 
 
@@ -254,18 +262,39 @@ def test_the_parent_never_imports_torch():
 def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     directory = tmp_path / "a b;$(x) 中"
     flags = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-             "--num-workers", 0, "--epochs", 2, "--output-dir", directory)
+             "--num-workers", 0, "--epochs", 2, "--repeats", 2, "--check-maths", "--project", 2, 4,
+             "--output-dir", directory)
     done = project("compare_parallel.py", "--methods", "single", "ddp", *flags, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\x1b" not in done.stdout and "\r" not in done.stdout
-    for line in ("one device", "DDP ×2, gloo"):
-        assert len(re.findall(rf"^{line} +synthetic-mnist .*ok$", done.stdout, re.M)) == 1
-    stored = json.loads((directory / "results.json").read_text())
-    assert [row["status"] for row in stored["outcomes"]] == ["ok"] * 2
-    assert len(stored["outcomes"][1]["result"]["epochs"]) == 2
-    assert shlex.split(stored["outcomes"][0]["command"])[-1] == str(directory / "runs")
-    names = {path.name for path in directory.iterdir()}
-    assert names == {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "runs"}
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout and "[1/4]" not in done.stdout  # no terminal
+    assert "4 runs: 2 rows x 2 blocks, about " in done.stdout
+    stored = read_results(directory / "results.json")
+    for block in (1, 2):
+        names = [name for number, name in stored.order if number == block]
+        assert f"Block {block}: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
+    assert [(one.block, one.configuration) for one in stored.outcomes] == list(stored.order)
+    assert {one.status for one in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
+    assert all(one.wall_seconds > 1 and one.load_average is not None for one in stored.outcomes)
+    assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")
+    assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4
+    assert [step["batch"] for step in stored.probe["steps"]] == [12, 24, 48]
+    assert stored.probe["models"][0]["link_gbps"] > 0 and stored.probe["loaders"][0]["images_per_second"] > 100
+    for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: the baseline"):
+        assert text in done.stdout
+    files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "scaling.png"}
+    assert {path.name for path in directory.iterdir()} == {*files, "runs"}
+
+    again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",
+                    tiny=False)
+    assert again.returncode == 0, again.stderr
+    assert {path.name for path in (tmp_path / "again").iterdir()} == files
+    for name in ("results.json", "results.csv", "report.md"):
+        assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
+    end = done.stdout.index("Written to")
+    assert again.stdout.partition("Written to")[0] in done.stdout[:end]
+
+    same = project("compare_parallel.py", "--diff", directory / "results.json", directory / "results.json", tiny=False)
+    assert same.returncode == 0 and same.stdout.count("no significant difference") == 2, same.stderr
 
 
 def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
@@ -273,9 +302,27 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; print('a warning', file=sys.stderr)")  # must not matter
     done = project("compare_parallel.py", "--methods", "accelerate", "mp", "--dataset", "synthetic-mnist",
                    "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 1, "--num-workers", 0,
-                   "--output-dir", tmp_path / "out", tiny=False, environment={"PYTHONPATH": str(tmp_path)})
+                   "--repeats", 1, "--output-dir", tmp_path / "out", tiny=False,
+                   environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["outcomes"]
-    assert [row["status"] for row in rows] == ["failed", "ok"]
-    assert "accelerate_train.py needs Hugging Face Accelerate" in rows[0]["reason"]
-    assert "accelerate_train.py needs Hugging Face Accelerate" in done.stdout
+    outcomes = read_results(tmp_path / "out" / "results.json").outcomes
+    assert {one.configuration: one.status for one in outcomes} == {"accelerate": "failed", "mp": "ok"}
+    reason = next(one.reason for one in outcomes if one.status == "failed")
+    assert "accelerate_train.py needs Hugging Face Accelerate" in reason
+    assert f"1 of 1 runs failed: {reason}" in done.stdout
+    assert "No speed-ups: the baseline, single, is not among the methods" in done.stdout
+
+
+@pytest.mark.parametrize("flags, said", [
+    (("--project", 1), "--project: needs whole numbers of at least 2"),
+    (("--project", 3), "--batch-size is a total and must divide by the number of processes; found 128 for 3"),
+    (("--project", 2, "--scaling", "weak"), "--project is for strong scaling"),
+    (("--methods", "ddp", "--num-workers", 1, 3), "--num-workers is a total and must divide"),
+    (("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal"),
+    (("--baseline", "singel"), "did you mean single?"), (("--repeats", 0), "at least 1"),
+    (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
+])
+def test_bad_input_is_one_line_before_anything_runs(flags, said, project, tmp_path):
+    done = project("compare_parallel.py", *flags, "--device", "cpu", "--output-dir", tmp_path / "out", tiny=False)
+    assert done.returncode in (1, 2) and said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out" / "results.json").exists()

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from common.config import MODELS
+from common.data_parallel import SimulatedDataParallel
 from common.errors import SuiteError
 from common.models import balanced_split, build_model, split_index
-from common.simulate import SimulatedDataParallel
 from model_parallel_train import TwoStage
 
 CPU = torch.device("cpu")

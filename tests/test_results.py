@@ -15,17 +15,18 @@ from common.results import (
     write_result,
 )
 
+PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, 3.0)
 
-def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), **values) -> RunResult:
+
+def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phases=PHASES, **values) -> RunResult:
     """A RunResult with one epoch for each of `seconds`."""
     epochs = tuple(
-        EpochRecord(number, value, 0.5, 1000, 10, 1.0 / number, 1.1 / number, 0.5 + number / 10,
-                    PhaseTimes(1.0, 0.5, 20.0, 40.0, 3.0))
+        EpochRecord(number, value, 0.5, 1000, 10, 1.0 / number, 1.1 / number, 0.5 + number / 10, phases)
         for number, value in enumerate(seconds, start=1)
     )
     defaults = {
         "status": "ok", "reason": "", "simulated": False, "command": "python x.py", "config": {
-            "dataset": "synthetic-mnist", "model": "lenet", "optimizer": "adam", "lr": 0.001},
+            "dataset": "synthetic-mnist", "model": "lenet", "optimizer": "adam", "lr": 0.001, "loader": "workers"},
         "environment": {"torch": "2.11.0"}, "world_size": 1, "parameters": 5, "global_batch_size": 100,
         "per_device_batch_size": 100, "workers_per_process": 0, "threads_per_process": 1,
         "class_accuracy": {"0": 0.5, "1": 0.75}, "peak_memory_bytes": (1,) * len(devices),
@@ -49,7 +50,7 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2],
-    lambda text: text.replace('"schema_version": 1', '"schema_version": 99'),
+    lambda text: text.replace('"schema_version": 2', '"schema_version": 3'),
     lambda text: text.replace('"world_size"', '"world"'),
     lambda text: "[]",
 ])

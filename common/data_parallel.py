@@ -1,4 +1,4 @@
-"""What nn.DataParallel does in one step, carried out on one device, so that it can be watched anywhere."""
+"""nn.DataParallel with its own work timed, and the same steps carried out on one device, to be watched anywhere."""
 
 import copy
 
@@ -6,6 +6,44 @@ import torch
 from torch import nn
 
 from common.timing import PhaseTimer
+
+
+class TimedDataParallel(nn.DataParallel):
+    """nn.DataParallel that measures what it does besides the replicas' forward passes, on training batches.
+
+    That is scatter, replicate and gather. What the backward pass adds, summing the replicas' gradients on the first
+    device, is part of the phase "backward".
+    """
+
+    def __init__(self, module: nn.Module, devices: list[torch.device]):
+        super().__init__(module, devices)
+        self._timer, self._batches = PhaseTimer(devices), 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, C, H, W) on the first device to logits (B, 10) on it."""
+        self._batches += self.training
+        return super().forward(images)
+
+    def scatter(self, *arguments):
+        return self._timed("scatter", super().scatter, *arguments)
+
+    def replicate(self, *arguments):
+        return self._timed("replicate", super().replicate, *arguments)
+
+    def gather(self, *arguments):
+        return self._timed("gather", super().gather, *arguments)
+
+    def _timed(self, name, step, *arguments):
+        if not self.training:
+            return step(*arguments)
+        self._timer.start()
+        value = step(*arguments)
+        self._timer.mark(name, join=True)
+        return value
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the mean time per training batch of each step, in milliseconds."""
+        return {name: total / self._batches for name, total in self._timer.milliseconds().items()}
 
 
 class SimulatedDataParallel(nn.Module):

@@ -1,0 +1,132 @@
+"""What one device can do alone, measured in seconds before a comparison starts: step times, loader, link.
+
+    python -m common.probe --dataset mnist --parts 1 2 4 --threads 1 --link
+
+prints JSON. For each model and batch: the time of a training step on one device, without a loader, at the batch and at
+its N-th parts (--parts). --ceiling: how many images/s the loader delivers to nobody. --link: how fast two ranks
+exchange gradients. It also puts the data set in place, so that no run has to.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, positive_int
+from common.data import ImageSet, load_image_set, make_loaders
+from common.distributed import leave_group
+from common.engine import build_optimizer, set_threads
+from common.environment import available_devices
+from common.errors import run_script
+from common.models import CLASSES, build_model
+from common.timing import Stopwatch, command_start
+
+SECONDS_PER_MEASUREMENT = 2.0
+
+
+def step_milliseconds(model: nn.Module, optimizer, image_shape: tuple[int, int, int], batch: int, device) -> float:
+    """Return the median time of a training step on `batch` random images, after two that are not counted.
+
+    At least 5 steps, and as many more as fit into SECONDS_PER_MEASUREMENT, up to 50.
+    """
+    images = torch.randn(batch, *image_shape, device=device)  # (B, C, H, W)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+    seconds = []
+    while len(seconds) < 7 or (len(seconds) < 52 and sum(seconds) < SECONDS_PER_MEASUREMENT):
+        with Stopwatch([device]) as watch:
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seconds.append(watch.seconds)
+    return 1000 * statistics.median(seconds[2:])
+
+
+def loader_images_per_second(loader) -> float:
+    """Return how many images a second a training loader delivers while nothing else works, its start left out."""
+    batches = iter(loader)
+    next(batches)
+    count, start = 0, time.perf_counter()
+    for images, _ in batches:
+        count += len(images)
+        if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
+            break
+    return count / (time.perf_counter() - start)
+
+
+def link_gbps(size: int, kind: str) -> float | None:
+    """Return the bandwidth of an all-reduce of `size` bytes between two ranks, in gigabits per second.
+
+    It is the "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x
+    2 (N-1)/N, which is bytes ÷ seconds for N = 2. None where there is only one GPU, and so no link.
+    """
+    on_gpu = kind == "cuda"
+    if on_gpu and torch.cuda.device_count() < 2:
+        return None
+    with tempfile.TemporaryDirectory() as directory:
+        spawn(_exchange, (directory, size, on_gpu), 2)
+        with open(os.path.join(directory, "seconds")) as file:
+            return 8e-9 * size / float(file.read())
+
+
+def _exchange(rank, directory, size, on_gpu):
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2,
+                            device_id=device if on_gpu else None)
+    gradients, seconds = torch.ones(max(1, size // 4), device=device), []
+    for _ in range(22):
+        with Stopwatch([device]) as watch:
+            dist.all_reduce(gradients)
+        seconds.append(watch.seconds)
+    if rank == 0:
+        with open(os.path.join(directory, "seconds"), "w") as file:
+            file.write(str(statistics.median(seconds[2:])))
+    leave_group()
+
+
+def measure(arguments, image_set: ImageSet) -> dict:
+    """Return all that was asked for, JSON-ready."""
+    device = available_devices(arguments.device)[0]
+    set_threads(arguments.threads)
+    found = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
+             "startup_seconds": time.time() - command_start(), "steps": [], "models": [], "loaders": []}
+    for name in arguments.model or [DEFAULT_MODEL[arguments.dataset]]:
+        model = build_model(name, image_set.image_shape, arguments.seed).to(device)
+        optimizer = build_optimizer(model.parameters(), arguments)
+        for batch in arguments.batch_size:
+            for size in sorted({-(-batch // parts) for parts in arguments.parts}):
+                found["steps"].append({"model": name, "batch": size, "milliseconds": step_milliseconds(
+                    model, optimizer, image_set.image_shape, size, device)})
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        found["models"].append({"model": name, "gradient_bytes": size,
+                                "link_gbps": link_gbps(size, device.type) if arguments.link else None})
+    for workers in arguments.num_workers if arguments.ceiling else ():
+        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0],
+                                       "num_workers": workers})
+        found["loaders"].append({"num_workers": workers,
+                                 "images_per_second": loader_images_per_second(make_loaders(image_set, config)[0])})
+    return found
+
+
+def main() -> None:
+    parser = OneLineParser(prog="-m common.probe", description=__doc__, allow_abbrev=False)
+    add_training_flags(parser, several=True)
+    parser.add_argument("--parts", type=positive_int, nargs="+", default=[1], metavar="N")
+    parser.add_argument("--threads", type=positive_int, metavar="N")
+    parser.add_argument("--ceiling", action="store_true")
+    parser.add_argument("--link", action="store_true")
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments, load_image_set(arguments))))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,89 @@
+"""Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
+
+from dataclasses import dataclass
+
+from common.errors import USAGE, SuiteError
+from common.results import RunResult
+from comparison.plan import Configuration, baseline_of
+from comparison.record import Report, Row
+from comparison.statistics import Ratio, ratio, run_seconds
+
+MAY_DIFFER = {"strong": ("per-device batch",), "weak": ("global batch", "steps per epoch")}
+
+
+def effective(result: RunResult) -> dict[str, object]:
+    """Return the settings that every row shows, as a run reported them: totals over all devices unless named so."""
+    return {
+        "global batch": result.global_batch_size,
+        "per-device batch": result.per_device_batch_size,
+        "steps per epoch": result.epochs[-1].steps,
+        "workers": result.workers_per_process * result.world_size,
+        "threads per device": result.threads_per_process,
+        "precision": result.precision,
+        "loader": result.config["loader"],
+    }
+
+
+def differences(result: RunResult, reference: RunResult, scaling: str) -> list[str]:
+    """Return how `result` differs from `reference` in what should be equal, each with both values.
+
+    Under strong scaling the global batch is equal, under weak scaling the batch per device. Ranks leave out up to
+    N - 1 images of an epoch, which can be one step: that is no difference.
+    """
+    mine, theirs = ({**effective(one), **{name: one.config.get(name) for name in (
+        "dataset", "model", "train_size", "max_steps", "augment", "optimizer", "lr", "epochs", "seed")},
+        "kind of device": one.devices[0].split(":")[0], "torch": one.environment["torch"]} for one in
+        (result, reference))
+    may_differ = set(MAY_DIFFER[scaling])
+    if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:
+        may_differ.add("steps per epoch")
+    return [f"{name} {mine[name]} instead of {theirs[name]}" for name in mine
+            if name not in may_differ and mine[name] != theirs[name]]
+
+
+def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> None:
+    """Raise SuiteError (USAGE), before anything runs, for the first row planned unlike what it is compared with.
+
+    Without the baseline among the methods, the first method takes its place.
+    """
+    for configuration in plan:
+        other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
+        for name, value in configuration.planned.items() if other else ():
+            if name not in MAY_DIFFER[scaling] and other.planned[name] != value:
+                raise SuiteError("unequal rows are no comparison",
+                                 f"{name}: “{other.label}” has {other.planned[name]}, “{configuration.label}” {value}",
+                                 "give both the same, or type --allow-unequal to run and mark them", USAGE)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
+
+    unequal: the settings that should be equal and are not.
+    """
+
+    baseline: Row | None
+    speed_up: Ratio | None = None
+    reason: str = ""
+    unequal: tuple[str, ...] = ()
+
+
+def standing(report: Report, row: Row) -> Standing:
+    """Compare a row with its baseline, if that may be done.
+
+    A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
+    whose settings differ, unless the comparison was run with --allow-unequal.
+    """
+    baseline, name = report.baseline(row), report.settings["baseline"]
+    if baseline is None:
+        return Standing(None, reason=f"the baseline, {name}, is not among the methods")
+    if not baseline.results:
+        return Standing(baseline, reason=f"the baseline, “{baseline.label}”, has no run that ended well")
+    if not row.results:
+        return Standing(baseline, reason="no run ended well")
+    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"]))
+    if row.simulated or baseline.simulated:
+        return Standing(baseline, None, "simulated", unequal)
+    if unequal and not report.settings["allow_unequal"]:
+        return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
+    return Standing(baseline, ratio(run_seconds(baseline), run_seconds(row)), "", unequal)

@@ -1,0 +1,43 @@
+"""How long a comparison will take: a guess from a step's time before the first run, corrected by every run."""
+
+import statistics
+
+from comparison.launch import Outcome
+from comparison.plan import Configuration
+
+
+def guess_seconds(configuration: Configuration, settings: dict, probe: dict) -> float:
+    """Return how long one run of a configuration may take, from what common.probe measured on one device.
+
+    Start-up, then per epoch the steps of one device and a third of a step (its forward pass) per test batch. Loader,
+    other devices and the method itself are not in it: it is a guess.
+    """
+    batch = configuration.planned["global batch"]
+    same_model = [step for step in probe["steps"] if step["model"] == configuration.planned["model"]]
+    step = min(same_model, key=lambda step: abs(step["batch"] - batch))
+    seconds_per_image = step["milliseconds"] / step["batch"] / 1000
+    trained = min(probe["train_images"], (settings["max_steps"] or probe["train_images"]) * batch)
+    return probe["startup_seconds"] + settings["epochs"] * seconds_per_image * (trained + probe["test_images"] / 3)
+
+
+def seconds_left(order, outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
+    """Return how long the runs of `order` after the first len(outcomes) may take.
+
+    A configuration that has run takes as long as before; the others their guess times the mean error of the guesses.
+    """
+    seen: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        seen.setdefault(outcome.configuration, []).append(outcome.wall_seconds)
+    error = 1.0
+    if outcomes:
+        error = sum(outcome.wall_seconds for outcome in outcomes) / sum(guesses[outcome.configuration]
+                                                                        for outcome in outcomes)
+    return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name]
+               for _, name in order[len(outcomes):])
+
+
+def duration(seconds: float) -> str:
+    """Return e.g. "40 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

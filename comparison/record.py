@@ -1,0 +1,142 @@
+"""A comparison as data: its settings, its plan, and every run's outcome; as results.json out and in."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from common.errors import FAILED, SuiteError
+from common.results import RunResult, result_from_dict, without_nan, write_json
+from comparison.launch import Outcome
+from comparison.plan import METHODS, Configuration, baseline_of
+
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: a configuration and what became of its runs, in the order in which they ran."""
+
+    configuration: Configuration
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def label(self) -> str:
+        """What the row is called; with sweeps, with its values."""
+        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.configuration.values.items())
+        return self.configuration.label + (f" ({values})" if values else "")
+
+    @property
+    def results(self) -> list[RunResult]:
+        """The results of the runs that ended well: all that is counted."""
+        return [outcome.result for outcome in self.outcomes if outcome.status == "ok"]
+
+    @property
+    def troubles(self) -> list[Outcome]:
+        """The runs that did not end well."""
+        return [outcome for outcome in self.outcomes if outcome.status != "ok"]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether one device stood in for several: such times say nothing about the method's speed."""
+        return any(result.simulated for result in self.results)
+
+    @property
+    def times_only(self) -> bool:
+        """Whether the method trains something else on purpose, so that its accuracy says nothing."""
+        return METHODS[self.configuration.method].times_only
+
+
+@dataclass(frozen=True)
+class Report:
+    """A comparison. order: (block, configuration's name) of every planned run; probe: what common.probe measured.
+
+    maths: by configuration's name, what comparison.maths found, if it was asked.
+    """
+
+    command: str
+    settings: dict
+    environment: dict
+    probe: dict
+    plan: tuple[Configuration, ...]
+    order: tuple[tuple[int, str], ...]
+    outcomes: tuple[Outcome, ...] = ()
+    maths: dict[str, dict] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """One row per configuration, in the order of the plan."""
+        return tuple(Row(configuration, tuple(outcome for outcome in self.outcomes
+                                              if outcome.configuration == configuration.name))
+                     for configuration in self.plan)
+
+    @property
+    def swept(self) -> list[str]:
+        """The settings that were given several values."""
+        return list(dict.fromkeys(name for configuration in self.plan for name in configuration.values))
+
+    def partner(self, row: Row, method: str) -> Row | None:
+        """Return the row of `method` with the same swept values as `row`, if there is one."""
+        found = baseline_of(row.configuration, self.plan, method)
+        return next((other for other in self.rows if other.configuration is found), None)
+
+    def baseline(self, row: Row) -> Row | None:
+        """Return the row that `row` is compared with (itself, if it is the baseline), if there is one."""
+        return self.partner(row, self.settings["baseline"])
+
+    @property
+    def failed(self) -> bool:
+        """Whether any run failed, or computes something else than one device does."""
+        wrong = any(check["status"] == "failed" for check in self.maths.values())
+        return wrong or any(row.troubles for row in self.rows)
+
+    @property
+    def title(self) -> str:
+        """Model, data set, batch and repeats in one line."""
+        settings = self.settings
+        models = "/".join(dict.fromkeys(str(configuration.planned["model"]) for configuration in self.plan))
+        batch = "/".join(map(str, settings["batch_size"]))
+        weak = settings["scaling"] == "weak"
+        scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
+        return (f"{models} on {settings['dataset']}, {scaling}, {settings['epochs']} epoch(s), "
+                f"{settings['repeats']} run(s) each")
+
+
+def write_results(report: Report, directory: Path) -> None:
+    """Write results.json: all that is known so far, raw, with a checksum over it."""
+    values = without_nan({"schema_version": SCHEMA_VERSION, **asdict(report)})
+    write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
+
+
+def _checksum(values):
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_results(path: Path) -> Report:
+    """Read what write_results wrote.
+
+    Raises SuiteError (FAILED) if the file is missing, truncated, of another schema, or not as it was written: numbers
+    that a hand has touched are no measurement.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        version = values.get("schema_version")
+        checksum = values.pop("sha256", None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
+                         "name the results.json of a comparison", FAILED) from None
+    if version != SCHEMA_VERSION:
+        advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
+                  else "run the comparison again")
+        raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
+                         f"{SCHEMA_VERSION}", advice, FAILED)
+    if checksum != _checksum(values):
+        raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
+                         "undo the change, or run the comparison again", FAILED)
+    del values["schema_version"]
+    plan = tuple(Configuration(**{**row, "command": tuple(row["command"])}) for row in values.pop("plan"))
+    outcomes = tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
+                     for row in values.pop("outcomes"))
+    order = tuple((block, name) for block, name in values.pop("order"))
+    return Report(**values, plan=plan, order=order, outcomes=outcomes)

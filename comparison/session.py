@@ -1,0 +1,68 @@
+"""One comparison from its plan to its last run, with a word about what is going on."""
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from comparison.launch import ask, run_once
+from comparison.maths import check_maths
+from comparison.progress import duration, guess_seconds, seconds_left
+from comparison.record import Report, write_results
+
+
+def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
+    """Probe the machine, check the maths if asked, run every run of `report.order`; return the report with all that.
+
+    results.json is on disk, whole, before the next run starts.
+    """
+    report = replace(report, probe=_probe(report, shared_flags))
+    runs = directory / "runs"
+    if report.settings["check_maths"]:
+        able = [configuration for configuration in report.plan if not configuration.skip]
+        report = replace(report, maths=check_maths(able, shared_flags, report.probe["train_images"]))
+    plan = {configuration.name: configuration for configuration in report.plan}
+    guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
+    _announce(report, seconds_left(report.order, (), guesses))
+    for number, (block, name) in enumerate(report.order, start=1):
+        outcome = run_once(plan[name], block, runs)
+        report = replace(report, outcomes=(*report.outcomes, outcome))
+        write_results(report, directory)
+        if sys.stdout.isatty():
+            left = seconds_left(report.order, report.outcomes, guesses)
+            print(f"[{number}/{len(report.order)}] block {block}, {plan[name].label}: {outcome.status}, "
+                  f"{outcome.wall_seconds:.1f} s; about {duration(left)} left", flush=True)
+    return report
+
+
+def _probe(report, shared_flags):
+    planned = [configuration.planned for configuration in report.plan]
+
+    def every(name):
+        return [str(value) for value in dict.fromkeys(values[name] for values in planned)]
+
+    ranks = (values["global batch"] // values["per-device batch"] for values in planned)
+    parts = sorted({1, *report.settings["project"], *ranks})
+    flags = [*shared_flags, "--model", *every("model"), "--batch-size", *every("global batch"), "--num-workers",
+             *every("workers"), "--device", planned[0]["device"], "--threads", str(planned[0]["threads per device"]),
+             "--parts", *map(str, parts)]
+    if report.settings["project"]:
+        flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
+    return json.loads(ask("common.probe", *flags))
+
+
+def _announce(report, seconds):
+    rows = len({name for _, name in report.order})
+    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks, about {duration(seconds)} "
+          "(a guess from the time of a training step; every run corrects it)")
+    for block in range(1, report.settings["repeats"] + 1):
+        print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
+    sys.stdout.flush()
+
+
+def print_commands(report: Report) -> None:
+    """Print the command of every row, in the order of the table, and run none."""
+    for configuration in report.plan:
+        skipped = f" (skipped: {configuration.skip})" if configuration.skip else ""
+        print(f"# {configuration.label}{skipped}", shlex.join(configuration.command), sep="\n")

@@ -1,0 +1,139 @@
+"""The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
+
+from comparison.causes import causes, partner
+from comparison.fairness import Standing, standing
+from comparison.record import Report, Row
+from comparison.statistics import NO_DIFFERENCE, Ratio, phase_milliseconds, ratio, run_seconds, summarize
+
+
+def verdict(report: Report) -> list[str]:
+    """Return one paragraph per row, one per sweep and method, and last what to use on this machine."""
+    rows = [f"{row.label}: {_paragraph(report, row)}" for row in report.rows]
+    return [*rows, *_sweeps(report), *recommendations(report)]
+
+
+def _paragraph(report, row):
+    if row.configuration.skip:
+        return f"skipped: {row.configuration.skip}."
+    broken = [f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}: "
+              f"{row.troubles[0].reason}."] if row.troubles else []
+    if not row.results:
+        return " ".join(broken or ["not run."])
+    stands = standing(report, row)
+    found = causes(report, row)
+    explained = [cause.sentence for cause in found]
+    if not found and stands.baseline is not row and stands.speed_up:
+        explained = [_no_cause(row)]
+    return " ".join([*broken, _how_fast(report, row, stands), *explained, *_ladder(report, row, found)])
+
+
+def _how_fast(report, row, stands: Standing):
+    numbers = summarize(row)
+    own = (f"{numbers.epoch_seconds:.2f} s per epoch ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
+           f"{numbers.runs} run(s))")
+    if stands.baseline is row:
+        return f"the baseline, {own}."
+    if stands.reason == "simulated":
+        return f"simulated on one device, which says nothing about the method's speed; {own}."
+    if stands.speed_up is None:
+        return f"{own}; no speed-up, {stands.reason}."
+    speed_up, devices = stands.speed_up, len(row.results[0].devices)
+    said = {"faster": f"faster than “{stands.baseline.label}”, {speed_up} times as fast",
+            "slower": f"slower than “{stands.baseline.label}”, {speed_up} times as fast",
+            NO_DIFFERENCE: f"neither faster nor slower than “{stands.baseline.label}”, {speed_up} times as fast"}
+    words = said.get(speed_up.words, f"{speed_up} times as fast as “{stands.baseline.label}” in the only run, which "
+                                     "proves nothing")
+    share = f", {speed_up.value / devices:.0%} of what {devices} devices could give at best" if devices > 1 else ""
+    return f"{words}{share}; {own} instead of {summarize(stands.baseline).epoch_seconds:.2f} s."
+
+
+def _no_cause(row):
+    phases = phase_milliseconds(row)
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in phases.items())
+    return f"None of the causes looked for stands out; a step's {sum(phases.values()):.1f} ms are {parts}."
+
+
+def _ladder(report, row, found):
+    """What single, DDP on one rank, DDP without exchange and DDP tell apart, under the row of DDP."""
+    if row.configuration.method != "ddp":
+        return []
+    single, one, silent = (partner(report, row, method) for method in ("single", "ddp-1", "ddp-no-sync"))
+    said = []
+    if single and one:
+        cost = ratio(run_seconds(one), run_seconds(single))
+        said.append(f"DDP's wrapper: one rank takes {cost} times as long as one device without DDP.")
+    if one and silent:
+        ranks, cost = len(row.results[0].devices), ratio(run_seconds(silent), run_seconds(one))
+        said.append(f"Contention: {ranks} ranks that exchange nothing take {cost} times as long as one rank, where "
+                    f"{1 / ranks:.2f} would be ideal; they share cores, memory and loader, and have smaller batches.")
+    if silent and not any(cause.kind == "exposed communication" for cause in found):
+        cost = ratio(run_seconds(row), run_seconds(silent))
+        said.append(f"Communication: with the exchange of gradients an epoch takes {cost} times as long as without"
+                    + (": no significant difference." if cost.words == NO_DIFFERENCE else "."))
+    return said
+
+
+def sweep_groups(report: Report, name: str) -> list[list[Row]]:
+    """Return the rows that differ in one swept setting alone, as lists of at least two, in the order of its values."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in report.rows:
+        values = row.configuration.values
+        if name in values and row.results:
+            same = tuple((key, value) for key, value in values.items() if key != name)
+            groups.setdefault((row.configuration.label if name not in ("nproc", "micro_batches")
+                               else row.configuration.method, same), []).append(row)
+    return [rows for rows in groups.values() if len(rows) > 1]
+
+
+def _sweeps(report):
+    said = []
+    for name in report.swept:
+        for rows in sweep_groups(report, name) if name != "model" else ():
+            first, best = rows[0], min(rows, key=lambda row: summarize(row).epoch_seconds)
+            compared = ", ".join(f"{row.configuration.values[name]}: {longer(row, first)}" for row in rows[1:])
+            simulated = ", simulated," if any(row.simulated for row in rows) else ""
+            said.append(f"Sweep of {name.replace('_', ' ')}, {first.configuration.method}{simulated}: fastest at "
+                        f"{best.configuration.values[name]}, {summarize(best).epoch_seconds:.2f} s per epoch. Times as "
+                        f"long as at {first.configuration.values[name]}: {compared}.")
+    return said
+
+
+def longer(row: Row, other: Row) -> str:
+    """Return how many times as long as `other` a row takes, with its interval and what that means."""
+    found: Ratio = ratio(run_seconds(row), run_seconds(other))
+    words = {"faster": "slower", "slower": "faster"}.get(found.words, found.words)  # it is a ratio of times
+    return f"{found} ({words})"
+
+
+def recommendations(report: Report) -> list[str]:
+    """Return which row to use here, for each model: the fastest whose interval lies above 1, or one device."""
+    judged = [(row, stands) for row in report.rows if row.results and not row.times_only
+              for stands in [standing(report, row)] if stands.speed_up and stands.baseline is not row
+              and not stands.unequal and report.maths.get(row.configuration.name, {}).get("status") != "failed"]
+    if not judged:
+        return ["Recommendation: none, as no method was measured against a baseline."]
+    models = dict.fromkeys(row.configuration.planned["model"] for row, _ in judged)
+    several = len(models) > 1
+    return [(f"{model}: " if several else "") + _recommend([
+        pair for pair in judged if pair[0].configuration.planned["model"] == model]) for model in models]
+
+
+def _recommend(judged):
+    if any(stands.speed_up.low is None for _, stands in judged):
+        row, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
+        return (f"Recommendation: none, as single runs prove nothing; the fastest was “{row.label}”, {stands.speed_up} "
+                f"times as fast as “{stands.baseline.label}”. Give --repeats 3 or more.")
+    winners = {row.label: (row, stands) for row, stands in judged if stands.speed_up.words == "faster"}
+    candidates = [*(row for row, _ in winners.values()), *(stands.baseline for _, stands in judged)]
+    best = min(candidates, key=lambda row: summarize(row).epoch_seconds)
+    if best.label not in winners:
+        closest, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
+        return (f"Recommendation: stay with “{best.label}”, {summarize(best).epoch_seconds:.2f} s per epoch. The best "
+                f"of the others against an equal baseline, “{closest.label}”, is {stands.speed_up} times as fast as "
+                f"“{stands.baseline.label}”: {stands.speed_up.words}.")
+    stands = winners[best.label][1]
+    equals = [row.label for row, _ in winners.values() if row is not best
+              and ratio(run_seconds(row), run_seconds(best)).words == NO_DIFFERENCE]
+    said = (f"Recommendation: “{best.label}”, {stands.speed_up} times as fast as “{stands.baseline.label}” on this "
+            "machine.")
+    return said + (f" Not told apart from it: {', '.join(f'“{label}”' for label in equals)}." if equals else "")

@@ -1,0 +1,43 @@
+"""Comparisons made by hand, for tests: what was measured in them is what the test plants."""
+
+from common.results import PhaseTimes
+from comparison.launch import Outcome
+from comparison.plan import Configuration
+from comparison.record import Report
+from test_results import make_result
+
+SETTINGS = {
+    "dataset": "synthetic-mnist", "batch_size": [100], "epochs": 3, "scaling": "strong", "repeats": 3, "seed": 42,
+    "baseline": "single", "allow_unequal": False, "check_maths": False, "project": [], "link_gbps": None,
+    "max_steps": None,
+}
+PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
+
+
+def configuration(method="single", name=None, values=(), skip="", **planned) -> Configuration:
+    equal = {"model": "lenet", "global batch": 100, "workers": 0, "threads per device": 1, "device": "cpu",
+             "per-device batch": 100, **planned}
+    return Configuration(name or method, method, method.upper(), dict(values), equal, ("python", f"{method}.py"), skip)
+
+
+def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phases=(1.0, 0.5, 20.0, 40.0, 3.0),
+         **values):
+    """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer."""
+    devices = ("cpu",) * values.pop("count", 1)
+    return [make_result(method, (first or one, *[one] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
+            for one in seconds]
+
+
+def report_of(*rows, probe=(), maths=None, **settings) -> Report:
+    """A Report of (configuration, results) pairs; a result may be an Outcome's status instead, if the run failed."""
+    outcomes = []
+    for row, results in rows:
+        for block, result in enumerate(results, start=1):
+            failed = isinstance(result, str)
+            outcomes.append(Outcome(row.name, block, result if failed else "ok", "signal 9" if failed else "",
+                                    f"python {row.method}.py", f"{row.name}-{block}.log", int(failed), 9.0, 0.5,
+                                    None if failed else result))
+    plan = tuple(row for row, _ in rows)
+    order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
+    return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": []},
+                  {**PROBE, **dict(probe)}, plan, order, tuple(outcomes), maths or {})

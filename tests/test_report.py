@@ -1,0 +1,294 @@
+"""What a comparison shows: tables, fairness, projection, files and figures; and what it refuses to show."""
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from common.errors import SuiteError
+from common.plots import METHOD_STYLE, draw_curves
+from comparison import maths
+from comparison.diff import describe_difference
+from comparison.fairness import differences, standing
+from comparison.plan import METHODS
+from comparison.plots import draw_all
+from comparison.projection import all_reduce_milliseconds, assumptions, project
+from comparison.record import read_results, write_results
+from comparison.report import notes, terminal_text, warnings, write_csv, write_markdown
+from comparison.tables import main_table, projection_table, settings_table, sweep_tables
+from reports import configuration, report_of, runs
+from test_results import make_result
+
+SINGLE = (configuration(), runs())
+DDP = (configuration("ddp", **{"per-device batch": 50}), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
+
+
+def cells(table):
+    return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[2:]]
+
+
+# ---- tables
+
+
+def test_main_table():
+    report = report_of(SINGLE, DDP, (configuration("dp"), runs("dp", simulated=True)),
+                       (configuration("mp", skip="needs 2 GPUs, found 1"), []),
+                       (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]))
+    single, ddp, dp, mp, accelerate = cells(main_table(report, "simple"))
+    assert single == ["SINGLE", "synthetic-mnist", "1", "80.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%", "9.0",
+                      "baseline"]
+    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "faster"]
+    assert dp[8:] == ["–", "–", "9.0", "simulated"]
+    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 4, "skipped"]
+    assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; no significant difference"
+    assert report.failed and not report_of(SINGLE, DDP).failed
+
+
+def test_every_row_shows_what_should_be_equal():
+    header, _, single, ddp = settings_table(report_of(SINGLE, DDP), "simple").splitlines()
+    assert re.split(r"\s{2,}", header) == ["Method", "Global batch", "Per-device batch", "Steps per epoch", "Workers",
+                                           "Threads per device", "Precision", "Loader"]
+    assert single.split() == ["SINGLE", "100", "100", "10", "0", "1", "float32", "workers"]
+    assert ddp.split()[0] == "DDP"
+
+
+def test_a_sweep_has_its_column_and_its_table():
+    report = report_of(*((configuration(name=f"w{workers}", values={"num_workers": workers}, workers=workers),
+                          runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers))
+                         for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))))
+    assert main_table(report, "simple").split()[1] == "Workers"
+    assert [row[1] for row in cells(main_table(report, "simple"))] == ["0", "2"]
+    (table,) = sweep_tables(report, "simple")
+    first, second = cells(table)
+    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "9.0", "80.00", "–"]
+    assert second[2:5] == ["1.0", "63.5", "2.00"] and second[-1] == "0.67 [0.66, 0.67] (faster)"
+    assert "UNEQUAL" not in terminal_text(report) and "refused" not in terminal_text(report)
+
+
+def test_weak_scaling_stands_in_the_title():
+    report = report_of(SINGLE, scaling="weak")
+    assert "WEAK SCALING: batch 100 per device" in report.title and report.title in terminal_text(report)
+
+
+def test_without_a_baseline_there_are_no_speed_ups_and_it_says_so():
+    report = report_of(DDP)
+    assert "No speed-ups: the baseline, single, is not among the methods." in notes(report)
+    report = report_of((configuration(), ["failed"]), DDP)
+    assert "No speed-ups: the baseline, “SINGLE”, has no run that ended well." in notes(report)
+    assert cells(main_table(report, "simple"))[1][8] == "–"
+
+
+def test_another_baseline():
+    report = report_of(SINGLE, DDP, baseline="ddp")
+    assert [row[8] for row in cells(main_table(report, "simple"))] == ["0.50 [0.49, 0.51]", "1.00"]
+
+
+def test_what_a_reader_must_know():
+    report = report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1)
+    assert any("no interval: 1 run" in note for note in notes(report))
+    assert any("is synthetic" in note for note in notes(report))
+    assert warnings(report) == [f"WARNING: SINGLE: {text}." for text in [
+        "its first epoch takes 4.0 times as long as the others: warm-up, which is left out of the times; give more "
+        "--epochs, so that more of them count"]]
+    assert cells(main_table(report, "simple"))[0][-1] == "baseline"
+
+
+# ---- fairness
+
+
+@pytest.mark.parametrize("name, change", [
+    ("global batch 200 instead of 100", {"global_batch_size": 200}),
+    ("workers 4 instead of 0", {"workers_per_process": 4}),
+    ("threads per device 2 instead of 1", {"threads_per_process": 2}),
+    ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
+    ("kind of device cuda instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
+    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0"}}),
+    *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
+        ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
+        ("lr", 0.001), ("augment", None), ("seed", None), ("epochs", None), ("train_size", None), ("max_steps", None))),
+])
+def test_every_inequality_is_found_refused_or_marked(name, change):
+    reference = make_result()
+    other = replace(reference, **{**change, **({"config": {**reference.config, **change["config"]}}
+                                               if "config" in change else {})})
+    assert differences(other, reference, "strong") == [name] and differences(reference, reference, "strong") == []
+    report = report_of(SINGLE, (configuration("ddp"), [other]))
+    stands = standing(report, report.rows[1])
+    assert stands.speed_up is None and stands.reason == f"refused: {name}"
+    assert cells(main_table(report, "simple"))[1][8] == "–" and f"refused: {name}" in main_table(report, "simple")
+    allowed = replace(report, settings={**report.settings, "allow_unequal": True})
+    assert standing(allowed, allowed.rows[1]).speed_up and f"UNEQUAL ({name})" in main_table(allowed, "simple")
+
+
+def test_what_may_differ():
+    reference = make_result()
+    part = replace(reference, per_device_batch_size=50)
+    assert differences(part, reference, "strong") == []
+    assert differences(part, reference, "weak") == ["per-device batch 50 instead of 100"]
+    assert differences(replace(reference, global_batch_size=200), reference, "weak") == []
+    steps = [replace(reference, epochs=(*reference.epochs[:-1], replace(reference.epochs[-1], steps=count)))
+             for count in (11, 12)]
+    assert differences(steps[0], reference, "strong") == []  # ranks leave out what does not divide
+    assert differences(steps[1], reference, "strong") == ["steps per epoch 12 instead of 10"]
+
+
+# ---- same maths
+
+
+def finding(method="ddp", batch_norm=False, difference=0.5, **planned):
+    return maths._judge(configuration(method, **planned), difference, batch_norm)
+
+
+def test_a_difference_above_rounding_fails_unless_batch_norm_explains_it():
+    parts = {"per-device batch": 50}
+    assert finding(difference=1e-7)["status"] == "ok"
+    assert finding(**parts)["status"] == "failed" and "5.0e-01" in finding(**parts)["reason"]
+    assert finding(difference=math.nan, **parts)["status"] == "failed"
+    expected = finding(batch_norm=True, **parts)
+    assert expected["status"] == "expected" and "BatchNorm" in expected["reason"]
+    assert finding("mp-micro", batch_norm=True)["status"] == "expected"
+    assert finding("mp", batch_norm=True)["status"] == "failed"  # whole batches: nothing to explain it
+
+
+def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
+    monkeypatch.setattr(maths, "STEPS", 2)
+    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96"]
+    planned = {"global batch": 48, "per-device batch": 48}
+    scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
+    train = (maths.python(), maths.script("data_parallel_train.py"), *shared, *maths.equal_flags(scripts[0].planned))
+    rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
+            replace(scripts[1], name="broken", command=(*train, "--split-at", "x"))]
+    found = maths.check_maths(rows, shared, 96)
+    assert found["single"] == {"difference": 0.0, "batch_norm": False, "status": "ok", "reason": ""}
+    assert found["other"]["status"] == "failed" and found["other"]["difference"] > 1e-2
+    assert found["ddp-no-sync"]["status"] == "expected" and found["ddp-no-sync"]["difference"] is None
+    assert found["broken"]["status"] == "failed" and "unrecognized arguments" in found["broken"]["reason"]
+    report = report_of(SINGLE, (scripts[1], runs()), maths=found)
+    assert report.failed and "failed: computes something else" in main_table(report, "simple")
+    assert "max |Δ parameter|" in main_table(report, "simple")
+
+
+# ---- projection
+
+
+LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in
+                  ((100, 40.0), (50, 24.0), (25, 15.0))],
+        "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],
+        "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
+
+
+def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader():
+    ddp = (configuration("ddp"), runs("ddp", (0.5, 0.5, 0.5), count=2))
+    report = report_of((configuration(), runs(seconds=(0.5, 0.5, 0.5))), ddp, project=[2, 4], probe=LINK)
+    one, two, four = project(report)
+    assert (one.epoch_seconds, one.all_reduce_milliseconds, one.speed_up) == (pytest.approx(0.4), 0, 1)
+    assert two.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
+    assert two.epoch_seconds == pytest.approx(10 * (24 + 10) / 1000) and two.speed_up == pytest.approx(40 / 34)
+    assert four.epoch_seconds == pytest.approx(10 * (15 + 15) / 1000)
+    assert (two.measured_seconds, two.error) == (0.5, pytest.approx(-0.32)) and four.measured_seconds is None
+    assert one.error == pytest.approx(-0.2)
+    slow = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 2500.0}]}
+    assert [projected.epoch_seconds for projected in project(replace(report, probe={**report.probe, **slow}))] == [
+        pytest.approx(0.4)] * 3
+    given = project(replace(report, settings={**report.settings, "link_gbps": 80.0}))
+    assert given[1].all_reduce_milliseconds == pytest.approx(1)
+    table = projection_table(report, "simple")
+    assert table.count("projected") == 3 and cells(table)[1][-1] == "-32%" and cells(table)[2][-1] == "–"
+    said = " ".join(assumptions(report))
+    assert "projected, not measured" in said and "10,000,000 bytes" in said and "8.00 Gbit/s (measured" in said
+
+
+def test_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
+    assert all_reduce_milliseconds(1000, 1, 1.0) == 0
+    assert all_reduce_milliseconds(10**9, 10**6, 8.0) == pytest.approx(2000, rel=1e-5)
+
+
+# ---- files
+
+
+def full_report():
+    return report_of(
+        SINGLE, DDP, (configuration("dp"), runs("dp", simulated=True, reason="2 replicas")),
+        (configuration("mp"), ["failed"]), project=[2, 4], probe=LINK, check_maths=True,
+        maths={"ddp": {"difference": 1e-8, "batch_norm": False, "status": "ok", "reason": ""}})
+
+
+def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
+    report = full_report()
+    figures = draw_all(report, tmp_path)
+    write_results(report, tmp_path)
+    write_csv(report, tmp_path / "results.csv")
+    write_markdown(report, tmp_path / "report.md", figures)
+    assert read_results(tmp_path / "results.json") == report
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [row["result"] for row in rows] == ["baseline", "faster", "simulated", "1 of 1 runs failed"]
+    assert float(rows[1]["speed_up"]) == pytest.approx(2, abs=0.01) and float(rows[1]["speed_up_low"]) < 2
+    assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"
+    assert rows[0]["global batch"] == "100" and rows[3]["global batch"] == ""
+    text = (tmp_path / "report.md").read_text()
+    for heading in ("Result", "Verdict", "What was equal", "Projection (projected, not measured)", "Figures",
+                    "What was not measured", "Accuracy per class (%)", "Machine", "Commands"):
+        assert f"\n## {heading}\n" in text
+    assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
+    assert [figure.name for figure in figures] == ["curves.png", "speed-up.png", "phases.png", "scaling.png"]
+    for figure in figures:
+        assert f"]({figure.name})" in text
+        assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
+
+
+def test_every_sweep_has_a_figure(tmp_path):
+    rows = [(configuration(name=f"{model}-{size}", values={"model": model, "batch_size": size}, model=model),
+             runs(global_batch_size=size)) for model in ("lenet", "mlp") for size in (64, 128)]
+    names = [figure.name for figure in draw_all(report_of(*rows), tmp_path)]
+    assert names == ["curves.png", "phases.png", "sweep-model.png", "sweep-batch-size.png"]
+
+
+def test_every_method_has_a_look_of_its_own(tmp_path):
+    assert set(METHODS) <= set(METHOD_STYLE)
+    for key in ("color", "linestyle", "marker"):
+        assert len({str(style[key]) for style in METHOD_STYLE.values()}) == len(METHOD_STYLE)
+    drawn = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
+    assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
+
+
+@pytest.mark.parametrize("damage, said", [
+    (lambda text: text[: len(text) // 2], "cannot read"),
+    (lambda text: text.replace('"schema_version": 2', '"schema_version": 3', 1), "its schema_version is 3"),
+    (lambda text: text.replace('"schema_version": 2', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace('"train_seconds": 1.01', '"train_seconds": 0.51', 1), "it was edited"),
+    (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
+    (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
+])
+def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, said, tmp_path):
+    write_results(full_report(), tmp_path)
+    file = tmp_path / "results.json"
+    before = file.read_text()
+    assert damage(before) != before
+    file.write_text(damage(before))
+    with pytest.raises(SuiteError, match=said):
+        read_results(file)
+
+
+def test_results_hold_no_nan(tmp_path):
+    write_results(report_of((configuration(), [make_result(seconds=(math.nan, 2.0))])), tmp_path)
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert math.isnan(read_results(tmp_path / "results.json").outcomes[0].result.epochs[0].train_seconds)
+
+
+# ---- two reports
+
+
+def test_diff_compares_equal_rows_and_refuses_unequal_ones():
+    before = report_of(SINGLE, DDP, (configuration("mp"), runs("mp", simulated=True)))
+    after = report_of((configuration(), runs(seconds=(1.0, 1.01, 0.99))),
+                      (DDP[0], [replace(result, global_batch_size=200) for result in DDP[1]]),
+                      (configuration("dp"), runs("dp")), lr=0.1)
+    after = replace(after, environment={**after.environment, "torch": "2.15.0"})
+    text = describe_difference(before, after)
+    assert re.search(r"SINGLE +2.00 +3 +1.00 +3 +2.00 \[1.96, 2.05\] +faster", text)
+    assert "refused: global batch 200 instead of 100" in text
+    assert re.search(r"MP .*–.* not in both", text) and re.search(r"DP  .*–.* not in both", text)
+    assert "Different machine: torch 2.11.0 → 2.15.0." in text and "Different settings: lr None → 0.1." in text

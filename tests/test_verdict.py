@@ -1,0 +1,202 @@
+"""Each cause is planted alone, and only that one is found; where none is planted, none is."""
+
+import pytest
+
+from comparison.causes import causes
+from comparison.verdict import recommendations, verdict
+from reports import configuration, report_of, runs
+
+SINGLE = (configuration(), runs())
+FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
+
+
+def ddp(**values):
+    return configuration("ddp", **{"per-device batch": 50, **values})
+
+
+def two(seconds=FAST, **values):
+    return runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=50, **values)
+
+
+def kinds(report, index=-1):
+    return [cause.kind for cause in causes(report, report.rows[index])]
+
+
+def sentence(report, index=-1):
+    (cause,) = causes(report, report.rows[index])
+    return cause.sentence
+
+
+def test_nothing_planted_nothing_found():
+    report = report_of(SINGLE, (ddp(), two()))
+    assert kinds(report) == [] and kinds(report, 0) == []
+    said = verdict(report)[1]
+    assert "faster than “SINGLE”, 2.00 [1.96, 2.05] times as fast, 100% of what 2 devices" in said
+    assert "None of the causes looked for stands out; a step's 64.5 ms are data 1.0, transfer 0.5" in said
+
+
+def test_waiting_for_data():
+    report = report_of(SINGLE, (ddp(), two(SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))))
+    assert kinds(report) == ["waiting for data"]
+    assert "40.0 of 103.5 ms per step (39%)" in sentence(report) and "1.84 s at best" in sentence(report)
+    assert "--num-workers 0 2 4" in sentence(report)
+    assert "slower than “SINGLE”" in verdict(report)[1]
+
+
+def test_waiting_for_data_with_a_measured_remedy():
+    waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
+    report = report_of((configuration(name="w0", values={"num_workers": 0}), waits),
+                       (configuration(name="w2", values={"num_workers": 2}, workers=2),
+                        runs("single", FAST, workers_per_process=2)))
+    assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
+    assert "with 2 workers instead of 0 it was measured at 1.00 s" in sentence(report, 0)
+    (swept,) = [text for text in verdict(report) if text.startswith("Sweep of num workers, single: fastest at 2")]
+    assert "2: 0.33 [0.33, 0.34] (faster)" in swept
+
+
+def test_exposed_communication_comes_from_the_ladder():
+    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
+    report = report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49))))
+    assert kinds(report) == ["exposed communication"]
+    assert "costs 0.50 of 1.50 s per epoch (33%)" in sentence(report)
+    assert kinds(report_of(SINGLE, silent, (ddp(), two(FAST)))) == []
+    assert kinds(report_of(SINGLE, (ddp(), two((1.5, 1.51, 1.49))))) == []  # not measured, not claimed
+    unlike = (configuration("ddp-no-sync", **{"per-device batch": 50, "workers": 4}), two(FAST))
+    assert kinds(report_of(SINGLE, unlike, (ddp(), two((1.5, 1.51, 1.49))))) == []
+
+
+def test_the_ladder_tells_wrapper_contention_and_communication_apart():
+    report = report_of(SINGLE, (configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))),
+                       (configuration("ddp-no-sync", **{"per-device batch": 50}), two((1.6, 1.61, 1.59))),
+                       (ddp(), two((1.8, 1.81, 1.79))))
+    said = verdict(report)[3]
+    assert "DDP's wrapper: one rank takes 1.10 [" in said
+    assert "2 ranks that exchange nothing take 0.73 [" in said and "0.50 would be ideal" in said
+    assert "Exchanging gradients costs" in said and "Communication" not in said
+    quick = report_of(SINGLE, (report.plan[2], two((1.6, 1.61, 1.59))), (ddp(), two((1.6, 1.62, 1.6))))
+    assert "an epoch takes 1.00 [" in verdict(quick)[2] and "without: no significant difference" in verdict(quick)[2]
+    assert not any("wrapper" in paragraph for paragraph in verdict(report)[:3])
+
+
+def test_a_batch_per_device_that_is_too_small():
+    steps = [{"model": "lenet", "batch": 100, "milliseconds": 10.0}, {"model": "lenet", "batch": 50,
+                                                                     "milliseconds": 9.0}]
+    report = report_of(SINGLE, (ddp(), two((1.8, 1.81, 1.79))), probe={"steps": steps})
+    assert kinds(report) == ["small batch per device"] and kinds(report, 0) == []
+    assert "9.0 ms for 50 and 10.0 ms for 100" in sentence(report) and "1.8 times the work" in sentence(report)
+    steps[1]["milliseconds"] = 5.1
+    assert kinds(report_of(SINGLE, (ddp(), two()), probe={"steps": steps})) == []
+
+
+def test_scatter_replicate_gather():
+    own = {"scatter": 2.0, "replicate": 7.0, "gather": 1.0}
+    row = configuration("dp", **{"per-device batch": 50})
+    report = report_of(SINGLE, (row, runs("dp", SLOW, count=2, method_milliseconds=own)))
+    assert kinds(report) == ["scatter, replicate, gather"]
+    assert "10.0 of 64.5 ms per step (16%; scatter 2.0, replicate 7.0, gather 1.0)" in sentence(report)
+    little = {name: value / 10 for name, value in own.items()}
+    assert kinds(report_of(SINGLE, (row, runs("dp", FAST, count=2, method_milliseconds=little)))) == []
+
+
+@pytest.mark.parametrize("micro_batches, simulated, stages, forward, idle, ideal", [
+    (1, False, (10.0, 10.0), 22.0, "55%", "50%"),  # measured: 1 - 20 / 44
+    (4, False, (10.0, 10.0), 16.0, "38%", "20%"),
+    (1, True, (10.0, 10.0), 20.0, "50%", "50%"),  # computed: one stage after the other
+    (4, True, (10.0, 10.0), 20.0, "20%", "20%"),  # makespan 2.5 + 2.5 x 3 + 2.5
+    (4, True, (16.0, 4.0), 20.0, "41%", "20%"),  # makespan 4 + 4 x 3 + 1
+])
+def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
+    own = dict(zip(("stage 0", "stage 1"), stages, strict=True))
+    results = runs("mp", SLOW, count=1 if simulated else 2, simulated=simulated, method_milliseconds=own,
+                   phases=(1.0, 0.5, forward, 40.0, 3.0))
+    for result in results:
+        result.config["micro_batches"] = micro_batches
+    report = report_of(SINGLE, (configuration("mp"), results))
+    assert kinds(report) == ["idle stage"]
+    assert f"idles {idle} of the time" in sentence(report) and f"ideally {ideal}" in sentence(report)
+    assert ("computed, not measured" in sentence(report)) == simulated
+    assert ("simulated on one device" in verdict(report)[1]) == simulated
+
+
+def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
+    results = runs("mp", FAST, count=2, method_milliseconds={"stage 0": 9.5, "stage 1": 9.5},
+                   phases=(1.0, 0.5, 10.0, 40.0, 3.0))
+    for result in results:
+        result.config["micro_batches"] = 32
+    assert kinds(report_of(SINGLE, (configuration("mp"), results))) == []
+
+
+def test_start_up_that_outweighs_the_training():
+    report = report_of(SINGLE, (ddp(), two(startup_seconds=20.0)))
+    assert kinds(report) == ["start-up"]
+    assert "20.0 s, longer than the 3.0 s of training in 3 epoch(s)" in sentence(report)
+    report = report_of(SINGLE, (ddp(), two((1.8, 1.79, 1.81), startup_seconds=1.9)))
+    assert kinds(report) == ["start-up"]
+    assert "an epoch saves 0.20 s: it pays from 10 epochs on, of 3 here" in sentence(report)
+    warm = report_of(SINGLE, (ddp(), two(first=21.0)))  # what the first epoch takes longer is start-up as well
+    assert kinds(warm) == ["start-up"] and "20.0 s, longer than" in sentence(warm)
+
+
+def test_unequal_settings():
+    unequal = two(workers_per_process=2)
+    report = report_of(SINGLE, (ddp(workers=4), unequal), allow_unequal=True)
+    assert kinds(report) == ["unequal"] and sentence(report) == "It is no fair comparison: workers 4 instead of 0."
+    assert recommendations(report) == ["Recommendation: none, as no method was measured against a baseline."]
+
+
+def test_plain_noise():
+    report = report_of(SINGLE, (ddp(), two((1.5, 2.5, 1.9))))
+    assert kinds(report) == ["noise"] and "differ by up to 53% among themselves" in sentence(report)
+    assert "neither faster nor slower" in verdict(report)[1]
+
+
+def test_two_causes_at_once_are_both_told():
+    report = report_of(SINGLE, (ddp(), two(SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0), startup_seconds=60.0)))
+    assert kinds(report) == ["waiting for data", "start-up"]
+
+
+# ---- what to use
+
+
+def test_the_fastest_that_is_proved_is_recommended_whatever_it_is_called():
+    dp = (configuration("dp", **{"per-device batch": 50}), runs("dp", FAST, count=2))
+    (said,) = recommendations(report_of(SINGLE, dp, (ddp(), two(SLOW))))
+    assert said.startswith("Recommendation: “DP”, 2.00 [") and "DDP" not in said
+    (said,) = recommendations(report_of(SINGLE, dp, (ddp(), two((1.01, 1.0, 0.99)))))
+    assert "“DP”" in said and "“DDP”" in said and "Not told apart" in said
+
+
+@pytest.mark.parametrize("seconds", [SLOW, SAME])
+def test_one_device_is_the_right_choice_where_nothing_is_faster(seconds):
+    (said,) = recommendations(report_of(SINGLE, (ddp(), two(seconds))))
+    assert said.startswith("Recommendation: stay with “SINGLE”, 2.00 s per epoch")
+
+
+def test_a_faster_method_loses_to_one_device_with_better_settings():
+    def row(method, workers, results):
+        return configuration(method, f"{method}-{workers}", {"num_workers": workers}, workers=workers), results
+
+    report = report_of(row("single", 0, runs(seconds=SLOW)),
+                       row("single", 2, runs(seconds=FAST, workers_per_process=2)),
+                       row("ddp", 0, two((2.0, 2.01, 1.99))), row("ddp", 2, two(SLOW, workers_per_process=1)))
+    (said,) = recommendations(report)
+    assert said.startswith("Recommendation: stay with “SINGLE (num workers 2)”, 1.00 s per epoch")
+
+
+def test_a_single_run_recommends_nothing():
+    (said,) = recommendations(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1))
+    assert said.startswith("Recommendation: none, as single runs prove nothing")
+    assert "proves nothing" in verdict(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,)))))[1]
+
+
+def test_a_method_that_computes_something_else_is_not_recommended():
+    report = report_of(SINGLE, (ddp(), two()), maths={"ddp": {"difference": 0.1, "batch_norm": False,
+                                                             "status": "failed", "reason": "differs"}})
+    assert recommendations(report) == ["Recommendation: none, as no method was measured against a baseline."]
+
+
+def test_rows_without_results_say_why():
+    report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
+    said = verdict(report)
+    assert said[1] == "DP: skipped: needs 2 GPUs, found 1."
+    assert said[2] == "DDP: 1 of 1 runs failed: signal 9."
