@@ -98,7 +98,8 @@ def plan_comparison(arguments, shared_flags: list[str]) -> Report:
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
         raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
                          "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("source", "diff", "dry_run")}
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
+                if name not in ("source", "diff", "dry_run")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats, arguments.seed))

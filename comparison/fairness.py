@@ -31,7 +31,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str) -> list[s
     N - 1 images of an epoch, which can be one step: that is no difference.
     """
     mine, theirs = ({**effective(one), **{name: one.config.get(name) for name in (
-        "dataset", "model", "train_size", "max_steps", "augment", "optimizer", "lr", "epochs", "seed")},
+        "dataset", "model", "train_size", "max_steps", "augment", "optimizer", "lr", "epochs")},
         "kind of device": one.devices[0].split(":")[0], "torch": one.environment["torch"]} for one in
         (result, reference))
     may_differ = set(MAY_DIFFER[scaling])
@@ -69,7 +69,7 @@ class Standing:
 
 
 def standing(report: Report, row: Row) -> Standing:
-    """Compare a row with its baseline, if that may be done.
+    """Compare a row with its baseline, if that may be done; the baseline itself has a speed-up of 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
     whose settings differ, unless the comparison was run with --allow-unequal.
@@ -86,4 +86,6 @@ def standing(report: Report, row: Row) -> Standing:
         return Standing(baseline, None, "simulated", unequal)
     if unequal and not report.settings["allow_unequal"]:
         return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
+    if baseline is row:
+        return Standing(baseline, Ratio(1.0, None, None))
     return Standing(baseline, ratio(run_seconds(baseline), run_seconds(row)), "", unequal)

@@ -35,11 +35,11 @@ class Outcome:
     result: RunResult | None = None
 
 
-def run_once(configuration: Configuration, block: int, directory: Path) -> Outcome:
+def run_once(configuration: Configuration, block: int, seed: int, directory: Path) -> Outcome:
     """Run a configuration to its end; its result file, its log and its curves go into `directory`."""
     file = directory / f"{configuration.name}-{block}.json"
     log = file.with_suffix(".log")
-    command = (*configuration.command, "--output", str(file), "--figure-dir", str(directory))
+    command = (*configuration.command, "--seed", str(seed), "--output", str(file), "--figure-dir", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # or an old result would pass for this run's
     start = time.perf_counter()

@@ -124,7 +124,8 @@ def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
     own = {}
     for pair in typed.split(",") if typed else ():
         flag, _, value = pair.partition("=")
-        own[one_of(OWN)(flag).replace("-", "_")] = OWN[flag](value)
+        parse = OWN[one_of(OWN)(flag)]
+        own[flag.replace("-", "_")] = parse(value)
     return [(one_of((*METHODS, "ladder"))(method), own)]
 
 

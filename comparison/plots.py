@@ -70,12 +70,12 @@ def _band(axis, row, value, style):
 def _speed_ups(report, done, path):
     standings = [(row, standing(report, row)) for row in done]
     compared = [(row, stands) for row, stands in standings if stands.speed_up]
-    figure, (axis,) = new_figure(height=1.8 + 0.6 * len(compared))
+    figure, (axis,) = new_figure(width=9.0, height=2.0 + 0.6 * len(compared))
     for row, stands in compared:
-        is_baseline, speed_up = stands.baseline is row, stands.speed_up
-        known = speed_up.low is not None and not is_baseline
+        speed_up = stands.speed_up
+        known = speed_up.low is not None
         whiskers = [[speed_up.value - speed_up.low], [speed_up.high - speed_up.value]] if known else None
-        words = "baseline" if is_baseline else f"{speed_up}, {speed_up.words}"
+        words = "baseline" if stands.baseline is row else f"{speed_up}, {speed_up.words}"
         unequal = "\nUNEQUAL settings" if stands.unequal else ""
         axis.barh(f"{row.label}\n{words}{unequal}", speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
                   color=METHOD_STYLE[row.configuration.method]["color"], edgecolor="#777777", alpha=0.85)
@@ -83,10 +83,11 @@ def _speed_ups(report, done, path):
     axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
     left_out = len(done) - len(compared)
-    axis.set(xlim=(0, None), title=report.title,
-             xlabel=f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
-                    "whiskers: 95 % interval; where they cross the dashed line, there is no significant difference"
-                    + (f"\n{left_out} simulated or refused row(s) left out" if left_out else ""))
+    axis.set(xlim=(0, None))
+    figure.suptitle(report.title, fontsize=11)
+    figure.supxlabel(f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
+                     "whiskers: 95 % interval; across the dashed line: no significant difference"
+                     + (f"\n{left_out} simulated or refused row(s) left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
 
 

@@ -73,6 +73,8 @@ def definitions(report: Report) -> list[str]:
         f"Speed-up: the time per epoch of the {report.settings['baseline']} row with the same swept values, divided by "
         "the row's (geometric means over the runs), with Welch's 95 % interval on their logarithms. An interval that "
         "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
+        "Accuracy: after the last epoch, mean over the runs. Every block of runs has a seed of its own, which its rows "
+        "share.",
         "Efficiency: speed-up ÷ devices. Total time: from starting the command to its end, with imports, start-up, "
         "evaluation and figures; the median over the runs.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "

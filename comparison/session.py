@@ -15,7 +15,9 @@ from comparison.record import Report, write_results
 def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
     """Probe the machine, check the maths if asked, run every run of `report.order`; return the report with all that.
 
-    results.json is on disk, whole, before the next run starts.
+    Every block has a seed of its own, counted up from --seed, which all its rows share: the same initial weights and
+    order of images for all, and other ones for the next block. results.json is on disk, whole, before the next run
+    starts.
     """
     report = replace(report, probe=_probe(report, shared_flags))
     runs = directory / "runs"
@@ -26,7 +28,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
     _announce(report, seconds_left(report.order, (), guesses))
     for number, (block, name) in enumerate(report.order, start=1):
-        outcome = run_once(plan[name], block, runs)
+        outcome = run_once(plan[name], block, report.settings["seed"] + block - 1, runs)
         report = replace(report, outcomes=(*report.outcomes, outcome))
         write_results(report, directory)
         if sys.stdout.isatty():

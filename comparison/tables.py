@@ -37,8 +37,7 @@ def main_table(report: Report, tablefmt: str) -> str:
 
 def _main_cells(report, row):
     numbers, stands = summarize(row), standing(report, row)
-    is_baseline = stands.baseline is row and bool(row.results)
-    speed_up = "1.00" if is_baseline else cell(stands.speed_up)
+    speed_up = cell(stands.speed_up)
     devices = len(row.results[0].devices) if row.results else None
     efficiency = stands.speed_up.value / devices if stands.speed_up else None
     measured = numbers.epoch_seconds is not None

@@ -196,28 +196,28 @@ def child(code):
 def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
     (tmp_path / "runs").mkdir()
     write_result(make_result(), tmp_path / "runs" / "single-1.json")  # an earlier comparison's, not this one's
-    found = run_once(child(code), 1, tmp_path / "runs")
+    found = run_once(child(code), 1, 42, tmp_path / "runs")
     assert found.status == "failed" and reason in found.reason and found.result is None
     assert found.wall_seconds > 0
 
 
 def test_a_damaged_result_is_a_failed_row(tmp_path):
     code = f"open({str(tmp_path / 'runs' / 'single-1.json')!r}, 'w').write('{{')"
-    found = run_once(child(code), 1, tmp_path / "runs")
+    found = run_once(child(code), 1, 42, tmp_path / "runs")
     assert found.status == "failed" and "cannot read the result file" in found.reason
 
 
 def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(tmp_path):
     write_result(make_result(), tmp_path / "made.json")
     found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, tmp_path / "runs")
+                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
     assert found.status == "failed" and "exit code 1" in found.reason
 
 
 def test_a_diverged_run_is_a_diverged_row(tmp_path):
     write_result(make_result(status="diverged", reason="the loss was nan"), tmp_path / "made.json")
     found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, tmp_path / "runs")
+                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
     assert (found.status, found.reason, found.exit_code) == ("diverged", "the loss was nan", 1)
 
 
@@ -276,6 +276,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert {one.status for one in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
     assert all(one.wall_seconds > 1 and one.load_average is not None for one in stored.outcomes)
     assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")
+    assert [one.result.config["seed"] for one in stored.outcomes] == [42, 42, 43, 43]
     assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4
     assert [step["batch"] for step in stored.probe["steps"]] == [12, 24, 48]
     assert stored.probe["models"][0]["link_gbps"] > 0 and stored.probe["loaders"][0]["images_per_second"] > 100
