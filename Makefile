@@ -4,7 +4,7 @@ PYTHON ?= python3
 .PHONY: compare test
 
 compare: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 5
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .

@@ -32,7 +32,8 @@ from common.errors import FAILED, MACHINE, USAGE, SuiteError, run_script
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.launch import ask
-from comparison.plan import DEFAULT_METHODS, METHODS, Machine, given_flags, make_order, make_plan, parse_method, python
+from comparison.methods import METHODS, Machine, python
+from comparison.plan import DEFAULT_METHODS, given_flags, make_order, make_plan, parse_method
 from comparison.plots import draw_all
 from comparison.record import Report, read_results, write_results
 from comparison.report import terminal_text, write_csv, write_markdown
@@ -68,6 +69,12 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     arguments = parser.parse_args()
     if any(devices < 2 for devices in arguments.project):
         parser.error("argument --project: needs whole numbers of at least 2")
+    if METHODS[arguments.baseline].times_only:
+        parser.error(f"argument --baseline: {arguments.baseline} trains nothing that could be a baseline")
+    if arguments.source or arguments.diff:
+        for name, value in vars(arguments).items():
+            if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
+                parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
     arguments.methods = [choice for choices in arguments.methods for choice in choices]
     arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
@@ -91,8 +98,7 @@ def plan_comparison(arguments, shared_flags: list[str]) -> Report:
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     for devices in arguments.project:
-        for batch in arguments.batch_size:
-            per_process("--batch-size", batch, devices)
+        per_process("--batch-size", plan[0].planned["global batch"], devices)
     if arguments.project and arguments.scaling == "weak":
         raise SuiteError("--project is for strong scaling", "found --scaling weak", "leave one of them out", USAGE)
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
@@ -124,9 +130,10 @@ def main() -> None:
             print_commands(report)
             return
         report = run_comparison(report, shared_flags, directory)
+    write_results(report, directory)
+    report = read_results(directory / "results.json")  # what is shown is what was written
     print(f"\n{terminal_text(report)}\n")
     figures = draw_all(report, directory)
-    write_results(report, directory)
     write_csv(report, directory / "results.csv")
     write_markdown(report, directory / "report.md", figures)
     names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]

@@ -44,7 +44,7 @@ def main() -> None:
         note = f"{options.simulate_devices} replicas take turns on one device"  # DP:
         extra = {"simulated": True}  # DP:
     if method == "dp":  # DP:
-        extra["method_milliseconds"] = parallel.milliseconds  # DP:
+        extra["method_milliseconds"] = parallel.timers.milliseconds  # DP:
     if method == "dp" and not config.quiet:  # DP:
         show_replicas(parallel, model, torch.zeros(config.batch_size, *image_set.image_shape, device=devices[0]))  # DP:
 

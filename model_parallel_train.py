@@ -18,7 +18,7 @@ from common.environment import available_devices
 from common.errors import USAGE, SuiteError, run_script
 from common.models import balanced_split, build_model, split_index
 from common.run import run
-from common.timing import PhaseTimer
+from common.timing import SampledTimers
 
 
 class TwoStage(nn.Module):  # MP:
@@ -28,11 +28,10 @@ class TwoStage(nn.Module):  # MP:
         super().__init__()
         self.stage0, self.stage1 = stage0.to(devices[0]), stage1.to(devices[1])
         self.device1, self.micro_batches = devices[1], micro_batches
-        self.timers, self.batches = [PhaseTimer([device]) for device in devices], 0
+        self.timers = SampledTimers(devices[:1], devices[1:])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        timer0, timer1 = self.timers if self.training else (PhaseTimer([]), PhaseTimer([]))
-        self.batches += self.training
+        timer0, timer1 = self.timers.of_batch(self.training)
         outputs = []
         for part in images.tensor_split(min(self.micro_batches, len(images))):  # M x (B/M, C, H, W) on device 0
             # On GPUs these calls only queue work: device 0 turns to the next part while device 1 does this one.
@@ -44,10 +43,6 @@ class TwoStage(nn.Module):  # MP:
             outputs.append(self.stage1(features))
             timer1.mark("stage 1")
         return torch.cat(outputs)  # (B, 10) on device 1
-
-    def milliseconds(self) -> dict[str, float]:
-        """Return how long each stage works on a training batch's forward pass, in milliseconds."""
-        return {name: total / self.batches for timer in self.timers for name, total in timer.milliseconds().items()}
 
 
 def main() -> None:
@@ -75,13 +70,14 @@ def main() -> None:
         cut = balanced_split(model, torch.zeros(config.batch_size, *image_set.image_shape, device=devices[0]))  # MP:
     parallel = TwoStage(model[:cut], model[cut:], devices, options.micro_batches)  # MP:
     place = "both stages on one device" if devices[0] == devices[1] else "one stage per device"  # MP:
-    note = f"{place}, second stage from {[*model._modules][cut]}, {options.micro_batches} micro-batch(es)"  # MP:
+    first = [name for name, _ in model.named_children()][cut]  # MP:
+    note = f"{place}, second stage from {first}, {options.micro_batches} micro-batch(es)"  # MP:
 
     optimizer = build_optimizer(model.parameters(), config)
     context = ParallelContext(
         method=("mp-micro" if options.micro_batches > 1 else "mp") if options.use_model_parallel else "mp-control",
         model=parallel, evaluation_model=parallel, devices=tuple(dict.fromkeys(devices)), input_device=devices[0],
-        output_device=devices[1], simulated=simulated, note=note, method_milliseconds=parallel.milliseconds,
+        output_device=devices[1], simulated=simulated, note=note, method_milliseconds=parallel.timers.milliseconds,
     )
     run(context, model, optimizer, loaders, image_set, config, options)
 

@@ -20,7 +20,8 @@ from common.config import OneLineParser, check_writable, positive_int
 from common.errors import FAILED, SuiteError, run_script
 from common.results import write_json
 from comparison.launch import run_once
-from comparison.plan import Machine, make_order, make_plan
+from comparison.methods import Machine
+from comparison.plan import make_order, make_plan
 from comparison.record import Row
 from comparison.statistics import Ratio, ratio, run_seconds
 from comparison.tables import lay_out

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from common.timing import PhaseTimer
+from common.timing import SampledTimers
 
 
 class TimedDataParallel(nn.DataParallel):
@@ -17,11 +17,11 @@ class TimedDataParallel(nn.DataParallel):
 
     def __init__(self, module: nn.Module, devices: list[torch.device]):
         super().__init__(module, devices)
-        self._timer, self._batches = PhaseTimer(devices), 0
+        self.timers = SampledTimers(devices)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, C, H, W) on the first device to logits (B, 10) on it."""
-        self._batches += self.training
+        (self._timer,) = self.timers.of_batch(self.training)
         return super().forward(images)
 
     def scatter(self, *arguments):
@@ -34,16 +34,10 @@ class TimedDataParallel(nn.DataParallel):
         return self._timed("gather", super().gather, *arguments)
 
     def _timed(self, name, step, *arguments):
-        if not self.training:
-            return step(*arguments)
-        self._timer.start()
+        self._timer.mark("", join=True)  # not before the replicas on all devices are done: gather would wait for them
         value = step(*arguments)
         self._timer.mark(name, join=True)
         return value
-
-    def milliseconds(self) -> dict[str, float]:
-        """Return the mean time per training batch of each step, in milliseconds."""
-        return {name: total / self._batches for name, total in self._timer.milliseconds().items()}
 
 
 class SimulatedDataParallel(nn.Module):
@@ -56,12 +50,11 @@ class SimulatedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, replicas: int, device: torch.device):
         super().__init__()
         self.module, self.replicas = module, replicas
-        self._timer, self._batches = PhaseTimer([device]), 0
+        self.timers = SampledTimers([device])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, C, H, W) to logits (B, 10); each replica sees about B ÷ N images."""
-        timer = self._timer if self.training else PhaseTimer([])  # only training batches count
-        self._batches += self.training
+        (timer,) = self.timers.of_batch(self.training)
         timer.start()
         parts = [part.clone() for part in images.chunk(self.replicas)]  # N x (B/N, C, H, W)
         timer.mark("scatter")
@@ -69,11 +62,7 @@ class SimulatedDataParallel(nn.Module):
         replicas = [self.module, *(copy.deepcopy(self.module, dict(weights)) for _ in parts[1:])]
         timer.mark("replicate")
         outputs = [replica(part) for replica, part in zip(replicas, parts, strict=True)]  # N x (B/N, 10)
-        timer.mark("compute")
+        timer.start()  # the computation is no overhead
         logits = torch.cat(outputs)  # (B, 10)
         timer.mark("gather")
         return logits
-
-    def milliseconds(self) -> dict[str, float]:
-        """Return the mean time per training batch, in milliseconds, of each step but the computation itself."""
-        return {name: total / self._batches for name, total in self._timer.milliseconds().items() if name != "compute"}

@@ -1,13 +1,14 @@
 """What one device can do alone, measured in seconds before a comparison starts: step times, loader, link.
 
-    python -m common.probe --dataset mnist --parts 1 2 4 --threads 1 --link
+    python -m common.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
-prints JSON. For each model and batch: the time of a training step on one device, without a loader, at the batch and at
-its N-th parts (--parts). --ceiling: how many images/s the loader delivers to nobody. --link: how fast two ranks
-exchange gradients. It also puts the data set in place, so that no run has to.
+prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
+--ceiling: how many images/s the loader delivers to nobody. --link: how fast two ranks exchange gradients. It also puts
+the data set in place, so that no run has to.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -49,15 +50,19 @@ def step_milliseconds(model: nn.Module, optimizer, image_shape: tuple[int, int, 
 
 
 def loader_images_per_second(loader) -> float:
-    """Return how many images a second a training loader delivers while nothing else works, its start left out."""
-    batches = iter(loader)
-    next(batches)
-    count, start = 0, time.perf_counter()
-    for images, _ in batches:
-        count += len(images)
-        if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
-            break
-    return count / (time.perf_counter() - start)
+    """Return how many images a second a training loader delivers while nothing else works.
+
+    Its start, up to the first batch, is left out. Goes through the data again until SECONDS_PER_MEASUREMENT are over.
+    """
+    count, start = 0, None
+    while True:
+        for images, _ in loader:
+            if start is None:
+                start = time.perf_counter()
+                continue
+            count += len(images)
+            if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
+                return count / (time.perf_counter() - start)
 
 
 def link_gbps(size: int, kind: str) -> float | None:
@@ -94,7 +99,7 @@ def _exchange(rank, directory, size, on_gpu):
 
 
 def measure(arguments, image_set: ImageSet) -> dict:
-    """Return all that was asked for, JSON-ready."""
+    """Return all that was asked for, JSON-ready. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     set_threads(arguments.threads)
     found = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
@@ -102,10 +107,10 @@ def measure(arguments, image_set: ImageSet) -> dict:
     for name in arguments.model or [DEFAULT_MODEL[arguments.dataset]]:
         model = build_model(name, image_set.image_shape, arguments.seed).to(device)
         optimizer = build_optimizer(model.parameters(), arguments)
-        for batch in arguments.batch_size:
-            for size in sorted({-(-batch // parts) for parts in arguments.parts}):
-                found["steps"].append({"model": name, "batch": size, "milliseconds": step_milliseconds(
-                    model, optimizer, image_set.image_shape, size, device)})
+        for size in arguments.sizes:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                milliseconds = step_milliseconds(model, optimizer, image_set.image_shape, size, device)
+                found["steps"].append({"model": name, "batch": size, "milliseconds": milliseconds})
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         found["models"].append({"model": name, "gradient_bytes": size,
                                 "link_gbps": link_gbps(size, device.type) if arguments.link else None})
@@ -120,7 +125,7 @@ def measure(arguments, image_set: ImageSet) -> dict:
 def main() -> None:
     parser = OneLineParser(prog="-m common.probe", description=__doc__, allow_abbrev=False)
     add_training_flags(parser, several=True)
-    parser.add_argument("--parts", type=positive_int, nargs="+", default=[1], metavar="N")
+    parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N")
     parser.add_argument("--threads", type=positive_int, metavar="N")
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")

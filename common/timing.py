@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
+
 _IMPORTED = time.time()
 
 
@@ -87,3 +89,26 @@ class PhaseTimer:
                 elapsed = before.elapsed_time(after) if self.devices else (after - before) * 1000
                 totals[name] = totals.get(name, 0.0) + elapsed
         return totals
+
+
+class SampledTimers:
+    """Phase timers for what only one method does in a step: of every 20th training batch.
+
+    Marking each batch, with several marks in it, would slow down on a GPU what it measures.
+    """
+
+    def __init__(self, *devices: Sequence[torch.device]):
+        """Make one PhaseTimer for each of the given groups of devices."""
+        self._timers, self._batches = [PhaseTimer(group) for group in devices], 0
+
+    def of_batch(self, training: bool) -> list[PhaseTimer]:
+        """Return the timers to use in the next batch; those of a batch that is not sampled are thrown away."""
+        sampled = training and self._batches % SAMPLE_EVERY == SAMPLE_FIRST
+        self._batches += training
+        return self._timers if sampled else [PhaseTimer([]) for _ in self._timers]
+
+    def milliseconds(self) -> dict[str, float] | None:
+        """Return each phase's mean per sampled batch, in milliseconds; None if training was too short to sample."""
+        sampled = len(range(SAMPLE_FIRST, self._batches, SAMPLE_EVERY))
+        totals = {name: total for timer in self._timers for name, total in timer.milliseconds().items()}
+        return {name: total / sampled for name, total in totals.items()} if sampled else None

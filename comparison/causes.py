@@ -13,7 +13,7 @@ WAITING = 0.20  # of a step, waiting for data
 EXCHANGE = 0.05  # of an epoch, exchanging gradients
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the forward pass, per device
-SMALL_BATCH = 1.25  # times as long as the whole batch on one device, for the same images in parts
+SMALL_BATCH = 1.25  # times the work on one device, for the same images in parts; or its inverse
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def causes(report: Report, row: Row) -> list[Cause]:
     stands = standing(report, row)
     found = [
         _unequal(stands), _noise(row, stands), _waiting(report, row), _exchange(report, row),
-        _small_batch(report, row), _overhead(row), _idle_stage(row), _start_up(row, stands),
+        _small_batch(report, row, stands), _overhead(row), _idle_stage(row), _start_up(row, stands),
     ]
     return [cause for cause in found if cause]
 
@@ -56,10 +56,11 @@ def _waiting(report, row):
     if share < WAITING:
         return None
     workers = row.configuration.planned["workers"]
+    several = "0 2 4" if workers == 0 else f"{workers} {2 * workers} {4 * workers}"
     more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
             and other.configuration.planned["workers"] > workers
             and {**other.configuration.planned, "workers": workers} == row.configuration.planned]
-    advice = "more --num-workers can save up to that; --num-workers 0 2 4 measures it"
+    advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
     if more:
         best = min(more, key=lambda other: summarize(other).epoch_seconds)
         advice = (f"with {best.configuration.planned['workers']} workers instead of {workers} it was measured at "
@@ -68,9 +69,10 @@ def _waiting(report, row):
                  f"({share:.0%}); without it an epoch would take {epoch * (1 - share):.2f} s at best: {advice}.")
 
 
-def partner(report, row, method):
+def equal_partner(report: Report, row: Row, method: str) -> Row | None:
     """Return the row of another method with the same swept values and equal settings, if it has results."""
-    other, names = report.partner(row, method), ("model", "global batch", "workers", "threads per device")
+    batch = "per-device batch" if report.settings["scaling"] == "weak" else "global batch"
+    other, names = report.partner(row, method), ("model", batch, "workers", "threads per device")
     if other and other.results and all(
             other.configuration.planned[name] == row.configuration.planned[name] for name in names):
         return other
@@ -78,7 +80,7 @@ def partner(report, row, method):
 
 
 def _exchange(report, row):
-    silent = partner(report, row, "ddp-no-sync") if row.configuration.method == "ddp" else None
+    silent = equal_partner(report, row, "ddp-no-sync") if row.configuration.method == "ddp" else None
     if silent is None:
         return None
     cost, seconds = ratio(run_seconds(row), run_seconds(silent)), summarize(row).epoch_seconds
@@ -89,19 +91,27 @@ def _exchange(report, row):
                  f"epoch ({share:.0%}): with it, an epoch takes {cost} times as long as without.")
 
 
-def _small_batch(report, row):
+def _small_batch(report, row, stands):
     planned = row.configuration.planned
-    whole, part = planned["global batch"], planned["per-device batch"]
+    if row.simulated or planned["threads per device"] != report.first["threads per device"]:
+        return None  # the probe had the first row's threads
+    whole = planned["global batch"]
+    if stands.baseline:
+        whole = stands.baseline.configuration.planned["per-device batch"]
+    part = planned["per-device batch"]
     times = {step["batch"]: step["milliseconds"] for step in report.probe.get("steps", ())
              if step["model"] == planned["model"]}
-    if row.simulated or part >= whole or whole not in times or part not in times:
+    if part >= whole or whole not in times or part not in times:
         return None
     longer = times[part] * whole / part / times[whole]
+    alone = (f"alone, a device needs {times[part]:.1f} ms for {part} and {times[whole]:.1f} ms for {whole}")
+    if longer <= 1 / SMALL_BATCH:
+        return Cause("cheaper in parts", f"Part of its speed is no parallelism: {alone}, so that the same images take "
+                     f"{longer:.2f} times the work in parts. One device may gain as much from --batch-size {part}.")
     if longer < SMALL_BATCH:
         return None
-    return Cause("small batch per device", f"{part} images keep a device less busy than {whole}: alone, a device needs "
-                 f"{times[part]:.1f} ms for {part} and {times[whole]:.1f} ms for {whole}, so that the same images take "
-                 f"{longer:.1f} times the work in parts; a larger --batch-size helps.")
+    return Cause("small batch per device", f"{part} images keep a device less busy than {whole}: {alone}, so that "
+                 f"the same images take {longer:.2f} times the work in parts; a larger --batch-size helps.")
 
 
 def _own_milliseconds(row, names):
@@ -119,8 +129,10 @@ def _overhead(row):
     if times is None or sum(times) / step < OVERHEAD:
         return None
     parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
-    return Cause("scatter, replicate, gather", f"DataParallel's own work takes {sum(times):.1f} of {step:.1f} ms per "
-                 f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.")
+    where = "Carried out on one device, " if row.simulated else ""
+    return Cause("scatter, replicate, gather", f"{where}DataParallel's own work takes {sum(times):.1f} of "
+                 f"{step:.1f} ms per step ({sum(times) / step:.0%}; {parts}): one process feeds all "
+                 "devices, and the first one collects.")
 
 
 def _idle_stage(row):

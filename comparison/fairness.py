@@ -1,5 +1,6 @@
 """Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
 
+import re
 from dataclasses import dataclass
 
 from common.errors import USAGE, SuiteError
@@ -14,6 +15,7 @@ MAY_DIFFER = {"strong": ("per-device batch",), "weak": ("global batch", "steps p
 def effective(result: RunResult) -> dict[str, object]:
     """Return the settings that every row shows, as a run reported them: totals over all devices unless named so."""
     return {
+        "device": re.sub(r":\d+", "", result.devices[0]),
         "global batch": result.global_batch_size,
         "per-device batch": result.per_device_batch_size,
         "steps per epoch": result.epochs[-1].steps,
@@ -32,8 +34,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str) -> list[s
     """
     mine, theirs = ({**effective(one), **{name: one.config.get(name) for name in (
         "dataset", "model", "train_size", "max_steps", "augment", "optimizer", "lr", "epochs")},
-        "kind of device": one.devices[0].split(":")[0], "torch": one.environment["torch"]} for one in
-        (result, reference))
+        "torch": one.environment["torch"]} for one in (result, reference))
     may_differ = set(MAY_DIFFER[scaling])
     if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:
         may_differ.add("steps per epoch")
@@ -67,12 +68,18 @@ class Standing:
     reason: str = ""
     unequal: tuple[str, ...] = ()
 
+    def efficiency(self, row: Row) -> float | None:
+        """Return the speed-up ÷ how many times as many devices as the baseline the row has."""
+        if self.speed_up is None:
+            return None
+        return self.speed_up.value * len(self.baseline.results[0].devices) / len(row.results[0].devices)
+
 
 def standing(report: Report, row: Row) -> Standing:
     """Compare a row with its baseline, if that may be done; the baseline itself has a speed-up of 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
-    whose settings differ, unless the comparison was run with --allow-unequal.
+    that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal.
     """
     baseline, name = report.baseline(row), report.settings["baseline"]
     if baseline is None:
@@ -82,10 +89,15 @@ def standing(report: Report, row: Row) -> Standing:
     if not row.results:
         return Standing(baseline, reason="no run ended well")
     unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"]))
-    if row.simulated or baseline.simulated:
-        return Standing(baseline, None, "simulated", unequal)
     if unequal and not report.settings["allow_unequal"]:
         return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
+    if row.simulated:
+        return Standing(baseline, None, "simulated", unequal)
+    if baseline.simulated:
+        return Standing(baseline, None, f"the baseline, “{baseline.label}”, is simulated", unequal)
+    for one in (row, baseline):
+        if report.maths.get(one.configuration.name, {}).get("status") == "failed":
+            return Standing(baseline, None, f"the check of the maths of “{one.label}” failed", unequal)
     if baseline is row:
         return Standing(baseline, Ratio(1.0, None, None))
     return Standing(baseline, ratio(run_seconds(baseline), run_seconds(row)), "", unequal)

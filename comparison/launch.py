@@ -5,14 +5,14 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SuiteError
 from common.results import RunResult, read_result
-from comparison.plan import PROJECT, Configuration, python
+from comparison.methods import PROJECT, python
+from comparison.plan import Configuration
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,20 @@ def run_child(command: tuple[str, ...], log: Path, environment: dict[str, str] |
         stop(child)
 
 
+class HelperFailed(SystemExit):
+    """A helper process ended with this exit code; it has said why on stderr."""
+
+
 def ask(module: str, *flags: str) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return its stdout.
 
-    Raises SystemExit with the child's code if it fails: it has said why on stderr.
+    Raises HelperFailed if it fails.
     """
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": path})
     if done.returncode:
-        sys.exit(done.returncode if done.returncode > 0 else 128 - done.returncode)
+        raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
     return done.stdout
 
 

@@ -1,33 +1,19 @@
 """Which runs a comparison consists of, in which order, and the exact command of each."""
 
 import math
-import os
 import random
-import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 
 from common.config import non_negative_int, one_of, per_process, positive_int, total_workers
-from common.errors import SuiteError
+from common.errors import USAGE, SuiteError
+from comparison.methods import LADDER, METHODS, Machine, python
 
-PROJECT = Path(__file__).resolve().parent.parent
 # Flags that make a sweep when they get several values, and how their column is headed.
-SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "Asked devices",
+SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
           "micro_batches": "Micro-batches"}
 IN_EVERY_METHOD = ("model", "batch_size", "num_workers")
-LADDER = ("single", "ddp-1", "ddp-no-sync", "ddp")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are."""
-
-    gpus: int
-    cores: int
 
 
 @dataclass(frozen=True)
@@ -47,86 +33,20 @@ class Configuration:
     skip: str = ""
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
-
-    uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
-    times_only: it trains something else on purpose, so that its accuracy and its weights say nothing.
-    """
-
-    build: Callable[[int, Machine, int], tuple[str, list[str], int]]
-    uses: tuple[str, ...] = ()
-    divides: bool = False
-    times_only: bool = False
-
-
-def _single(devices, machine, micro_batches):
-    return "one device", [script("data_parallel_train.py")], 1
-
-
-def _dp(devices, machine, micro_batches):
-    if machine.gpus:
-        return f"DataParallel ×{devices}", [script("data_parallel_train.py"), "--use-parallel", str(devices)], devices
-    label = f"DataParallel ×{devices}, simulated"
-    return label, [script("data_parallel_train.py"), "--simulate-devices", str(devices)], 1
-
-
-def _ddp(devices, machine, micro_batches):
-    backend = "NCCL" if machine.gpus else "gloo"
-    return f"DDP ×{devices}, {backend}", [script("ddp_train.py"), "--spawn", str(devices)], devices
-
-
-def _ddp_1(devices, machine, micro_batches):
-    return _ddp(1, machine, micro_batches)
-
-
-def _ddp_no_sync(devices, machine, micro_batches):
-    label, command, needed = _ddp(devices, machine, micro_batches)
-    return f"{label}, no exchange", [*command, "--no-sync"], needed
-
-
-def _mp(devices, machine, micro_batches):
-    label = "model parallel" + ("" if machine.gpus > 1 else ", simulated")
-    return label, [script("model_parallel_train.py"), "--use-model-parallel"], min(2, max(1, machine.gpus))
-
-
-def _mp_micro(devices, machine, micro_batches):
-    label, command, needed = _mp(devices, machine, micro_batches)
-    return f"{label}, {micro_batches} micro-batches", [*command, "--micro-batches", str(micro_batches)], needed
-
-
-def _accelerate(devices, machine, micro_batches):
-    # torchrun, because without a GPU `accelerate launch` starts one process whatever it is asked for
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
-    return f"Accelerate ×{devices}", [*launcher, script("accelerate_train.py")], devices
-
-
-METHODS = {
-    "single": Method(_single),
-    "dp": Method(_dp, uses=("nproc",)),
-    "ddp": Method(_ddp, uses=("nproc",), divides=True),
-    "ddp-1": Method(_ddp_1),
-    "ddp-no-sync": Method(_ddp_no_sync, uses=("nproc",), divides=True, times_only=True),
-    "mp": Method(_mp),
-    "mp-micro": Method(_mp_micro, uses=("micro_batches",)),
-    "accelerate": Method(_accelerate, uses=("nproc",), divides=True),
-}
 DEFAULT_METHODS = [(method, {}) for method in ("single", "dp", "ddp", "mp", "mp-micro", "accelerate")]
 OWN = {"batch-size": positive_int, "num-workers": non_negative_int, "threads": positive_int}
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
     """Parse METHOD, METHOD:flag=value,… or "ladder" into (method, values of its own) pairs, for argparse."""
-    if text == "ladder":
-        return [(method, {}) for method in LADDER]
     method, _, typed = text.partition(":")
     own = {}
     for pair in typed.split(",") if typed else ():
         flag, _, value = pair.partition("=")
         parse = OWN[one_of(OWN)(flag)]
         own[flag.replace("-", "_")] = parse(value)
-    return [(one_of((*METHODS, "ladder"))(method), own)]
+    methods = LADDER if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
+    return [(method, own) for method in methods]
 
 
 def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
@@ -136,6 +56,10 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
     batch and workers divide by the number of devices; one of several that does not is skipped with its reason.
     """
     devices = arguments.nproc or [machine.gpus or 2]
+    if not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
+        raise SuiteError("--num-workers is a total and must divide by every --nproc", f"{math.lcm(*devices)} workers "
+                         "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
+                         USAGE)
     workers = arguments.num_workers or [total_workers(None, math.lcm(*devices))]
     threads = arguments.threads_per_device or max(1, machine.cores // max(devices))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
@@ -169,6 +93,9 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     try:
         for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):
             per_process(flag, value, devices if kind.divides else 1)
+        if "micro_batches" in kind.uses and choice["micro_batches"] > batch:
+            raise SuiteError("a micro-batch needs an image", f"--micro-batches {choice['micro_batches']}, --batch-size "
+                             f"{batch}", "give fewer micro-batches", USAGE)
     except SuiteError as found:
         skip, error = str(found), found
     name = "-".join([method, *(f"{key}={value}" for key, value in {**shown, **own}.items())])
@@ -197,9 +124,15 @@ def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str
 
 
 def baseline_of(configuration: Configuration, plan: list[Configuration], baseline: str) -> Configuration | None:
-    """Return what a row is compared with: the first row of the method `baseline` with the same swept values."""
-    return next((other for other in plan if other.method == baseline and all(
-        configuration.values.get(name, value) == value for name, value in other.values.items())), None)
+    """Return what a row is compared with: the row of the method `baseline` with the same swept values.
+
+    Of several (`--methods single:num-workers=4 single`), the first that is planned equal, or else the first.
+    """
+    found = [other for other in plan if other.method == baseline and all(
+        configuration.values.get(name, value) == value for name, value in other.values.items())]
+    names = ("global batch", "workers", "threads per device")
+    equal = (other for other in found if all(other.planned[name] == configuration.planned[name] for name in names))
+    return next(equal, found[0] if found else None)
 
 
 def given_flags(parser, arguments, names: tuple[str, ...]) -> list[str]:
@@ -214,17 +147,3 @@ def given_flags(parser, arguments, names: tuple[str, ...]) -> list[str]:
         else:
             typed += [option, *map(str, value if isinstance(value, list) else [value])]
     return typed
-
-
-def script(name: str) -> str:
-    """Return the path of one of the project's scripts, as it is typed from the current directory."""
-    return os.path.relpath(PROJECT / name)
-
-
-def python() -> str:
-    """Return what to type for the interpreter that runs this: `python` if that is it, else its path."""
-    on_path = shutil.which("python")
-    if on_path and os.path.samefile(on_path, sys.executable) and Path(on_path).parent == Path(sys.executable).parent:
-        return "python"
-    inside = Path(sys.executable).is_relative_to(Path.cwd())
-    return os.path.relpath(sys.executable) if inside else sys.executable

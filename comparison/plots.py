@@ -14,6 +14,8 @@ from comparison.verdict import sweep_groups
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"))
+FIGURES = ("curves.png", "speed-up.png", "phases.png", "scaling.png",
+           *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 
 
@@ -22,14 +24,15 @@ def draw_all(report: Report, directory: Path) -> list[Path]:
     done = [row for row in report.rows if row.results]
     if not done:
         return []
+    compared = any(standing(report, row).speed_up and standing(report, row).baseline is not row for row in done)
     figures = [_curves(report, done, directory / "curves.png")]
-    if any(standing(report, row).speed_up and standing(report, row).baseline is not row for row in done):
+    if compared:
         figures.append(_speed_ups(report, done, directory / "speed-up.png"))
     figures.append(_phases(report, done, directory / "phases.png"))
     for name in report.swept:
         if groups := sweep_groups(report, name):
             figures.append(_sweep(report, name, groups, directory / f"sweep-{name.replace('_', '-')}.png"))
-    if report.settings["project"] or "nproc" in report.swept:
+    if project(report) or ("nproc" in report.swept and compared):
         figures.append(_scaling(report, done, directory / "scaling.png"))
     return figures
 
@@ -71,14 +74,17 @@ def _speed_ups(report, done, path):
     standings = [(row, standing(report, row)) for row in done]
     compared = [(row, stands) for row, stands in standings if stands.speed_up]
     figure, (axis,) = new_figure(width=9.0, height=2.0 + 0.6 * len(compared))
-    for row, stands in compared:
+    labels = []
+    for position, (row, stands) in enumerate(compared):
         speed_up = stands.speed_up
         known = speed_up.low is not None
         whiskers = [[speed_up.value - speed_up.low], [speed_up.high - speed_up.value]] if known else None
         words = "baseline" if stands.baseline is row else f"{speed_up}, {speed_up.words}"
         unequal = "\nUNEQUAL settings" if stands.unequal else ""
-        axis.barh(f"{row.label}\n{words}{unequal}", speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
+        labels.append(f"{row.label}\n{words}{unequal}")
+        axis.barh(position, speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
                   color=METHOD_STYLE[row.configuration.method]["color"], edgecolor="#777777", alpha=0.85)
+    axis.set_yticks(range(len(labels)), labels)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
@@ -95,16 +101,18 @@ def _phases(report, done, path):
     import matplotlib
 
     figure, (axis,) = new_figure(width=9.0, height=2.2 + 0.5 * len(done))
-    labels, left = [row.label for row in done], [0.0] * len(done)
+    positions, left = range(len(done)), [0.0] * len(done)  # labels alone need not differ
     phases = [phase_milliseconds(row) for row in done]
     for phase, (shade, hatch) in PHASE_LOOK.items():
         means = [times[phase] for times in phases]
-        axis.barh(labels, means, left=left, label=phase, color=matplotlib.colormaps["cividis"](shade), hatch=hatch,
+        axis.barh(positions, means, left=left, label=phase, color=matplotlib.colormaps["cividis"](shade), hatch=hatch,
                   edgecolor="white")
         left = [start + mean for start, mean in zip(left, means, strict=True)]
+    axis.set_yticks(positions, [row.label for row in done])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
-    axis.set(xlabel="milliseconds per step, mean over the epochs without the warm-up",
+    warm_up = "without the warm-up" if report.settings["epochs"] > 1 else "with the warm-up"
+    axis.set(xlabel=f"milliseconds per step, mean over the epochs {warm_up}",
              title=f"Where a step's time goes\n{report.title}")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return save_figure(figure, path)
@@ -128,7 +136,8 @@ def _sweep(report, name, groups, path):
                  yerr=whiskers, capsize=5, ecolor="#777777")
         axis.grid(visible=False, axis="x")
         axis.set(xlabel=SWEEPS[name].lower(), ylabel="time per epoch (s)", ylim=(0, None),
-                 title=rows[0].configuration.method + (" (simulated)" if rows[0].simulated else ""))
+                 title=rows[0].configuration.method + rows[0].values(without=name)
+                 + (" (simulated)" if rows[0].simulated else ""))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
     return save_figure(figure, path)
@@ -136,24 +145,28 @@ def _sweep(report, name, groups, path):
 
 def _scaling(report, done, path):
     figure, (axis,) = new_figure(height=4.8)
-    groups: dict[str, list] = {}
+    series: dict[str, list] = {}
     for row in done:
         stands = standing(report, row)
         if stands.speed_up and not row.times_only:
-            groups.setdefault(row.configuration.method, []).append((len(row.results[0].devices), stands))
-    for method, points in groups.items():
+            series.setdefault(row.series("nproc"), []).append((len(row.results[0].devices), row, stands))
+    most, baseline_devices = 1, 1
+    for points in series.values():
         points.sort(key=lambda point: point[0])
-        ratios = [stands.speed_up for _, stands in points]
+        row, ratios = points[0][1], [stands.speed_up for _, _, stands in points]
         whiskers = [[one.value - (one.low or one.value) for one in ratios],
                     [(one.high or one.value) - one.value for one in ratios]]
-        axis.errorbar([devices for devices, _ in points], [one.value for one in ratios], yerr=whiskers, capsize=5,
-                      **METHOD_STYLE[method], label=f"{method}, measured")
+        axis.errorbar([devices for devices, _, _ in points], [one.value for one in ratios], yerr=whiskers, capsize=5,
+                      **_style(report, row), label=f"{row.configuration.method}{row.values()}, measured")
+        most = max(most, points[-1][0])
+        baseline_devices = len(points[0][2].baseline.results[0].devices)
     projected = project(report)
-    if projected:
+    if projected and baseline_devices == 1:  # it is over one device, as the axis then is
         axis.plot([one.devices for one in projected], [one.speed_up for one in projected], color="#777777",
                   linestyle="--", marker="x", label=f"DDP, {LABEL}")
-    most = max([*(one.devices for one in projected), *(devices for points in groups.values() for devices, _ in points)])
-    axis.plot([1, most], [1, most], color="#BBBBBB", linestyle=":", label="ideal: speed-up = devices")
+        most = max(most, projected[-1].devices)
+    axis.plot([1, most], [1 / baseline_devices, most / baseline_devices], color="#BBBBBB", linestyle=":",
+              label="ideal: in proportion to the devices")
     axis.set(xlabel="devices", ylabel=f"speed-up over {report.settings['baseline']}", title=report.title,
              xlim=(0.8, most + 0.2), ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True)

@@ -14,6 +14,8 @@ def guess_seconds(configuration: Configuration, settings: dict, probe: dict) -> 
     """
     batch = configuration.planned["global batch"]
     same_model = [step for step in probe["steps"] if step["model"] == configuration.planned["model"]]
+    if not same_model:
+        return probe["startup_seconds"]
     step = min(same_model, key=lambda step: abs(step["batch"] - batch))
     seconds_per_image = step["milliseconds"] / step["batch"] / 1000
     trained = min(probe["train_images"], (settings["max_steps"] or probe["train_images"]) * batch)

@@ -26,22 +26,24 @@ def project(report: Report) -> list[Projected]:
     """Return the projection for DDP on one device and on each number of --project; empty where it was not asked for.
 
     A step takes what one device alone needs for the batch ÷ N (not its time for the batch, divided by N), plus the
-    all-reduce, or as long as the loader needs for a batch, if that is longer. Of a sweep, the first value counts.
+    all-reduce; with loader workers, at least as long as they need for a batch; without, it also takes the time in which
+    each of N processes loads its own part. Of a sweep, the first value counts. Also empty where a step that it needs
+    did not fit into memory.
     """
-    wanted = report.settings["project"]
-    if not wanted:
+    basis = _basis(report) if report.settings["project"] and report.probe else None
+    counts = (1, *sorted(set(report.settings["project"]) - {1}))
+    if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):
         return []
-    batch, model, bytes_, gbps, loader = _basis(report)
     found, first = [], None
-    for devices in (1, *sorted(set(wanted) - {1})):
-        step = next(step["milliseconds"] for step in report.probe["steps"]
-                    if step["model"] == model and step["batch"] == batch // devices)
-        exchange = all_reduce_milliseconds(bytes_, devices, gbps)
-        waiting = 1000 * batch / loader
-        seconds = max(step + exchange, waiting) / 1000 * _steps(report, batch)
+    for devices in counts:
+        step = basis.steps[basis.batch // devices]
+        exchange = all_reduce_milliseconds(basis.gradient_bytes, devices, basis.gbps)
+        loading = 1000 * basis.batch / basis.images_per_second / (1 if basis.workers else devices)
+        whole = max(step + exchange, loading) if basis.workers else step + exchange + loading
+        seconds = whole / 1000 * _steps(report, basis.batch)
         first = first or seconds
         measured = _measured(report, devices)
-        found.append(Projected(devices, step, exchange, waiting, seconds, first / seconds, measured,
+        found.append(Projected(devices, step, exchange, loading, seconds, first / seconds, measured,
                                measured and seconds / measured - 1))
     return found
 
@@ -55,13 +57,28 @@ def all_reduce_milliseconds(size: int, devices: int, gbps: float) -> float:
     return 1000 * 2 * (devices - 1) / devices * size * 8e-9 / gbps
 
 
+@dataclass(frozen=True)
+class _Basis:
+    """What was measured for the first value of every sweep; steps: images → milliseconds."""
+
+    model: str
+    batch: int
+    workers: int
+    steps: dict[int, float]
+    gradient_bytes: int
+    gbps: float
+    images_per_second: float
+
+
 def _basis(report):
-    """Batch, model, bytes of gradients, Gbit/s, and the loader's images/s, of the first value of every sweep."""
-    planned = report.plan[0].planned
-    model = next(model for model in report.probe["models"] if model["model"] == planned["model"])
-    loader = next(loader for loader in report.probe["loaders"] if loader["num_workers"] == planned["workers"])
-    return (planned["global batch"], planned["model"], model["gradient_bytes"],
-            report.settings["link_gbps"] or model["link_gbps"], loader["images_per_second"])
+    planned, probe = report.first, report.probe
+    model = next((model for model in probe["models"] if model["model"] == planned["model"]), None)
+    loader = next((loader for loader in probe["loaders"] if loader["num_workers"] == planned["workers"]), None)
+    if not model or not loader:
+        return None
+    steps = {step["batch"]: step["milliseconds"] for step in probe["steps"] if step["model"] == planned["model"]}
+    return _Basis(planned["model"], planned["global batch"], planned["workers"], steps, model["gradient_bytes"],
+                  report.settings["link_gbps"] or model["link_gbps"], loader["images_per_second"])
 
 
 def _steps(report, batch):
@@ -71,8 +88,8 @@ def _steps(report, batch):
 
 def _measured(report, devices):
     """Median seconds per epoch of the row with the same first values on so many devices, if it was run."""
-    planned = report.plan[0].planned
-    names = ("model", "global batch", "workers")
+    planned = report.first
+    names = ("model", "global batch", "workers", "threads per device")
     for row in report.rows:
         method = "single" if devices == 1 else "ddp"
         if (row.configuration.method == method and row.results and len(row.results[0].devices) == devices
@@ -83,14 +100,20 @@ def _measured(report, devices):
 
 def assumptions(report: Report) -> list[str]:
     """Return what the projection assumes, with the numbers that went into it."""
-    batch, model, size, gbps, loader = _basis(report)
+    if not project(report):
+        return ["Not computed: a step on one device did not fit into memory, or nothing was measured."]
+    basis = _basis(report)
     link = "as given" if report.settings["link_gbps"] else "measured between two ranks here, at this size"
+    loader = (f"{basis.workers} loader worker(s) deliver at most {basis.images_per_second:,.0f} images/s, measured "
+              "with no training beside them: with as many workers, a step takes no less on any number of devices.")
+    if not basis.workers:
+        loader = (f"Without workers, each process loads its own part before every step, at the measured "
+                  f"{basis.images_per_second:,.0f} images/s.")
     return [
-        f"{LABEL}: {model}, global batch {batch}; DDP with the batch divided by the number of devices.",
+        f"{LABEL}: {basis.model}, global batch {basis.batch}; DDP with the batch divided by the number of devices.",
         "A step takes what one device alone was measured to need for its part of the batch; every further device is as "
         "fast, and they take nothing from one another (cores, memory, power).",
-        f"An all-reduce moves 2 (N-1)/N x {size:,} bytes of gradients per step at {gbps:.2f} Gbit/s ({link}), all "
-        "of it after the backward pass: overlap would make it cheaper.",
-        f"The loader delivers at most {loader:,.0f} images/s, measured with no training beside it: however many the "
-        "devices, a step takes no less.",
+        f"An all-reduce moves 2 (N-1)/N x {basis.gradient_bytes:,} bytes of gradients per step at {basis.gbps:.2f} "
+        f"Gbit/s ({link}), all of it after the backward pass: overlap would make it cheaper.",
+        loader,
     ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 from common.errors import FAILED, SuiteError
 from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
-from comparison.plan import METHODS, Configuration, baseline_of
+from comparison.methods import METHODS
+from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
 
 SCHEMA_VERSION = 2
 
@@ -23,9 +25,19 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What the row is called; with sweeps, with its values."""
-        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.configuration.values.items())
-        return self.configuration.label + (f" ({values})" if values else "")
+        """What the row is called; with sweeps, with its values that the method's label does not name already."""
+        return self.configuration.label + self.values()
+
+    def values(self, without: str = "") -> str:
+        """Return the swept values that the method's label does not name, and not that of `without`, in brackets."""
+        values = ", ".join(f"{SWEEPS[name].lower()} {value}" for name, value in self.configuration.values.items()
+                           if name in IN_EVERY_METHOD and name != without)
+        return f" ({values})" if values else ""
+
+    def series(self, name: str) -> str:
+        """Return what identifies the rows that differ from this one in the swept setting `name` alone."""
+        value = self.configuration.values.get(name)
+        return re.sub(rf"-{name}={re.escape(str(value))}(?=-|$)", "", self.configuration.name)
 
     @property
     def results(self) -> list[RunResult]:
@@ -72,6 +84,11 @@ class Report:
                      for configuration in self.plan)
 
     @property
+    def first(self) -> dict[str, object]:
+        """What is planned for the first row that can run: what the probe and the projection are about."""
+        return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
+
+    @property
     def swept(self) -> list[str]:
         """The settings that were given several values."""
         return list(dict.fromkeys(name for configuration in self.plan for name in configuration.values))
@@ -104,9 +121,18 @@ class Report:
 
 
 def write_results(report: Report, directory: Path) -> None:
-    """Write results.json: all that is known so far, raw, with a checksum over it."""
-    values = without_nan({"schema_version": SCHEMA_VERSION, **asdict(report)})
+    """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
+    values = _without_home(without_nan({"schema_version": SCHEMA_VERSION, **asdict(report)}))
     write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
+
+
+def _without_home(value):
+    """Return a copy with ~ for the home directory, whose path names the user, in every text."""
+    if isinstance(value, str):
+        return value.replace(f"{Path.home()}/", "~/") if len(str(Path.home())) > 1 else value
+    if isinstance(value, dict):
+        return {key: _without_home(item) for key, item in value.items()}
+    return [_without_home(item) for item in value] if isinstance(value, list) else value
 
 
 def _checksum(values):

@@ -50,9 +50,14 @@ def notes(report: Report) -> list[str]:
         check = report.maths.get(row.configuration.name)
         if check and check["reason"]:
             found.append(f"{row.label}, max |Δ parameter|: {check['reason']}.")
-    missing = dict.fromkeys(stands.reason for row in report.rows for stands in [standing(report, row)]
-                            if row.results and "baseline" in stands.reason)
-    found += [f"No speed-ups: {reason}." for reason in missing]
+    missing: dict[str, list[str]] = {}
+    for row in report.rows:
+        reason = standing(report, row).reason
+        if row.results and reason and reason != "simulated":
+            missing.setdefault(reason, []).append(row.label)
+    found += [f"No speed-up for {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
+    if len(report.outcomes) < len(report.order):
+        found.insert(0, f"INCOMPLETE: interrupted after {len(report.outcomes)} of {len(report.order)} runs.")
     if report.settings["repeats"] == 1:
         found.append("no interval: 1 run. A difference between single runs may be chance.")
     if any(row.simulated for row in report.rows):
@@ -65,7 +70,8 @@ def notes(report: Report) -> list[str]:
 
 def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
-    warm_up = "the first epoch warms up and is left out" if report.settings["epochs"] > 1 else "of the only epoch"
+    warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
+               else "there is only one, with its warm-up")
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
     said = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
@@ -75,8 +81,8 @@ def definitions(report: Report) -> list[str]:
         "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
         "Accuracy: after the last epoch, mean over the runs. Every block of runs has a seed of its own, which its rows "
         "share.",
-        "Efficiency: speed-up ÷ devices. Total time: from starting the command to its end, with imports, start-up, "
-        "evaluation and figures; the median over the runs.",
+        "Efficiency: speed-up ÷ devices (relative to the baseline's, if it has several). Total time: from starting the "
+        "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
         "every row.",
         "Accuracies need not coincide between methods: ranks augment with streams of their own, the order of additions "
@@ -100,7 +106,8 @@ def write_csv(report: Report, path: Path) -> None:
             "result": result_words(report, row), "simulated": row.simulated,
             "devices": len(row.results[0].devices) if row.results else None, **asdict(summarize(row)),
             "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
-            "speed_up_high": speed_up and speed_up.high, **(effective(row.results[0]) if row.results else {}),
+            "speed_up_high": speed_up and speed_up.high, "efficiency": standing(report, row).efficiency(row),
+            "no_speed_up_because": standing(report, row).reason, **(effective(row.results[0]) if row.results else {}),
         })
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
@@ -143,6 +150,8 @@ def not_measured(report: Report) -> list[str]:
     methods = {row.configuration.method for row in report.rows}
     if "ddp" in methods and "ddp-no-sync" not in methods:
         found.append("What the exchange of gradients costs DDP: --methods ladder tells it.")
+    if report.environment.get("gpus") and report.first["device"] == "cpu":
+        found.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):
         found.append("Anything on a GPU: this machine has none that PyTorch sees.")
     if not report.settings["check_maths"]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from comparison.launch import ask, run_once
 from comparison.maths import check_maths
+from comparison.plots import FIGURES
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, write_results
 
@@ -19,6 +20,12 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     order of images for all, and other ones for the next block. results.json is on disk, whole, before the next run
     starts.
     """
+    _announce(report)
+    for old in ("report.md", "results.csv", *FIGURES):  # of an earlier comparison: they would pass for this one's
+        (directory / old).unlink(missing_ok=True)
+    write_results(report, directory)
+    if not report.order:
+        return report
     report = replace(report, probe=_probe(report, shared_flags))
     runs = directory / "runs"
     if report.settings["check_maths"]:
@@ -26,7 +33,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         report = replace(report, maths=check_maths(able, shared_flags, report.probe["train_images"]))
     plan = {configuration.name: configuration for configuration in report.plan}
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
-    _announce(report, seconds_left(report.order, (), guesses))
+    print(f"About {duration(seconds_left(report.order, (), guesses))} from here on (a guess from the time of a "
+          "training step; every run corrects it)", flush=True)
     for number, (block, name) in enumerate(report.order, start=1):
         outcome = run_once(plan[name], block, report.settings["seed"] + block - 1, runs)
         report = replace(report, outcomes=(*report.outcomes, outcome))
@@ -39,25 +47,25 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
 
 
 def _probe(report, shared_flags):
-    planned = [configuration.planned for configuration in report.plan]
+    planned = [configuration.planned for configuration in report.plan if not configuration.skip]
+    sizes = {values[name] for values in planned for name in ("global batch", "per-device batch")}
+    sizes |= {report.first["global batch"] // devices for devices in (1, *report.settings["project"])}
 
     def every(name):
         return [str(value) for value in dict.fromkeys(values[name] for values in planned)]
 
-    ranks = (values["global batch"] // values["per-device batch"] for values in planned)
-    parts = sorted({1, *report.settings["project"], *ranks})
-    flags = [*shared_flags, "--model", *every("model"), "--batch-size", *every("global batch"), "--num-workers",
-             *every("workers"), "--device", planned[0]["device"], "--threads", str(planned[0]["threads per device"]),
-             "--parts", *map(str, parts)]
+    first = report.first
+    flags = [*shared_flags, "--model", *every("model"), "--batch-size", str(first["global batch"]), "--num-workers",
+             *every("workers"), "--device", first["device"], "--threads", str(first["threads per device"]),
+             "--sizes", *map(str, sorted(sizes))]
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
     return json.loads(ask("common.probe", *flags))
 
 
-def _announce(report, seconds):
+def _announce(report):
     rows = len({name for _, name in report.order})
-    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks, about {duration(seconds)} "
-          "(a guess from the time of a training step; every run corrects it)")
+    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks")
     for block in range(1, report.settings["repeats"] + 1):
         print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
     sys.stdout.flush()

@@ -36,7 +36,8 @@ class Summary:
     """One row's derived numbers; None where nothing was measured.
 
     The median is over the runs, each of which counts with its own median over the epochs without the warm-up; fastest
-    and slowest are over all those epochs. accuracy: of the last epoch, 0..1, mean over the runs.
+    and slowest are over all those epochs. accuracy: of the last epoch, 0..1, mean over the runs; None for a method that
+    trains something else on purpose.
     """
 
     runs: int = 0
@@ -71,7 +72,8 @@ def summarize(row) -> Summary:
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
         images_per_second=epochs[-1].samples / median,
-        accuracy=statistics.mean(result.epochs[-1].test_accuracy for result in row.results),
+        accuracy=None if row.times_only else statistics.mean(
+            result.epochs[-1].test_accuracy for result in row.results),
         total_seconds=statistics.median(outcome.wall_seconds for outcome in row.outcomes if outcome.status == "ok"),
     )
 

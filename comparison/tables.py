@@ -19,9 +19,16 @@ def cell(value: object, pattern: str = "") -> str:
     return DASH if value is None else format(value, pattern)
 
 
+def percent(share: float | None) -> str:
+    """Return a share in percent with two decimals, or a dash."""
+    return DASH if share is None else f"{100 * share:.2f}"
+
+
 def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ...] = (0,)) -> str:
     """Return a table with the columns `left` aligned to the left and the others to the right."""
     aligned = ["left" if column in left else "right" for column in range(len(header))]
+    if tablefmt == "github":  # a bar would end the cell
+        header, *rows = ([str(text).replace("|", "\\|") for text in row] for row in (header, *rows))
     return tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
 
 
@@ -37,17 +44,16 @@ def main_table(report: Report, tablefmt: str) -> str:
 
 def _main_cells(report, row):
     numbers, stands = summarize(row), standing(report, row)
-    speed_up = cell(stands.speed_up)
     devices = len(row.results[0].devices) if row.results else None
-    efficiency = stands.speed_up.value / devices if stands.speed_up else None
     measured = numbers.epoch_seconds is not None
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
         report.settings["dataset"], cell(devices),
-        cell(100 * numbers.accuracy if measured and not row.times_only else None, ".2f"),
+        percent(numbers.accuracy),
         cell(numbers.epoch_seconds, ".2f"),
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if measured else DASH,
-        str(numbers.runs), cell(numbers.images_per_second, ",.0f"), speed_up, cell(efficiency, ".0%"),
+        str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(stands.speed_up),
+        cell(stands.efficiency(row), ".0%"),
         cell(numbers.total_seconds, ".1f"), *([_maths_cell(report, row)] if report.maths else []),
         result_words(report, row),
     ]
@@ -65,22 +71,25 @@ def result_words(report: Report, row: Row) -> str:
     words = []
     if row.configuration.skip:
         return "skipped"
-    if report.maths.get(row.configuration.name, {}).get("status") == "failed":
-        words.append("failed: computes something else")
+    check = report.maths.get(row.configuration.name, {})
+    if check.get("status") == "failed":
+        words.append("failed: " + ("computes something else" if check["difference"] else "not checked"))
     if row.troubles:
         words.append(f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}")
     if not row.results:
         return "; ".join(words) or "not run"
     stands = standing(report, row)
-    if stands.unequal and stands.speed_up:
+    if stands.unequal and report.settings["allow_unequal"]:
         words.append("UNEQUAL (" + ", ".join(stands.unequal) + ")")
     if stands.baseline is row:
         words.append("baseline")
     elif stands.speed_up:
         words.append(stands.speed_up.words)
-    else:
-        words.append("simulated" if row.simulated else stands.reason if stands.unequal else "ok")
-    return "; ".join(words)
+    elif row.simulated:
+        words.append("simulated")
+    elif stands.unequal and not report.settings["allow_unequal"]:
+        words.append(stands.reason)
+    return "; ".join(words) or "ok"
 
 
 def settings_table(report: Report, tablefmt: str) -> str:
@@ -103,9 +112,10 @@ def sweep_tables(report: Report, tablefmt: str) -> list[str]:
                 numbers, phases = summarize(row), phase_milliseconds(row)
                 first = row is rows[0]
                 lines.append([
-                    row.configuration.label, str(row.configuration.values[name]), f"{phases['data']:.1f}",
+                    row.configuration.label + row.values(without=name), str(row.configuration.values[name]),
+                    f"{phases['data']:.1f}",
                     f"{sum(phases.values()) - phases['data']:.1f}", f"{numbers.epoch_seconds:.2f}",
-                    f"{numbers.total_seconds:.1f}", f"{100 * numbers.accuracy:.2f}",
+                    f"{numbers.total_seconds:.1f}", percent(numbers.accuracy),
                     DASH if first or name == "model" else longer(row, rows[0])])
             header = ("Method", SWEEPS[name], "Waiting for data (ms/step)", "Rest of the step (ms)",
                       "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
@@ -126,9 +136,10 @@ def projection_table(report: Report, tablefmt: str) -> str:
 
 def class_table(report: Report, tablefmt: str) -> str:
     """Return the accuracy per class in percent, mean over the runs."""
-    done = [row for row in report.rows if row.results and not row.times_only]
+    done = [row for row in report.rows if row.results and not row.times_only
+            and all(None not in (result.class_accuracy or {"": None}).values() for result in row.results)]
     if not done:
-        return "No run ended well."
+        return "Not known for any row."
     rows = [(name, *(f"{100 * statistics.mean(result.class_accuracy[name] for result in row.results):.1f}"
                      for row in done)) for name in done[0].results[0].class_accuracy]
     return lay_out(rows, ("class", *(row.label for row in done)), tablefmt)
@@ -139,7 +150,7 @@ def epoch_table(report: Report, tablefmt: str) -> str:
     labels = {row.configuration.name: row.label for row in report.rows}
     rows = [(outcome.block, labels[outcome.configuration], epoch.epoch, f"{epoch.train_seconds:.2f}",
              f"{epoch.train_loss:.4f}", f"{100 * epoch.test_accuracy:.2f}",
-             "" if epoch in timed_epochs(outcome.result) else "warm-up")
+             outcome.status.replace("ok", "" if epoch in timed_epochs(outcome.result) else "warm-up"))
             for outcome in report.outcomes if outcome.result for epoch in outcome.result.epochs]
     header = ("block", "method", "epoch", "training (s)", "training loss", "test accuracy (%)", "")
     return lay_out(rows, header, tablefmt, left=(1, 6))

@@ -1,7 +1,8 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
-from comparison.causes import causes, partner
+from comparison.causes import causes, equal_partner
 from comparison.fairness import Standing, standing
+from comparison.plan import SWEEPS
 from comparison.record import Report, Row
 from comparison.statistics import NO_DIFFERENCE, Ratio, phase_milliseconds, ratio, run_seconds, summarize
 
@@ -33,7 +34,7 @@ def _how_fast(report, row, stands: Standing):
            f"{numbers.runs} run(s))")
     if stands.baseline is row:
         return f"the baseline, {own}."
-    if stands.reason == "simulated":
+    if row.simulated:
         return f"simulated on one device, which says nothing about the method's speed; {own}."
     if stands.speed_up is None:
         return f"{own}; no speed-up, {stands.reason}."
@@ -43,7 +44,8 @@ def _how_fast(report, row, stands: Standing):
             NO_DIFFERENCE: f"neither faster nor slower than “{stands.baseline.label}”, {speed_up} times as fast"}
     words = said.get(speed_up.words, f"{speed_up} times as fast as “{stands.baseline.label}” in the only run, which "
                                      "proves nothing")
-    share = f", {speed_up.value / devices:.0%} of what {devices} devices could give at best" if devices > 1 else ""
+    efficiency = f"{stands.efficiency(row):.0%}"
+    share = f", {efficiency} of what {devices} devices could give at best" if devices > 1 else ""
     return f"{words}{share}; {own} instead of {summarize(stands.baseline).epoch_seconds:.2f} s."
 
 
@@ -57,31 +59,26 @@ def _ladder(report, row, found):
     """What single, DDP on one rank, DDP without exchange and DDP tell apart, under the row of DDP."""
     if row.configuration.method != "ddp":
         return []
-    single, one, silent = (partner(report, row, method) for method in ("single", "ddp-1", "ddp-no-sync"))
-    said = []
+    single, one, silent = (equal_partner(report, row, method) for method in ("single", "ddp-1", "ddp-no-sync"))
+    ranks, said = len(row.results[0].devices), []
     if single and one:
-        cost = ratio(run_seconds(one), run_seconds(single))
-        said.append(f"DDP's wrapper: one rank takes {cost} times as long as one device without DDP.")
+        said.append(f"DDP's wrapper: an epoch with one rank, divided by one without DDP, is {longer(one, single)}.")
     if one and silent:
-        ranks, cost = len(row.results[0].devices), ratio(run_seconds(silent), run_seconds(one))
-        said.append(f"Contention: {ranks} ranks that exchange nothing take {cost} times as long as one rank, where "
-                    f"{1 / ranks:.2f} would be ideal; they share cores, memory and loader, and have smaller batches.")
+        said.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one rank, is "
+                    f"{longer(silent, one)}, where {1 / ranks:.2f} would be ideal; ranks share cores, memory and "
+                    "loader, and have smaller batches.")
     if silent and not any(cause.kind == "exposed communication" for cause in found):
-        cost = ratio(run_seconds(row), run_seconds(silent))
-        said.append(f"Communication: with the exchange of gradients an epoch takes {cost} times as long as without"
-                    + (": no significant difference." if cost.words == NO_DIFFERENCE else "."))
+        said.append(f"Communication: an epoch with the exchange of gradients, divided by one without, is "
+                    f"{longer(row, silent)}.")
     return said
 
 
 def sweep_groups(report: Report, name: str) -> list[list[Row]]:
     """Return the rows that differ in one swept setting alone, as lists of at least two, in the order of its values."""
-    groups: dict[tuple, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in report.rows:
-        values = row.configuration.values
-        if name in values and row.results:
-            same = tuple((key, value) for key, value in values.items() if key != name)
-            groups.setdefault((row.configuration.label if name not in ("nproc", "micro_batches")
-                               else row.configuration.method, same), []).append(row)
+        if name in row.configuration.values and row.results:
+            groups.setdefault(row.series(name), []).append(row)
     return [rows for rows in groups.values() if len(rows) > 1]
 
 
@@ -91,10 +88,11 @@ def _sweeps(report):
         for rows in sweep_groups(report, name) if name != "model" else ():
             first, best = rows[0], min(rows, key=lambda row: summarize(row).epoch_seconds)
             compared = ", ".join(f"{row.configuration.values[name]}: {longer(row, first)}" for row in rows[1:])
-            simulated = ", simulated," if any(row.simulated for row in rows) else ""
-            said.append(f"Sweep of {name.replace('_', ' ')}, {first.configuration.method}{simulated}: fastest at "
-                        f"{best.configuration.values[name]}, {summarize(best).epoch_seconds:.2f} s per epoch. Times as "
-                        f"long as at {first.configuration.values[name]}: {compared}.")
+            simulated = " (simulated)" if any(row.simulated for row in rows) else ""
+            said.append(f"Sweep of {SWEEPS[name].lower()}, {first.configuration.method}{first.values(without=name)}"
+                        f"{simulated}: lowest median at {best.configuration.values[name]}, "
+                        f"{summarize(best).epoch_seconds:.2f} s per epoch. Times as long as at "
+                        f"{first.configuration.values[name]}: {compared}.")
     return said
 
 
@@ -106,34 +104,41 @@ def longer(row: Row, other: Row) -> str:
 
 
 def recommendations(report: Report) -> list[str]:
-    """Return which row to use here, for each model: the fastest whose interval lies above 1, or one device."""
+    """Return which row to use here, for each model and batch: the fastest that is proved to be, or one device."""
     judged = [(row, stands) for row in report.rows if row.results and not row.times_only
               for stands in [standing(report, row)] if stands.speed_up and stands.baseline is not row
-              and not stands.unequal and report.maths.get(row.configuration.name, {}).get("status") != "failed"]
+              and not stands.unequal]
     if not judged:
-        return ["Recommendation: none, as no method was measured against a baseline."]
-    models = dict.fromkeys(row.configuration.planned["model"] for row, _ in judged)
-    several = len(models) > 1
-    return [(f"{model}: " if several else "") + _recommend([
-        pair for pair in judged if pair[0].configuration.planned["model"] == model]) for model in models]
+        return ["Recommendation: none, as no other method was measured against the baseline."]
+    groups: dict[str, list] = {}
+    for row, stands in judged:
+        trained = [f"{SWEEPS[name].lower()} {value}" for name, value in row.configuration.values.items()
+                   if name in ("model", "batch_size")]
+        groups.setdefault(", ".join(trained), []).append((row, stands))
+    said = [(f"For {trained}: " if trained else "") + _recommend(pairs) for trained, pairs in groups.items()]
+    threads, cores = report.first["threads per device"], report.environment.get("cores", 0)
+    if report.first["device"] == "cpu" and threads < cores:
+        said.append(f"A device is {threads} thread(s) here; one process with all {cores} cores was not measured.")
+    return said
 
 
 def _recommend(judged):
-    if any(stands.speed_up.low is None for _, stands in judged):
+    """judged: (row, standing) pairs that trained the same."""
+    proved = [pair for pair in judged if pair[1].speed_up.low is not None]
+    if not proved:
         row, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
         return (f"Recommendation: none, as single runs prove nothing; the fastest was “{row.label}”, {stands.speed_up} "
                 f"times as fast as “{stands.baseline.label}”. Give --repeats 3 or more.")
-    winners = {row.label: (row, stands) for row, stands in judged if stands.speed_up.words == "faster"}
-    candidates = [*(row for row, _ in winners.values()), *(stands.baseline for _, stands in judged)]
+    winners = [pair for pair in proved if pair[1].speed_up.words == "faster"]
+    candidates = [*(row for row, _ in winners), *(stands.baseline for _, stands in proved)]
     best = min(candidates, key=lambda row: summarize(row).epoch_seconds)
-    if best.label not in winners:
-        closest, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
+    won = next((stands for row, stands in winners if row is best), None)
+    if won is None:
+        closest, stands = max(proved, key=lambda pair: pair[1].speed_up.value)
         return (f"Recommendation: stay with “{best.label}”, {summarize(best).epoch_seconds:.2f} s per epoch. The best "
                 f"of the others against an equal baseline, “{closest.label}”, is {stands.speed_up} times as fast as "
                 f"“{stands.baseline.label}”: {stands.speed_up.words}.")
-    stands = winners[best.label][1]
-    equals = [row.label for row, _ in winners.values() if row is not best
+    equals = [f"“{row.label}”" for row, _ in winners if row is not best
               and ratio(run_seconds(row), run_seconds(best)).words == NO_DIFFERENCE]
-    said = (f"Recommendation: “{best.label}”, {stands.speed_up} times as fast as “{stands.baseline.label}” on this "
-            "machine.")
-    return said + (f" Not told apart from it: {', '.join(f'“{label}”' for label in equals)}." if equals else "")
+    said = f"Recommendation: “{best.label}”, {won.speed_up} times as fast as “{won.baseline.label}” on this machine."
+    return said + (f" Not told apart from it: {', '.join(equals)}." if equals else "")

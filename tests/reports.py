@@ -17,7 +17,8 @@ PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "mode
 def configuration(method="single", name=None, values=(), skip="", **planned) -> Configuration:
     equal = {"model": "lenet", "global batch": 100, "workers": 0, "threads per device": 1, "device": "cpu",
              "per-device batch": 100, **planned}
-    return Configuration(name or method, method, method.upper(), dict(values), equal, ("python", f"{method}.py"), skip)
+    name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
+    return Configuration(name, method, method.upper(), dict(values), equal, ("python", f"{method}.py"), skip)
 
 
 def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phases=(1.0, 0.5, 20.0, 40.0, 3.0),

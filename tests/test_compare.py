@@ -15,7 +15,8 @@ from common.errors import SuiteError
 from common.results import write_result
 from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
-from comparison.plan import DEFAULT_METHODS, LADDER, METHODS, Machine, baseline_of, make_order, make_plan, parse_method
+from comparison.methods import LADDER, METHODS, Machine
+from comparison.plan import DEFAULT_METHODS, baseline_of, make_order, make_plan, parse_method
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import read_results
 from conftest import PROJECT, child_environment
@@ -76,6 +77,7 @@ def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
 
 def test_the_ladder_has_four_rungs():
     assert [method for method, _ in parse_method("ladder")] == list(LADDER)
+    assert parse_method("ladder:num-workers=2")[3] == ("ddp", {"num_workers": 2})
     rows = plan(methods=parse_method("ladder"), nproc=[4])
     assert flag(rows["ddp-1"], "--spawn") == "1" and "--no-sync" not in rows["ddp-1"].command
     assert flag(rows["ddp-no-sync"], "--spawn") == flag(rows["ddp"], "--spawn") == "4"
@@ -102,6 +104,9 @@ def test_combinations_that_do_not_divide_are_skipped_unless_none_is_left():
     rows = plan(methods=parse_method("ladder"), num_workers=[1, 2])
     assert "must divide" in rows["ddp-num_workers=1"].skip and not rows["ddp-num_workers=2"].skip
     assert not rows["single-num_workers=1"].skip
+    assert "a micro-batch needs an image" in plan(micro_batches=[4, 65])["mp-micro-micro_batches=65"].skip
+    with pytest.raises(SuiteError, match="105 workers would be the fewest"):
+        plan(nproc=[3, 5, 7])
     with pytest.raises(SuiteError, match="--num-workers is a total and must divide.*found 1 for 2"):
         plan(methods=parse_method("ladder"), num_workers=[1, 3])
 
@@ -119,6 +124,8 @@ def test_every_row_is_compared_with_the_baseline_of_the_same_values():
     assert baseline_of(rows["single-num_workers=0"], every, "single").name == "single-num_workers=0"
     assert baseline_of(rows["single-num_workers=0"], every, "ddp").name == "ddp-num_workers=0-nproc=1"
     assert baseline_of(every[0], every, "mp") is None
+    rows = plan(methods=parse_method("single:num-workers=4") + parse_method("single") + parse_method("ddp"))
+    assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one that is planned equal
 
 
 def test_a_value_for_one_method_alone_is_refused_with_both_values():
@@ -267,7 +274,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     done = project("compare_parallel.py", "--methods", "single", "ddp", *flags, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout and "[1/4]" not in done.stdout  # no terminal
-    assert "4 runs: 2 rows x 2 blocks, about " in done.stdout
+    assert "4 runs: 2 rows x 2 blocks\n" in done.stdout
     stored = read_results(directory / "results.json")
     for block in (1, 2):
         names = [name for number, name in stored.order if number == block]
@@ -311,7 +318,7 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     reason = next(one.reason for one in outcomes if one.status == "failed")
     assert "accelerate_train.py needs Hugging Face Accelerate" in reason
     assert f"1 of 1 runs failed: {reason}" in done.stdout
-    assert "No speed-ups: the baseline, single, is not among the methods" in done.stdout
+    assert "the baseline, single, is not among the methods" in done.stdout
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -320,7 +327,8 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (("--project", 2, "--scaling", "weak"), "--project is for strong scaling"),
     (("--methods", "ddp", "--num-workers", 1, 3), "--num-workers is a total and must divide"),
     (("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal"),
-    (("--baseline", "singel"), "did you mean single?"), (("--repeats", 0), "at least 1"),
+    (("--baseline", "singel"), "did you mean single?"), (("--baseline", "ddp-no-sync"), "could be a baseline"),
+    (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "at least 1"),
     (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
 ])
 def test_bad_input_is_one_line_before_anything_runs(flags, said, project, tmp_path):

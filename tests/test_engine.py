@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
 from common.engine import Evaluation, ParallelContext, Training, build_optimizer, evaluate, fit, merge, train_one_epoch
-from common.timing import PhaseTimer, Stopwatch, command_start
+from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
 from test_data import make_config, make_image_set, make_loaders
 
 CPU = torch.device("cpu")
@@ -153,6 +153,20 @@ def test_a_container_quota_limits_the_cores(content, cores, tmp_path, monkeypatc
     monkeypatch.setattr(environment, "Path", lambda path: tmp_path / "cpu.max")
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
     assert environment.available_cores() == cores
+
+
+def test_every_twentieth_batch_of_training_is_sampled():
+    timers = SampledTimers([CPU], [CPU])
+    for batch in range(46):
+        first, second = timers.of_batch(training=True)
+        for timer, name in ((first, "a"), (second, "b")):
+            timer.start()
+            if batch % 20 == 5:
+                time.sleep(0.002)
+            timer.mark(name)
+        timers.of_batch(training=False)
+    found = timers.milliseconds()
+    assert list(found) == ["a", "b"] and all(2 <= value < 20 for value in found.values())
 
 
 def test_what_lies_between_two_steps_belongs_to_no_phase():

@@ -67,6 +67,9 @@ def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note
 ])
 def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
     result = assert_same_training(train, *command)
+    own = {"data_parallel_train.py": {"scatter", "replicate", "gather"},
+           "model_parallel_train.py": {"stage 0", "stage 1"}}
+    assert set(result["method_milliseconds"] or ()) == own.get(command[0], set())
     assert not result["simulated"] and [name[:6] for name in result["devices"]] == ["cuda:0", "cuda:1"]
     epoch = result["epochs"][0]
     total = sum(epoch["phases"].values()) * epoch["steps"] / 1000

@@ -122,7 +122,7 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
 
 
 def test_data_parallel_prints_what_each_replica_sees(train):
-    result, _, printed = train("data_parallel_train.py", "--simulate-devices", 4, "--max-steps", 2)
+    result, _, printed = train("data_parallel_train.py", "--simulate-devices", 4, "--max-steps", 6)
     assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
     assert "SIMULATED" in printed
     assert result["per_device_batch_size"] == 12

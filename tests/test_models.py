@@ -8,6 +8,7 @@ from common.config import MODELS
 from common.data_parallel import SimulatedDataParallel
 from common.errors import SuiteError
 from common.models import balanced_split, build_model, split_index
+from common.timing import SAMPLE_FIRST
 from model_parallel_train import TwoStage
 
 CPU = torch.device("cpu")
@@ -105,12 +106,19 @@ def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
     assert seen == [(meta, (4, 800))] * 2
 
 
-def test_only_training_batches_count_as_simulated_steps():
-    simulated = SimulatedDataParallel(build_model("lenet", (1, 28, 28), 0), 2, CPU)
-    simulated(torch.randn(4, 1, 28, 28))
-    found = simulated.milliseconds()
-    simulated.eval()(torch.randn(400, 1, 28, 28))
-    assert simulated.milliseconds() == found
+def test_what_a_method_measures_of_itself_is_that_of_training_batches():
+    model, images = build_model("lenet", (1, 28, 28), 0), torch.randn(4, 1, 28, 28)
+    for module, names in ((SimulatedDataParallel(model, 2, CPU), {"scatter", "replicate", "gather"}),
+                          (TwoStage(model[:2], model[2:], [CPU, CPU], 2), {"stage 0", "stage 1"})):
+        for _ in range(SAMPLE_FIRST):
+            module(images)
+        assert module.timers.milliseconds() is None  # too short to be sampled
+        module(images)
+        found = module.timers.milliseconds()
+        assert set(found) == names and all(value > 0 for value in found.values())
+        for _ in range(2 * SAMPLE_FIRST):
+            module.eval()(images)
+        assert module.timers.milliseconds() == found
 
 
 def test_simulated_replicas_keep_the_first_ones_statistics():

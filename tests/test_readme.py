@@ -1,5 +1,6 @@
 """Every measured number in the READMEs comes from a JSON file that is committed beside its figures."""
 
+import importlib.util
 import json
 import re
 import statistics
@@ -7,15 +8,16 @@ import statistics
 import pytest
 
 from common.results import RunResult, read_result
-from comparison.report import table
-from comparison.statistics import summarize
-from conftest import PROJECT, read_report
+from comparison.record import read_results
+from comparison.tables import main_table, projection_table, sweep_tables
+from comparison.verdict import verdict
+from conftest import PROJECT
 
 README = PROJECT / "README.md"
 FIGURES = PROJECT / "figures"
 READMES = pytest.mark.parametrize("readme", [README, PROJECT / "README.zh-CN.md"], ids=["English", "Chinese"])
 ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-vgg-single.json")
-WORKERS = (0, 1, 2)
+COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
 
 
 def epoch_seconds(result: RunResult) -> float:
@@ -28,23 +30,22 @@ def accuracy_row(name: str) -> str:
             f"| [JSON](figures/{name}) |")
 
 
-def workers_row(workers: int) -> str:
-    result = read_result(FIGURES / "workers" / f"{workers}.json")
-    assert (result.config["num_workers"], result.config["augment"], result.method) == (workers, True, "single")
-
-    def phase(*names):
-        return statistics.mean(sum(getattr(epoch.phases, name) for name in names) for epoch in result.epochs[1:])
-
-    return (f"| {workers} | {phase('data'):.1f} | {phase('transfer', 'forward', 'backward', 'update'):.1f} "
-            f"| {epoch_seconds(result):.1f} | {result.epochs[-1].test_accuracy:.2%} |")
-
-
 @READMES
-@pytest.mark.parametrize("name", ["compare-synthetic", "compare-mnist"])
-def test_comparison_tables(readme, name):
-    report = read_report(FIGURES / name / "results.json")
-    assert table(report, "github") in readme.read_text(encoding="utf-8")
-    assert all(outcome.status == "ok" for outcome in report.outcomes)
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_tables_of_comparisons(readme, name):
+    report, text = read_results(FIGURES / name / "results.json"), readme.read_text(encoding="utf-8")
+    shown = sweep_tables(report, "github") if report.swept else [main_table(report, "github")]
+    assert all(table in text for table in shown) and not report.failed
+    if report.settings["project"] and readme == README:
+        assert projection_table(report, "github") in text
+    assert f"`{report.command.partition(' --output-dir')[0]}`" in README.read_text() or name == "compare-synthetic"
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_verdicts_are_those_that_were_printed(name):
+    report, text = read_results(FIGURES / name / "results.json"), README.read_text(encoding="utf-8")
+    assert all(f"> {paragraph}\n" in text for paragraph in verdict(report))
+    assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in verdict(report))
 
 
 @READMES
@@ -53,27 +54,22 @@ def test_accuracies_on_real_data(readme):
         assert accuracy_row(name) in readme.read_text(encoding="utf-8")
 
 
-@READMES
-def test_worker_study(readme):
-    for workers in WORKERS:
-        assert workers_row(workers) in readme.read_text(encoding="utf-8")
-
-
-@READMES
-def test_the_same_comparison_twice(readme):
-    text = readme.read_text(encoding="utf-8")
-    for name in ("compare-synthetic", "compare-synthetic-again"):
-        report = read_report(FIGURES / name / "results.json")
-        ddp = next(outcome for outcome in report.outcomes if outcome.method == "ddp")
-        assert f"{summarize(ddp, report.baseline).speed_up:.2f}" in text
-
-
-def test_batches_in_parts():
-    for kind in ("whole", "four"):
-        results = [read_result(file) for file in sorted((FIGURES / "parts").glob(f"{kind}-*.json"))]
-        seconds = [result.epochs[1].train_seconds for result in results]
-        assert len(seconds) == 5 and all(result.epochs[1].steps == 150 for result in results)
-        assert f"{min(seconds):.1f} to {max(seconds):.1f} s" in README.read_text(encoding="utf-8")
+def test_false_alarms_are_as_rare_as_promised():
+    path = PROJECT / "benchmarks" / "false_alarms.py"
+    specification = importlib.util.spec_from_file_location("false_alarms", path)
+    benchmark = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(benchmark)
+    found = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
+    assert all(row["comparisons"] >= 200 and row["false_faster"] <= 0.05 and row["coverage"] >= 0.94
+               for row in found["simulated"])
+    assert len(found["real"]) >= 10 and sum(row["words"] in ("faster", "slower") for row in found["real"]) <= 1
+    for row in found["real"]:  # judged from the raw times by the statistics as they are now
+        judged = benchmark.ratio(row["first_seconds"], row["second_seconds"])
+        assert (judged.value, judged.words) == (pytest.approx(row["ratio"]), row["words"])
+    summary = benchmark.summary(found["simulated"], found["real"])
+    assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
+    table = summary.split("\n\n")[1]
+    assert table in README.read_text(encoding="utf-8")
 
 
 def test_promised_accuracies_were_reached():

@@ -13,12 +13,13 @@ from common.plots import METHOD_STYLE, draw_curves
 from comparison import maths
 from comparison.diff import describe_difference
 from comparison.fairness import differences, standing
-from comparison.plan import METHODS
-from comparison.plots import draw_all
+from comparison.methods import METHODS
+from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds, assumptions, project
 from comparison.record import read_results, write_results
 from comparison.report import notes, terminal_text, warnings, write_csv, write_markdown
 from comparison.tables import main_table, projection_table, settings_table, sweep_tables
+from comparison.verdict import sweep_groups, verdict
 from reports import configuration, report_of, runs
 from test_results import make_result
 
@@ -49,14 +50,14 @@ def test_main_table():
 
 def test_every_row_shows_what_should_be_equal():
     header, _, single, ddp = settings_table(report_of(SINGLE, DDP), "simple").splitlines()
-    assert re.split(r"\s{2,}", header) == ["Method", "Global batch", "Per-device batch", "Steps per epoch", "Workers",
-                                           "Threads per device", "Precision", "Loader"]
-    assert single.split() == ["SINGLE", "100", "100", "10", "0", "1", "float32", "workers"]
+    assert re.split(r"\s{2,}", header) == ["Method", "Device", "Global batch", "Per-device batch", "Steps per epoch",
+                                           "Workers", "Threads per device", "Precision", "Loader"]
+    assert single.split() == ["SINGLE", "cpu", "100", "100", "10", "0", "1", "float32", "workers"]
     assert ddp.split()[0] == "DDP"
 
 
 def test_a_sweep_has_its_column_and_its_table():
-    report = report_of(*((configuration(name=f"w{workers}", values={"num_workers": workers}, workers=workers),
+    report = report_of(*((configuration(values={"num_workers": workers}, workers=workers),
                           runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers))
                          for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))))
     assert main_table(report, "simple").split()[1] == "Workers"
@@ -75,15 +76,26 @@ def test_weak_scaling_stands_in_the_title():
 
 def test_without_a_baseline_there_are_no_speed_ups_and_it_says_so():
     report = report_of(DDP)
-    assert "No speed-ups: the baseline, single, is not among the methods." in notes(report)
+    assert "No speed-up for DDP: the baseline, single, is not among the methods." in notes(report)
     report = report_of((configuration(), ["failed"]), DDP)
-    assert "No speed-ups: the baseline, “SINGLE”, has no run that ended well." in notes(report)
+    assert "No speed-up for DDP: the baseline, “SINGLE”, has no run that ended well." in notes(report)
     assert cells(main_table(report, "simple"))[1][8] == "–"
 
 
 def test_another_baseline():
     report = report_of(SINGLE, DDP, baseline="ddp")
-    assert [row[8] for row in cells(main_table(report, "simple"))] == ["0.50 [0.49, 0.51]", "1.00"]
+    single, ddp = cells(main_table(report, "simple"))
+    assert single[8:10] == ["0.50 [0.49, 0.51]", "100%"] and ddp[8:10] == ["1.00", "100%"]  # one device instead of two
+    simulated = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)), baseline="dp")
+    assert "No speed-up for SINGLE: the baseline, “DP”, is simulated." in notes(simulated)
+    assert "simulated" not in verdict(simulated)[0].replace("“DP”, is simulated", "")
+
+
+def test_bars_in_a_cell_do_not_end_it():
+    report = full_report()
+    for table in (main_table(report, "github"), settings_table(report, "github")):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    assert r"max \|Δ parameter\|" in main_table(report, "github")
 
 
 def test_what_a_reader_must_know():
@@ -104,7 +116,7 @@ def test_what_a_reader_must_know():
     ("workers 4 instead of 0", {"workers_per_process": 4}),
     ("threads per device 2 instead of 1", {"threads_per_process": 2}),
     ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
-    ("kind of device cuda instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
+    ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
     ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0"}}),
     *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
         ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
@@ -149,6 +161,7 @@ def test_a_difference_above_rounding_fails_unless_batch_norm_explains_it():
     assert finding(difference=math.nan, **parts)["status"] == "failed"
     expected = finding(batch_norm=True, **parts)
     assert expected["status"] == "expected" and "BatchNorm" in expected["reason"]
+    assert finding(batch_norm=True, difference=math.nan, **parts)["status"] == "failed"
     assert finding("mp-micro", batch_norm=True)["status"] == "expected"
     assert finding("mp", batch_norm=True)["status"] == "failed"  # whole batches: nothing to explain it
 
@@ -162,27 +175,33 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
             replace(scripts[1], name="broken", command=(*train, "--split-at", "x"))]
     found = maths.check_maths(rows, shared, 96)
-    assert found["single"] == {"difference": 0.0, "batch_norm": False, "status": "ok", "reason": ""}
+    assert found["single"] == {"difference": 0.0, "status": "ok", "reason": ""}
     assert found["other"]["status"] == "failed" and found["other"]["difference"] > 1e-2
     assert found["ddp-no-sync"]["status"] == "expected" and found["ddp-no-sync"]["difference"] is None
     assert found["broken"]["status"] == "failed" and "unrecognized arguments" in found["broken"]["reason"]
     report = report_of(SINGLE, (scripts[1], runs()), maths=found)
     assert report.failed and "failed: computes something else" in main_table(report, "simple")
+    other = replace(report, maths={**found, "single": found["other"]})
+    assert standing(other, other.rows[1]).reason == "the check of the maths of “SINGLE” failed"
     assert "max |Δ parameter|" in main_table(report, "simple")
 
 
 # ---- projection
 
 
+def row_of(method, count=1, workers=2):
+    return (configuration(method, workers=workers),
+            runs(method, (0.5, 0.5, 0.5), count=count, workers_per_process=workers // count, world_size=count))
+
+
 LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in
                   ((100, 40.0), (50, 24.0), (25, 15.0))],
         "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],
-        "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
+        "loaders": [{"num_workers": 2, "images_per_second": 5000.0}]}
 
 
 def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader():
-    ddp = (configuration("ddp"), runs("ddp", (0.5, 0.5, 0.5), count=2))
-    report = report_of((configuration(), runs(seconds=(0.5, 0.5, 0.5))), ddp, project=[2, 4], probe=LINK)
+    report = report_of(row_of("single"), row_of("ddp", 2), project=[2, 4], probe=LINK)
     one, two, four = project(report)
     assert (one.epoch_seconds, one.all_reduce_milliseconds, one.speed_up) == (pytest.approx(0.4), 0, 1)
     assert two.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
@@ -190,7 +209,7 @@ def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader
     assert four.epoch_seconds == pytest.approx(10 * (15 + 15) / 1000)
     assert (two.measured_seconds, two.error) == (0.5, pytest.approx(-0.32)) and four.measured_seconds is None
     assert one.error == pytest.approx(-0.2)
-    slow = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 2500.0}]}
+    slow = {**LINK, "loaders": [{"num_workers": 2, "images_per_second": 2500.0}]}
     assert [projected.epoch_seconds for projected in project(replace(report, probe={**report.probe, **slow}))] == [
         pytest.approx(0.4)] * 3
     given = project(replace(report, settings={**report.settings, "link_gbps": 80.0}))
@@ -199,6 +218,18 @@ def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader
     assert table.count("projected") == 3 and cells(table)[1][-1] == "-32%" and cells(table)[2][-1] == "–"
     said = " ".join(assumptions(report))
     assert "projected, not measured" in said and "10,000,000 bytes" in said and "8.00 Gbit/s (measured" in said
+
+
+def test_without_workers_every_process_loads_its_part_before_the_step():
+    probe = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
+    one, two, _ = project(report_of(row_of("single", workers=0), project=[2, 4], probe=probe))
+    assert one.epoch_seconds == pytest.approx(10 * (40 + 20) / 1000)
+    assert two.epoch_seconds == pytest.approx(10 * (24 + 10 + 10) / 1000)
+
+
+def test_a_step_that_did_not_fit_leaves_no_projection():
+    report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "steps": LINK["steps"][1:]})
+    assert project(report) == [] and "did not fit into memory" in assumptions(report)[0]
 
 
 def test_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
@@ -210,10 +241,11 @@ def test_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
 
 
 def full_report():
+    simulated = runs("dp", simulated=True, reason="2 replicas", workers_per_process=2)
     return report_of(
-        SINGLE, DDP, (configuration("dp"), runs("dp", simulated=True, reason="2 replicas")),
+        row_of("single"), row_of("ddp", 2), (configuration("dp", workers=2), simulated),
         (configuration("mp"), ["failed"]), project=[2, 4], probe=LINK, check_maths=True,
-        maths={"ddp": {"difference": 1e-8, "batch_norm": False, "status": "ok", "reason": ""}})
+        maths={"ddp": {"difference": 1e-8, "status": "ok", "reason": ""}})
 
 
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
@@ -224,8 +256,10 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     write_markdown(report, tmp_path / "report.md", figures)
     assert read_results(tmp_path / "results.json") == report
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [row["result"] for row in rows] == ["baseline", "faster", "simulated", "1 of 1 runs failed"]
-    assert float(rows[1]["speed_up"]) == pytest.approx(2, abs=0.01) and float(rows[1]["speed_up_low"]) < 2
+    assert [row["result"] for row in rows] == ["baseline", "no significant difference", "simulated",
+                                               "1 of 1 runs failed"]
+    assert [rows[1][name] for name in ("speed_up", "speed_up_low", "efficiency")] == ["1.0", "1.0", "0.5"]
+    assert rows[2]["no_speed_up_because"] == "simulated"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"
     assert rows[0]["global batch"] == "100" and rows[3]["global batch"] == ""
     text = (tmp_path / "report.md").read_text()
@@ -240,10 +274,48 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
 
 
 def test_every_sweep_has_a_figure(tmp_path):
-    rows = [(configuration(name=f"{model}-{size}", values={"model": model, "batch_size": size}, model=model),
-             runs(global_batch_size=size)) for model in ("lenet", "mlp") for size in (64, 128)]
-    names = [figure.name for figure in draw_all(report_of(*rows), tmp_path)]
+    report = two_sweeps()
+    names = [figure.name for figure in draw_all(report, tmp_path)]
     assert names == ["curves.png", "phases.png", "sweep-model.png", "sweep-batch-size.png"]
+    assert [[row.label for row in rows] for rows in sweep_groups(report, "model")] == [
+        ["SINGLE (model lenet, batch size 64)", "SINGLE (model mlp, batch size 64)"],
+        ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"]]
+    first, second = sweep_tables(report, "simple")[2:]
+    assert cells(first)[0][0] == "SINGLE (model lenet)" and cells(second)[0][0] == "SINGLE (model mlp)"
+    assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(report))
+
+
+def two_sweeps():
+    return report_of(*((configuration(values={"model": model, "batch_size": size}, model=model),
+                        runs(global_batch_size=size)) for model in ("lenet", "mlp") for size in (64, 128)))
+
+
+SKIPPED = (configuration("dp", skip="needs 2 GPUs, found 1"), [])
+
+
+RANKS = [(configuration("ddp", values={"nproc": count}), runs("ddp", count=count)) for count in (1, 2)]
+
+
+@pytest.mark.parametrize("report", [
+    report_of(SKIPPED), report_of((configuration(), ["failed", "timed out"])), report_of(SINGLE, SKIPPED),
+    report_of(SINGLE), report_of((configuration(), []), DDP), report_of(*RANKS), report_of(SINGLE, *RANKS),
+    report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1),
+    report_of((configuration(), runs(class_accuracy=None))), report_of(SINGLE, DDP, project=[2]),
+    report_of((configuration(), ["failed"]), DDP, project=[2], probe=LINK), two_sweeps(), full_report(),
+    replace(full_report(), outcomes=full_report().outcomes[:1]), report_of(SINGLE, DDP, baseline="ddp", scaling="weak"),
+], ids=range(15))
+def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
+    figures = draw_all(report, tmp_path)
+    write_csv(report, tmp_path / "results.csv")
+    write_markdown(report, tmp_path / "report.md", figures)
+    assert "Verdict" in terminal_text(report) and len(verdict(report)) > len(report.rows)
+    assert {figure.name for figure in figures} <= set(FIGURES)
+
+
+def test_an_interrupted_comparison_says_so():
+    report = full_report()
+    assert not any("INCOMPLETE" in note for note in notes(report))
+    assert notes(replace(report, outcomes=report.outcomes[:2]))[0] == "INCOMPLETE: interrupted after 2 of 10 runs."
 
 
 def test_every_method_has_a_look_of_its_own(tmp_path):
@@ -258,7 +330,7 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
     (lambda text: text[: len(text) // 2], "cannot read"),
     (lambda text: text.replace('"schema_version": 2', '"schema_version": 3', 1), "its schema_version is 3"),
     (lambda text: text.replace('"schema_version": 2', '"schema_version": 1', 1), "run the comparison again"),
-    (lambda text: text.replace('"train_seconds": 1.01', '"train_seconds": 0.51', 1), "it was edited"),
+    (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
 ])
@@ -292,3 +364,18 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
     assert "refused: global batch 200 instead of 100" in text
     assert re.search(r"MP .*–.* not in both", text) and re.search(r"DP  .*–.* not in both", text)
     assert "Different machine: torch 2.11.0 → 2.15.0." in text and "Different settings: lr None → 0.1." in text
+
+
+def test_diff_of_two_machines_lists_what_belongs_to_the_machine():
+    other = [replace(result, threads_per_process=4, devices=("cuda:0 (NVIDIA H200)",)) for result in SINGLE[1]]
+    text = describe_difference(report_of(SINGLE), report_of((configuration(), other)))
+    assert ("no significant difference (device cuda (NVIDIA H200) instead of cpu; threads per device 4 instead of 1)"
+            in text)
+
+
+def test_no_file_names_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    report = replace(report_of(SINGLE), command="/home/ada/venv/bin/python compare_parallel.py")
+    write_results(report, tmp_path)
+    assert read_results(tmp_path / "results.json").command == "~/venv/bin/python compare_parallel.py"
+    assert "/home/ada" not in (tmp_path / "results.json").read_text()

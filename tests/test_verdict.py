@@ -45,12 +45,12 @@ def test_waiting_for_data():
 
 def test_waiting_for_data_with_a_measured_remedy():
     waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
-    report = report_of((configuration(name="w0", values={"num_workers": 0}), waits),
-                       (configuration(name="w2", values={"num_workers": 2}, workers=2),
+    report = report_of((configuration(values={"num_workers": 0}), waits),
+                       (configuration(values={"num_workers": 2}, workers=2),
                         runs("single", FAST, workers_per_process=2)))
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
     assert "with 2 workers instead of 0 it was measured at 1.00 s" in sentence(report, 0)
-    (swept,) = [text for text in verdict(report) if text.startswith("Sweep of num workers, single: fastest at 2")]
+    (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, single: lowest median at 2")]
     assert "2: 0.33 [0.33, 0.34] (faster)" in swept
 
 
@@ -70,11 +70,14 @@ def test_the_ladder_tells_wrapper_contention_and_communication_apart():
                        (configuration("ddp-no-sync", **{"per-device batch": 50}), two((1.6, 1.61, 1.59))),
                        (ddp(), two((1.8, 1.81, 1.79))))
     said = verdict(report)[3]
-    assert "DDP's wrapper: one rank takes 1.10 [" in said
-    assert "2 ranks that exchange nothing take 0.73 [" in said and "0.50 would be ideal" in said
+    assert "divided by one without DDP, is 1.10 [1.08, 1.12] (slower)" in said
+    assert "2 ranks that exchange nothing, divided by one with one rank, is 0.73 [" in said
+    assert "0.50 would be ideal" in said
     assert "Exchanging gradients costs" in said and "Communication" not in said
     quick = report_of(SINGLE, (report.plan[2], two((1.6, 1.61, 1.59))), (ddp(), two((1.6, 1.62, 1.6))))
-    assert "an epoch takes 1.00 [" in verdict(quick)[2] and "without: no significant difference" in verdict(quick)[2]
+    said = verdict(quick)[2]
+    assert "Communication: an epoch with the exchange of gradients, divided by one without, is 1.00 [" in said
+    assert "(no significant difference)" in said
     assert not any("wrapper" in paragraph for paragraph in verdict(report)[:3])
 
 
@@ -83,9 +86,13 @@ def test_a_batch_per_device_that_is_too_small():
                                                                      "milliseconds": 9.0}]
     report = report_of(SINGLE, (ddp(), two((1.8, 1.81, 1.79))), probe={"steps": steps})
     assert kinds(report) == ["small batch per device"] and kinds(report, 0) == []
-    assert "9.0 ms for 50 and 10.0 ms for 100" in sentence(report) and "1.8 times the work" in sentence(report)
+    assert "9.0 ms for 50 and 10.0 ms for 100" in sentence(report) and "1.80 times the work" in sentence(report)
     steps[1]["milliseconds"] = 5.1
     assert kinds(report_of(SINGLE, (ddp(), two()), probe={"steps": steps})) == []
+    steps[1]["milliseconds"] = 3.5  # less than half: cutting the batch helps, with or without more devices
+    report = report_of(SINGLE, (ddp(), two()), probe={"steps": steps})
+    assert kinds(report) == ["cheaper in parts"]
+    assert "0.70 times the work in parts" in sentence(report) and "--batch-size 50" in sentence(report)
 
 
 def test_scatter_replicate_gather():
@@ -94,6 +101,8 @@ def test_scatter_replicate_gather():
     report = report_of(SINGLE, (row, runs("dp", SLOW, count=2, method_milliseconds=own)))
     assert kinds(report) == ["scatter, replicate, gather"]
     assert "10.0 of 64.5 ms per step (16%; scatter 2.0, replicate 7.0, gather 1.0)" in sentence(report)
+    simulated = report_of(SINGLE, (row, runs("dp", SLOW, simulated=True, method_milliseconds=own)))
+    assert sentence(simulated).startswith("Carried out on one device, DataParallel's own work takes 10.0")
     little = {name: value / 10 for name, value in own.items()}
     assert kinds(report_of(SINGLE, (row, runs("dp", FAST, count=2, method_milliseconds=little)))) == []
 
@@ -141,7 +150,7 @@ def test_unequal_settings():
     unequal = two(workers_per_process=2)
     report = report_of(SINGLE, (ddp(workers=4), unequal), allow_unequal=True)
     assert kinds(report) == ["unequal"] and sentence(report) == "It is no fair comparison: workers 4 instead of 0."
-    assert recommendations(report) == ["Recommendation: none, as no method was measured against a baseline."]
+    assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
 
 
 def test_plain_noise():
@@ -174,13 +183,13 @@ def test_one_device_is_the_right_choice_where_nothing_is_faster(seconds):
 
 def test_a_faster_method_loses_to_one_device_with_better_settings():
     def row(method, workers, results):
-        return configuration(method, f"{method}-{workers}", {"num_workers": workers}, workers=workers), results
+        return configuration(method, values={"num_workers": workers}, workers=workers), results
 
     report = report_of(row("single", 0, runs(seconds=SLOW)),
                        row("single", 2, runs(seconds=FAST, workers_per_process=2)),
                        row("ddp", 0, two((2.0, 2.01, 1.99))), row("ddp", 2, two(SLOW, workers_per_process=1)))
     (said,) = recommendations(report)
-    assert said.startswith("Recommendation: stay with “SINGLE (num workers 2)”, 1.00 s per epoch")
+    assert said.startswith("Recommendation: stay with “SINGLE (workers 2)”, 1.00 s per epoch")
 
 
 def test_a_single_run_recommends_nothing():
@@ -190,9 +199,40 @@ def test_a_single_run_recommends_nothing():
 
 
 def test_a_method_that_computes_something_else_is_not_recommended():
-    report = report_of(SINGLE, (ddp(), two()), maths={"ddp": {"difference": 0.1, "batch_norm": False,
-                                                             "status": "failed", "reason": "differs"}})
-    assert recommendations(report) == ["Recommendation: none, as no method was measured against a baseline."]
+    report = report_of(SINGLE, (ddp(), two()), maths={"ddp": {"difference": 0.1, "status": "failed",
+                                                             "reason": "differs"}})
+    assert "no speed-up, the check of the maths of “DDP” failed" in verdict(report)[1]
+    assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
+
+
+def test_one_unproved_row_does_not_hide_a_proved_one():
+    flaky = (configuration("accelerate", **{"per-device batch": 50}), [*two((0.9,)), "failed", "failed"])
+    (said,) = recommendations(report_of(SINGLE, (ddp(), two()), flaky))
+    assert said.startswith("Recommendation: “DDP”, 2.00 [")
+
+
+def test_different_batches_are_different_trainings():
+    def pair(size, seconds):
+        values = {"values": {"batch_size": size}, "global batch": size}
+        return ((configuration(**values), runs(seconds=SLOW if size == 64 else FAST, global_batch_size=size)),
+                (ddp(**values), two(seconds, global_batch_size=size)))
+
+    said = recommendations(report_of(*pair(64, (1.5, 1.51, 1.49)), *pair(512, FAST)))
+    assert said[0].startswith("For batch size 64: Recommendation: “DDP (batch size 64)”, 2.00 [")
+    assert said[1].startswith("For batch size 512: Recommendation: stay with “SINGLE (batch size 512)”")
+
+
+def test_on_a_cpu_it_says_that_a_device_is_a_share_of_the_cores():
+    report = report_of(SINGLE, (ddp(), two()))
+    report.environment["cores"] = 8
+    assert "A device is 1 thread(s) here; one process with all 8 cores was not measured." in recommendations(report)
+
+
+def test_weak_scaling_has_no_smaller_batches():
+    steps = [{"model": "lenet", "batch": size, "milliseconds": ms} for size, ms in ((100, 9.0), (200, 10.0))]
+    weak = (ddp(**{"global batch": 200, "per-device batch": 100}),
+            runs("ddp", FAST, count=2, world_size=2, global_batch_size=200))
+    assert kinds(report_of(SINGLE, weak, probe={"steps": steps}, scaling="weak")) == []
 
 
 def test_rows_without_results_say_why():

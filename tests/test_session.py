@@ -1,0 +1,89 @@
+"""One comparison from plan to last run, with runs that are made up: what is said, and what is on disk when."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from comparison import session
+from comparison.record import read_results
+from comparison.report import terminal_text
+from comparison.session import run_comparison
+from reports import PROBE, configuration, report_of, runs
+
+STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
+
+
+@pytest.fixture
+def planned(monkeypatch, tmp_path):
+    """A report of two rows and two blocks that has not run, whose runs will be made up; and each run's arguments."""
+    rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
+    made = {(one.configuration, one.block): one for one in report_of(*rows).outcomes}
+    calls = []
+
+    def run_once(row, block, seed, directory):
+        on_disk = read_results(tmp_path / "results.json").outcomes if calls else ()
+        calls.append((row.name, block, seed, len(on_disk)))
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return made[row.name, block]
+
+    stop_at = None
+    monkeypatch.setattr(session, "run_once", run_once)
+    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS, "flags": flags}))
+    order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
+    report = replace(report_of(*rows, repeats=2), order=order, outcomes=())
+
+    def run(stop=None, **settings):
+        nonlocal stop_at
+        stop_at = stop
+        return run_comparison(replace(report, settings={**report.settings, **settings}), ["--epochs", "3"], tmp_path)
+
+    return run, calls
+
+
+def test_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned, tmp_path):
+    run, calls = planned
+    report = run()
+    assert calls == [("ddp", 1, 42, 0), ("single", 1, 42, 1), ("single", 2, 43, 2), ("ddp", 2, 43, 3)]
+    assert read_results(tmp_path / "results.json") == report and len(report.outcomes) == 4
+
+
+def test_one_line_per_run_on_a_terminal_and_none_elsewhere(planned, capsys, monkeypatch):
+    run, _ = planned
+    run()
+    off = capsys.readouterr().out
+    assert off.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in off
+    assert len(off.splitlines()) == 4 and off.splitlines()[3].startswith("About 14 s from here on")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run()
+    lines = capsys.readouterr().out.splitlines()[4:]
+    assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith("about 0 s left")
+
+
+def test_an_interruption_leaves_what_was_measured(planned, tmp_path):
+    run, _ = planned
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=3)
+    report = read_results(tmp_path / "results.json")
+    assert len(report.outcomes) == 2 and "INCOMPLETE: interrupted after 2 of 4 runs" in terminal_text(report)
+    assert "no interval: 1 run" in terminal_text(report)
+
+
+def test_the_files_of_an_earlier_comparison_do_not_stay(planned, tmp_path):
+    run, _ = planned
+    for name in ("report.md", "results.csv", "curves.png", "mine.png"):
+        (tmp_path / name).write_text("old")
+    run()
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "mine.png"}
+
+
+def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned):
+    run, _ = planned
+    flags = run().probe["flags"]
+    assert flags[flags.index("--sizes") + 1:] == ["100"] and "--ceiling" not in flags
+    flags = run(project=[2, 4]).probe["flags"]
+    assert flags[flags.index("--sizes") + 1:] == ["25", "50", "100", "--ceiling", "--link"]
+    assert "--link" not in run(project=[2], link_gbps=5.0).probe["flags"]
