@@ -104,10 +104,11 @@ def _small_batch(report, row, stands):
     if part >= whole or whole not in times or part not in times:
         return None
     longer = times[part] * whole / part / times[whole]
-    alone = (f"alone, a device needs {times[part]:.1f} ms for {part} and {times[whole]:.1f} ms for {whole}")
+    alone = f"alone, a device needs {times[part]:.1f} ms for {part} and {times[whole]:.1f} ms for {whole} images"
     if longer <= 1 / SMALL_BATCH:
-        return Cause("cheaper in parts", f"Part of its speed is no parallelism: {alone}, so that the same images take "
-                     f"{longer:.2f} times the work in parts. One device may gain as much from --batch-size {part}.")
+        return Cause("cheaper in parts", f"Cutting the batch alone saves work: {alone}, so that the same images take "
+                     f"{longer:.2f} times the work in parts; what it gains over one device is in part this, and one "
+                     f"device may gain as much with --batch-size {part}.")
     if longer < SMALL_BATCH:
         return None
     return Cause("small batch per device", f"{part} images keep a device less busy than {whole}: {alone}, so that "

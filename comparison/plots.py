@@ -67,7 +67,7 @@ def _band(axis, row, value, style):
     values = [[value(result.epochs[epoch - 1]) for result in row.results] for epoch in epochs]
     axis.plot(epochs, [statistics.mean(some) for some in values], **style)
     axis.fill_between(epochs, [min(some) for some in values], [max(some) for some in values], color=style["color"],
-                      alpha=0.2, linewidth=0)
+                      alpha=0.12, linewidth=0)
 
 
 def _speed_ups(report, done, path):

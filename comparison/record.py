@@ -116,7 +116,9 @@ class Report:
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
-        return (f"{models} on {settings['dataset']}, {scaling}, {settings['epochs']} epoch(s), "
+        steps = f" of {settings['max_steps']} steps" if settings["max_steps"] else ""
+        images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
+        return (f"{models} on {settings['dataset']}{images}, {scaling}, {settings['epochs']} epoch(s){steps}, "
                 f"{settings['repeats']} run(s) each")
 
 

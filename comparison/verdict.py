@@ -64,9 +64,10 @@ def _ladder(report, row, found):
     if single and one:
         said.append(f"DDP's wrapper: an epoch with one rank, divided by one without DDP, is {longer(one, single)}.")
     if one and silent:
+        cost = ratio(run_seconds(silent), run_seconds(one))
         said.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one rank, is "
-                    f"{longer(silent, one)}, where {1 / ranks:.2f} would be ideal; ranks share cores, memory and "
-                    "loader, and have smaller batches.")
+                    f"{cost}, where {1 / ranks:.2f} would be ideal; ranks share cores, memory and loader, and have "
+                    "smaller batches.")
     if silent and not any(cause.kind == "exposed communication" for cause in found):
         said.append(f"Communication: an epoch with the exchange of gradients, divided by one without, is "
                     f"{longer(row, silent)}.")

@@ -48,6 +48,16 @@ def test_verdicts_are_those_that_were_printed(name):
     assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in verdict(report))
 
 
+def test_what_single_blocks_would_have_said():
+    report = read_results(FIGURES / "ladder-mnist" / "results.json")
+    seconds = {(one.configuration, one.block): epoch_seconds(one.result) for one in report.outcomes}
+    said = ", ".join(f"{seconds['single', block] / seconds['ddp', block]:.2f}" for block in range(1, 6))
+    text = README.read_text(encoding="utf-8")
+    assert f"would have said something else: {said}." in text
+    steps = {step["batch"]: step["milliseconds"] for step in report.probe["steps"]}
+    assert f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms\n  for 64" in text
+
+
 @READMES
 def test_accuracies_on_real_data(readme):
     for name in ACCURACY_RUNS:

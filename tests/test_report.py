@@ -69,6 +69,11 @@ def test_a_sweep_has_its_column_and_its_table():
     assert "UNEQUAL" not in terminal_text(report) and "refused" not in terminal_text(report)
 
 
+def test_a_part_of_the_data_stands_in_the_title():
+    assert report_of(SINGLE, max_steps=200, train_size=5000).title == (
+        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epoch(s) of 200 steps, 3 run(s) each")
+
+
 def test_weak_scaling_stands_in_the_title():
     report = report_of(SINGLE, scaling="weak")
     assert "WEAK SCALING: batch 100 per device" in report.title and report.title in terminal_text(report)
