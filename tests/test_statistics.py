@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_the_median_leaves_out_the_warm_up_epoch():
 def test_a_failed_run_is_not_counted():
     row = row_of(make_result(seconds=(9.0, 2.0)), "failed", make_result(seconds=(9.0, 4.0)))
     assert run_seconds(row) == [2.0, 4.0] and summarize(row).runs == 2
+
+
+def test_a_run_that_diverged_is_not_counted_though_it_left_a_result():
+    report = report_of((configuration(), [make_result(seconds=(9.0, 2.0)), make_result(seconds=(9.0, 1.0))]))
+    diverged = replace(report.outcomes[1], status="diverged")
+    (row,) = replace(report, outcomes=(report.outcomes[0], diverged)).rows
+    assert run_seconds(row) == [2.0] and row.troubles == [diverged]
+
+
+def test_what_trains_something_else_on_purpose_has_no_accuracy():
+    row = report_of((configuration("ddp-no-sync"), runs("ddp"))).rows[0]
+    assert summarize(row).accuracy is None and summarize(row).epoch_seconds == 2.0
 
 
 def test_unsteady_rows_are_warned_of_with_cause_and_remedy():

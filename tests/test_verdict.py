@@ -61,6 +61,8 @@ def test_exposed_communication_comes_from_the_ladder():
     assert "costs 0.50 of 1.50 s per epoch (33%)" in sentence(report)
     assert kinds(report_of(SINGLE, silent, (ddp(), two(FAST)))) == []
     assert kinds(report_of(SINGLE, (ddp(), two((1.5, 1.51, 1.49))))) == []  # not measured, not claimed
+    unproved = report_of(SINGLE, silent, (ddp(), two((1.5, 0.9, 1.2))))
+    assert "exposed communication" not in kinds(unproved) and "Communication: " in verdict(unproved)[2]
     unlike = (configuration("ddp-no-sync", **{"per-device batch": 50, "workers": 4}), two(FAST))
     assert kinds(report_of(SINGLE, unlike, (ddp(), two((1.5, 1.51, 1.49))))) == []
 
