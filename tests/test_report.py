@@ -176,6 +176,7 @@ def test_failed_maths_leave_no_speed_up():
     for name, label in (("ddp", "DDP"), ("single", "SINGLE")):  # the row itself, or what it is compared with
         report = report_of(SINGLE, DDP, maths={name: failed})
         assert standing(report, report.rows[1]).reason == f"the check of the maths of “{label}” failed"
+        assert report.failed
 
 
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
@@ -293,6 +294,11 @@ def test_every_sweep_has_a_figure(tmp_path):
     first, second = sweep_tables(report, "simple")[2:]
     assert cells(first)[0][0] == "SINGLE (model lenet)" and cells(second)[0][0] == "SINGLE (model mlp)"
     assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(report))
+
+
+def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
+    assert "scaling.png" not in [figure.name for figure in draw_all(report_of(*RANKS), tmp_path)]
+    assert "scaling.png" in [figure.name for figure in draw_all(report_of(SINGLE, *RANKS), tmp_path)]
 
 
 def two_sweeps():

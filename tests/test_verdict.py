@@ -207,6 +207,12 @@ def test_a_method_that_computes_something_else_is_not_recommended():
     assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
 
 
+def test_what_exchanges_no_gradients_is_not_recommended():
+    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
+    (said,) = recommendations(report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49)))))
+    assert said.startswith("Recommendation: “DDP”, 1.33 [")
+
+
 def test_one_unproved_row_does_not_hide_a_proved_one():
     flaky = (configuration("accelerate", **{"per-device batch": 50}), [*two((0.9,)), "failed", "failed"])
     (said,) = recommendations(report_of(SINGLE, (ddp(), two()), flaky))
