@@ -29,7 +29,8 @@ def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ..
     aligned = ["left" if column in left else "right" for column in range(len(header))]
     if tablefmt == "github":  # a bar would end the cell
         header, *rows = ([str(text).replace("|", "\\|") for text in row] for row in (header, *rows))
-    return tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
+    # tabulate 0.9 cannot align the columns of no rows
+    return tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned if rows else None)
 
 
 def main_table(report: Report, tablefmt: str) -> str:
