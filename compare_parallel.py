@@ -34,9 +34,8 @@ from comparison.fairness import refuse_unequal
 from comparison.launch import ask
 from comparison.methods import METHODS, Machine, python
 from comparison.plan import DEFAULT_METHODS, given_flags, make_order, make_plan, parse_method
-from comparison.plots import draw_all
-from comparison.record import Report, read_results, write_results
-from comparison.report import terminal_text, write_csv, write_markdown
+from comparison.record import Report, read_results, resumed, write_results
+from comparison.report import present
 from comparison.session import print_commands, run_comparison
 
 SHARED = ("data_root", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps", "seed")
@@ -62,6 +61,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
+    add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds (never)")
+    add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--dry-run", action="store_true", help="print the commands and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
@@ -105,7 +106,7 @@ def plan_comparison(arguments, shared_flags: list[str]) -> Report:
         raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
                          "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
-                if name not in ("source", "diff", "dry_run")}
+                if name not in ("source", "diff", "dry_run", "resume", "debug")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats, arguments.seed))
@@ -119,25 +120,30 @@ def main() -> None:
     if arguments.diff:
         print(describe_difference(*map(read_results, map(Path, arguments.diff))))
         return
-    report = read_results(Path(arguments.source)) if arguments.source else None
-    default = Path(arguments.source).parent if arguments.source else Path("figures/comparison")
-    directory = Path(arguments.output_dir or default)
-    if not arguments.dry_run:
+    if arguments.source:
+        source = Path(arguments.source)
+        directory = Path(arguments.output_dir or source.parent)
+        report = read_results(source)
         check_writable(directory)
-    if report is None:
+        write_results(report, directory)
+    else:
+        directory = Path(arguments.output_dir or "figures/comparison")
+        if not arguments.dry_run:
+            check_writable(directory)
         report = plan_comparison(arguments, shared_flags)
         if arguments.dry_run:
             print_commands(report)
             return
-        report = run_comparison(report, shared_flags, directory)
-    write_results(report, directory)
-    report = read_results(directory / "results.json")  # what is shown is what was written
-    print(f"\n{terminal_text(report)}\n")
-    figures = draw_all(report, directory)
-    write_csv(report, directory / "results.csv")
-    write_markdown(report, directory / "report.md", figures)
-    names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
-    print(f"Written to {directory}: " + ", ".join(names))
+        if arguments.resume:
+            report = resumed(report, directory / "results.json")
+        try:
+            run_comparison(report, shared_flags, directory)
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP: what was measured is shown
+            if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
+                present(directory)
+                print("Interrupted. The same command with --resume goes on.", file=sys.stderr)
+            raise
+    report = present(directory)
     if report.failed:
         sys.exit(FAILED)
 

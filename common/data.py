@@ -22,6 +22,7 @@ from common.augment import training_transform
 from common.config import OneLineParser, RunConfig, add_training_flags, per_process, total_workers
 from common.environment import require_torchvision
 from common.errors import DATA, USAGE, SuiteError, run_script
+from common.lifetime import end_with_parent
 from common.results import replacing
 
 # md5 of the files inside the archives, whose own md5 torchvision checks when it downloads them (it checks no more
@@ -212,7 +213,8 @@ def make_loaders(
     train = TransformedImages(image_set.train_images, image_set.train_labels, transform)
     sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=config.seed, drop_last=True)
     train_loader = DataLoader(
-        train, batch_size, sampler=sampler, num_workers=workers, pin_memory=pin_memory, persistent_workers=workers > 0
+        train, batch_size, sampler=sampler, num_workers=workers, pin_memory=pin_memory, persistent_workers=workers > 0,
+        worker_init_fn=end_with_parent,
     )
     shard = slice(rank, None, world_size)
     test = TensorDataset(

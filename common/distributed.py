@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -45,13 +46,20 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
+        ranks = spawn(_start_rank, (train, config, options, f"file://{directory}/rendezvous"), world_size, join=False)
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the ranks
         try:
-            spawn(_start_rank, (train, config, options, f"file://{directory}/rendezvous"), world_size)
+            while not ranks.join():
+                pass
         except ProcessExitedException as error:
             if error.signal_name is None:
                 sys.exit(error.exit_code)  # the rank has said why
             raise SuiteError(f"rank {error.error_index} was killed", error.signal_name,
                              "SIGKILL mostly means out of memory: try a smaller --batch-size", FAILED) from None
+        finally:
+            for process in ranks.processes:
+                process.terminate()
+                process.join()
 
 
 def _start_rank(rank, train, config, options, init_method):

@@ -1,7 +1,10 @@
 """Failures that a person can act on: one line on stderr, and an exit code that names the kind."""
 
 import os
+import signal
 import sys
+
+from common.lifetime import end_with_parent
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
 
@@ -21,12 +24,18 @@ class SuiteError(Exception):
 def run_script(main) -> None:
     """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
 
-    `--debug` on the command line lets the traceback through instead.
+    `--debug` on the command line lets the traceback through instead. A rank ends with its launcher.
     """
+    if "RANK" in os.environ:
+        end_with_parent()
     try:
         main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough, as in `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         if "--debug" in sys.argv:
             raise

@@ -22,8 +22,8 @@ def guess_seconds(configuration: Configuration, settings: dict, probe: dict) -> 
     return probe["startup_seconds"] + settings["epochs"] * seconds_per_image * (trained + probe["test_images"] / 3)
 
 
-def seconds_left(order, outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
-    """Return how long the runs of `order` after the first len(outcomes) may take.
+def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
+    """Return how long the runs that are left, (block, name) pairs, may take, after the given outcomes.
 
     A configuration that has run takes as long as before; the others their guess times the mean error of the guesses.
     """
@@ -35,7 +35,7 @@ def seconds_left(order, outcomes: tuple[Outcome, ...], guesses: dict[str, float]
         error = sum(outcome.wall_seconds for outcome in outcomes) / sum(guesses[outcome.configuration]
                                                                         for outcome in outcomes)
     return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name]
-               for _, name in order[len(outcomes):])
+               for _, name in left)
 
 
 def duration(seconds: float) -> str:

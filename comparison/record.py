@@ -3,11 +3,11 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, USAGE, SuiteError
 from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import METHODS
@@ -124,8 +124,13 @@ class Report:
 
 def write_results(report: Report, directory: Path) -> None:
     """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
-    values = _without_home(without_nan({"schema_version": SCHEMA_VERSION, **asdict(report)}))
+    values = {"schema_version": SCHEMA_VERSION, **_values(report)}
     write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
+
+
+def _values(report):
+    """A Report made of JSON's types, without NaN and without the user's name."""
+    return _without_home(without_nan(asdict(report)))
 
 
 def _without_home(value):
@@ -163,8 +168,30 @@ def read_results(path: Path) -> Report:
         raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
                          "undo the change, or run the comparison again", FAILED)
     del values["schema_version"]
+    return _from_values(values)
+
+
+def _from_values(values):
     plan = tuple(Configuration(**{**row, "command": tuple(row["command"])}) for row in values.pop("plan"))
     outcomes = tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
                      for row in values.pop("outcomes"))
     order = tuple((block, name) for block, name in values.pop("order"))
     return Report(**values, plan=plan, order=order, outcomes=outcomes)
+
+
+def resumed(report: Report, path: Path) -> Report:
+    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison in `path`.
+
+    Raises SuiteError (USAGE) if that was another comparison: other settings, rows, order or machine.
+    """
+    earlier, planned = read_results(path), _from_values(_values(report))
+    changed = [f"{name} {before.get(name)} → {after.get(name)}"
+               for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
+               for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not changed and (earlier.plan, earlier.order) != (planned.plan, planned.order):
+        changed = ["the rows, their commands or their order"]
+    if changed:
+        raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
+                         "type the flags of then, or leave out --resume to start anew", USAGE)
+    done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
+    return replace(report, outcomes=done, probe=earlier.probe, maths=earlier.maths)

@@ -5,8 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from comparison.fairness import effective, standing
+from comparison.plots import draw_all
 from comparison.projection import LABEL, assumptions
-from comparison.record import Report
+from comparison.record import Report, read_results
 from comparison.statistics import summarize, unsteadiness
 from comparison.tables import (
     class_table,
@@ -19,6 +20,18 @@ from comparison.tables import (
     sweep_tables,
 )
 from comparison.verdict import verdict
+
+
+def present(directory: Path) -> Report:
+    """Print what the results.json in `directory` holds; write report.md, results.csv and the figures; return it."""
+    report = read_results(directory / "results.json")
+    print(f"\n{terminal_text(report)}\n")
+    figures = draw_all(report, directory)
+    write_csv(report, directory / "results.csv")
+    write_markdown(report, directory / "report.md", figures)
+    names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
+    print(f"Written to {directory}: " + ", ".join(names), flush=True)
+    return report
 
 
 def terminal_text(report: Report) -> str:

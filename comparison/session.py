@@ -14,35 +14,37 @@ from comparison.record import Report, write_results
 
 
 def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
-    """Probe the machine, check the maths if asked, run every run of `report.order`; return the report with all that.
+    """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
 
     Every block has a seed of its own, counted up from --seed, which all its rows share: the same initial weights and
     order of images for all, and other ones for the next block. results.json is on disk, whole, before the next run
     starts.
     """
+    left = [run for run in report.order if run not in {(done.block, done.configuration) for done in report.outcomes}]
     _announce(report)
     for old in ("report.md", "results.csv", *FIGURES):  # of an earlier comparison: they would pass for this one's
         (directory / old).unlink(missing_ok=True)
     write_results(report, directory)
-    if not report.order:
+    if not left:
         return report
-    report = replace(report, probe=_probe(report, shared_flags))
-    runs = directory / "runs"
-    if report.settings["check_maths"]:
+    if not report.probe:
+        report = replace(report, probe=_probe(report, shared_flags))
+    if report.settings["check_maths"] and not report.maths:
         able = [configuration for configuration in report.plan if not configuration.skip]
         report = replace(report, maths=check_maths(able, shared_flags, report.probe["train_images"]))
     plan = {configuration.name: configuration for configuration in report.plan}
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
-    print(f"About {duration(seconds_left(report.order, (), guesses))} from here on (a guess from the time of a "
+    print(f"About {duration(seconds_left(left, report.outcomes, guesses))} from here on (a guess from the time of a "
           "training step; every run corrects it)", flush=True)
-    for number, (block, name) in enumerate(report.order, start=1):
-        outcome = run_once(plan[name], block, report.settings["seed"] + block - 1, runs)
+    for number, (block, name) in enumerate(left, start=1):
+        seed = report.settings["seed"] + block - 1
+        outcome = run_once(plan[name], block, seed, directory / "runs", report.settings["timeout"])
         report = replace(report, outcomes=(*report.outcomes, outcome))
         write_results(report, directory)
         if sys.stdout.isatty():
-            left = seconds_left(report.order, report.outcomes, guesses)
-            print(f"[{number}/{len(report.order)}] block {block}, {plan[name].label}: {outcome.status}, "
-                  f"{outcome.wall_seconds:.1f} s; about {duration(left)} left", flush=True)
+            seconds = seconds_left(left[number:], report.outcomes, guesses)
+            print(f"[{number}/{len(left)}] block {block}, {plan[name].label}: {outcome.status}, "
+                  f"{outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
     return report
 
 
@@ -65,7 +67,8 @@ def _probe(report, shared_flags):
 
 def _announce(report):
     rows = len({name for _, name in report.order})
-    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks")
+    kept = f", of which {len(report.outcomes)} are kept" if report.outcomes else ""
+    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks{kept}")
     for block in range(1, report.settings["repeats"] + 1):
         print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
     sys.stdout.flush()

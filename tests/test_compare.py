@@ -182,7 +182,7 @@ def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     guesses = {"single": 2.0, "ddp": 4.0}
     assert seconds_left(order, (), guesses) == 12
     done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # its wall time is 9 s: 4.5 times the guess
-    assert seconds_left(order, done, guesses) == pytest.approx(4.5 * 8 + 9)
+    assert seconds_left(order[1:], done, guesses) == pytest.approx(4.5 * 8 + 9)
     assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
 
 
@@ -246,6 +246,28 @@ def test_nothing_of_a_childs_process_group_outlives_it(tmp_path):
     code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
     assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
     assert_gone((tmp_path / "log").read_text().strip())
+
+
+def test_what_left_the_process_group_does_not_outlive_the_run_either(tmp_path):
+    code = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
+    assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
+    assert_gone((tmp_path / "log").read_text().strip())
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path):
+    found = run_once(child("import time; time.sleep(60)"), 1, 42, tmp_path, timeout=0.5)
+    assert (found.status, found.exit_code) == ("timed out", 124) and "stopped after 0.5 s" in found.reason
+    assert 0.5 <= found.wall_seconds < 10
+    found = run_once(child("import sys; sys.exit(124)"), 1, 42, tmp_path, timeout=60)
+    assert found.status == "failed"
+
+
+def test_a_reader_that_has_seen_enough_gets_no_complaint():
+    command = f"{shlex.quote(sys.executable)} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
+        str(2 * count) for count in range(200))
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
+                          text=True, env=child_environment())
+    assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
 
 
 def assert_gone(pid):

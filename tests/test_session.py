@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+import compare_parallel
+from common.errors import SuiteError
 from comparison import session
-from comparison.record import read_results
+from comparison.record import read_results, resumed, write_results
 from comparison.report import terminal_text
 from comparison.session import run_comparison
 from reports import PROBE, configuration, report_of, runs
@@ -22,7 +24,7 @@ def planned(monkeypatch, tmp_path):
     made = {(one.configuration, one.block): one for one in report_of(*rows).outcomes}
     calls = []
 
-    def run_once(row, block, seed, directory):
+    def run_once(row, block, seed, directory, timeout):
         on_disk = read_results(tmp_path / "results.json").outcomes if calls else ()
         calls.append((row.name, block, seed, len(on_disk)))
         if len(calls) == stop_at:
@@ -33,12 +35,14 @@ def planned(monkeypatch, tmp_path):
     monkeypatch.setattr(session, "run_once", run_once)
     monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS, "flags": flags}))
     order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
-    report = replace(report_of(*rows, repeats=2), order=order, outcomes=())
+    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe={})
 
-    def run(stop=None, **settings):
+    def run(stop=None, resume=None, **settings):
         nonlocal stop_at
         stop_at = stop
-        return run_comparison(replace(report, settings={**report.settings, **settings}), ["--epochs", "3"], tmp_path)
+        wanted = replace(report, settings={**report.settings, **settings})
+        wanted = resumed(wanted, resume) if resume else wanted
+        return run_comparison(wanted, ["--epochs", "3"], tmp_path)
 
     return run, calls
 
@@ -70,6 +74,46 @@ def test_an_interruption_leaves_what_was_measured(planned, tmp_path):
     report = read_results(tmp_path / "results.json")
     assert len(report.outcomes) == 2 and "INCOMPLETE: interrupted after 2 of 4 runs" in terminal_text(report)
     assert "no interval: 1 run" in terminal_text(report)
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(planned, tmp_path, capsys):
+    run, calls = planned
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=3)
+    calls.clear()
+    report = run(resume=tmp_path / "results.json")
+    assert [call[:3] for call in calls] == [("single", 2, 43), ("ddp", 2, 43)]
+    assert len(report.outcomes) == 4 and "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings, said", [({"epochs": 9}, "epochs 3 → 9"), ({"seed": 1}, "seed 42 → 1")])
+def test_another_comparison_is_not_resumed(planned, tmp_path, settings, said):
+    run, _ = planned
+    run()
+    with pytest.raises(SuiteError, match=f"cannot resume: .*{said}"):
+        run(resume=tmp_path / "results.json", **settings)
+
+
+def test_a_run_that_failed_is_run_again(planned, tmp_path):
+    run, calls = planned
+    report = run()
+    write_results(replace(report, outcomes=(replace(report.outcomes[0], status="failed"), *report.outcomes[1:])),
+                  tmp_path)
+    calls.clear()
+    assert len(run(resume=tmp_path / "results.json").outcomes) == 4 and [call[:2] for call in calls] == [("ddp", 1)]
+
+
+def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, tmp_path, capsys, monkeypatch):
+    run, _ = planned
+    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
+    monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run(stop=3))
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(tmp_path)])
+    monkeypatch.setattr(compare_parallel.signal, "signal", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        compare_parallel.main()
+    shown = capsys.readouterr()
+    assert "INCOMPLETE: interrupted after 2 of 4 runs" in shown.out and "--resume goes on" in shown.err
+    assert {"report.md", "results.csv", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_the_files_of_an_earlier_comparison_do_not_stay(planned, tmp_path):
