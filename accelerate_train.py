@@ -9,20 +9,25 @@ common.engine.train_one_epoch.
 """
 
 import os
+from datetime import timedelta
 
 from common.config import parse, script_parser
-from common.data import load_image_set, make_loaders
-from common.distributed import broadcast_buffers, gather, leave_group, rank_device
+from common.data import load_image_set
+from common.distributed import add_dist_timeout, broadcast_buffers, gather, leave_group, name_missing_ranks, rank_device
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import MACHINE, SuiteError, run_script
+from common.loaders import make_loaders
 from common.models import build_model
 from common.run import run
 
 
+@name_missing_ranks
 def main() -> None:
-    config, options = parse(script_parser(__doc__))
+    parser = script_parser(__doc__)
+    add_dist_timeout(parser)
+    config, options = parse(parser)
     try:
-        from accelerate import Accelerator  # ACC:
+        from accelerate import Accelerator, InitProcessGroupKwargs  # ACC:
     except ImportError:
         raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
                          "type: pip install accelerate", MACHINE) from None
@@ -33,7 +38,8 @@ def main() -> None:
     image_set = load_image_set(config)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ACC: or it guesses a thread count; ours is set below
     # ACC: joins the process group that the launcher describes; "no", or a user's own defaults could change the maths
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))  # ACC:
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[timeout])
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     set_threads(config.threads, processes=local_world_size)
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.

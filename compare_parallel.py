@@ -38,7 +38,8 @@ from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import present
 from comparison.session import print_commands, run_comparison
 
-SHARED = ("data_root", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps", "seed")
+SHARED = ("data_root", "data_url", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps",
+          "seed")
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:

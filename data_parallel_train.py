@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from common.config import parse, positive_int, script_parser
-from common.data import load_image_set, make_loaders
+from common.data import load_image_set
 from common.data_parallel import SimulatedDataParallel, TimedDataParallel
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import MACHINE, USAGE, SuiteError, run_script
+from common.loaders import make_loaders
 from common.models import build_model
 from common.run import run
 

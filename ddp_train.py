@@ -11,16 +11,26 @@ belong to the method; the loop over the batches is common.engine.train_one_epoch
 
 import contextlib
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.config import parse, positive_int, script_parser
-from common.data import load_image_set, make_loaders
-from common.distributed import broadcast_buffers, gather, leave_group, rank_device, spawn_ranks
+from common.data import load_image_set
+from common.distributed import (
+    add_dist_timeout,
+    broadcast_buffers,
+    gather,
+    leave_group,
+    name_missing_ranks,
+    rank_device,
+    spawn_ranks,
+)
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import USAGE, SuiteError, run_script
+from common.loaders import make_loaders
 from common.models import build_model
 from common.run import run
 
@@ -30,7 +40,11 @@ def main() -> None:
     parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
     parser.add_argument("--no-sync", action="store_true",
                         help="never exchange gradients: each rank trains a model of its own, to see the time")  # DDP:
+    add_dist_timeout(parser)  # DDP:
     config, options = parse(parser)
+    if options.no_sync and config.checkpoint:  # DDP:
+        raise SuiteError("--no-sync trains a model in every rank, a checkpoint holds one", "found both",
+                         "leave out --checkpoint", USAGE)
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
     elif "LOCAL_RANK" in os.environ:  # DDP: torchrun has started this rank
@@ -41,6 +55,7 @@ def main() -> None:
                          USAGE)
 
 
+@name_missing_ranks  # DDP:
 def train(config, options, init_method: str = "env://") -> None:
     """Train as one rank of the group that meets at `init_method`."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # DDP:
@@ -56,6 +71,7 @@ def train(config, options, init_method: str = "env://") -> None:
     if on_gpu:
         torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method, rank=rank, world_size=world_size,
+                            timeout=timedelta(seconds=options.dist_timeout),
                             device_id=device if on_gpu else None)  # DDP:
     model = build_model(config.model, image_set.image_shape, config.seed).to(device)
     parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)  # DDP:

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from common.config import parse, positive_int, script_parser
-from common.data import load_image_set, make_loaders
+from common.data import load_image_set
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import USAGE, SuiteError, run_script
+from common.loaders import make_loaders
 from common.models import balanced_split, build_model, split_index
 from common.run import run
 from common.timing import SampledTimers

@@ -30,6 +30,7 @@ class RunConfig:
 
     dataset: str
     data_root: str
+    data_url: str | None
     train_size: int | None
     loader: str
     num_workers: int | None
@@ -47,6 +48,8 @@ class RunConfig:
     output: str | None
     figure_dir: str
     save: str | None
+    checkpoint: str | None
+    resume: str | None
     quiet: bool
     debug: bool
 
@@ -105,6 +108,7 @@ def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -
     count = {"nargs": "+"} if several else {}
     add("--dataset", type=one_of(DATASETS), default="cifar10", metavar="NAME", help=" | ".join(DATASETS))
     add("--data-root", default="./data", metavar="DIR", help="where the data sets are, or are put (%(default)s)")
+    add("--data-url", metavar="URL", help="download the data set from this directory instead of its usual place")
     add("--train-size", type=positive_int, metavar="N", help="use only the first N training images")
     add("--loader", type=one_of(("workers",)), default="workers", metavar="NAME",
         help="workers: DataLoader, one image at a time, in --num-workers processes")
@@ -139,6 +143,8 @@ def script_parser(description: str) -> OneLineParser:
     add("--output", metavar="FILE", help="write everything measured to this JSON file")
     add("--figure-dir", default="figures", metavar="DIR", help="where the curve PNG goes (%(default)s)")
     add("--save", metavar="FILE", help="write the trained weights (a plain state_dict) to this file")
+    add("--checkpoint", metavar="FILE", help="after every epoch, write all that is needed to go on to this file")
+    add("--resume", metavar="FILE", help="go on from a checkpoint; one that --checkpoint will write may be missing yet")
     add("--quiet", action="store_true", help="print nothing but errors")
     return parser
 
@@ -153,7 +159,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     values["lr_milestones"] = tuple(values["lr_milestones"])
     config = RunConfig(**{field.name: values.pop(field.name) for field in fields(RunConfig)})
     check_writable(config.figure_dir)
-    for file in (config.output, config.save):
+    for file in (config.output, config.save, config.checkpoint):
         if file:
             check_writable(Path(file).parent)
             if Path(file).is_dir():

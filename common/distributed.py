@@ -1,5 +1,7 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
+import argparse
+import functools
 import logging
 import os
 import signal
@@ -7,16 +9,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
-from common.config import RunConfig, per_process, total_workers
+from common.checkpoint import read_checkpoint
+from common.config import RunConfig, per_process, positive_float, total_workers
 from common.data import load_image_set
 from common.environment import available_devices
-from common.errors import FAILED, MACHINE, SuiteError, run_script
+from common.errors import FAILED, MACHINE, SuiteError, describe_exit, run_script
+
+GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
+
+
+def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add --dist-timeout."""
+    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S",
+                        help="give up when another rank does not answer for so many seconds (%(default)g)")
 
 
 def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
@@ -43,28 +55,72 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     per_process("--batch-size", config.batch_size, world_size)
     per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
     load_image_set(config)
+    read_checkpoint(config, world_size)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
-        ranks = spawn(_start_rank, (train, config, options, f"file://{directory}/rendezvous"), world_size, join=False)
+        ranks = spawn(_start_rank, (train, config, options, directory), world_size, join=False)
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the ranks
         try:
             while not ranks.join():
                 pass
         except ProcessExitedException as error:
-            if error.signal_name is None:
+            if _error_file(directory, error.error_index).exists():
                 sys.exit(error.exit_code)  # the rank has said why
-            raise SuiteError(f"rank {error.error_index} was killed", error.signal_name,
-                             "SIGKILL mostly means out of memory: try a smaller --batch-size", FAILED) from None
+            killed = error.exit_code == -signal.SIGKILL
+            advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "its last lines are above"
+            raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
+                             FAILED) from None
         finally:
             for process in ranks.processes:
                 process.terminate()
+            for process in ranks.processes:
+                process.join(GRACE_SECONDS)
+                process.kill()  # does nothing to one that has ended
                 process.join()
 
 
-def _start_rank(rank, train, config, options, init_method):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    run_script(lambda: train(config, options, init_method))
+def _start_rank(rank, train, config, options, directory):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
+    run_script(lambda: train(config, options, f"file://{directory}/rendezvous"))
+
+
+def _error_file(directory, rank):
+    return Path(directory, f"rank-{rank}.json")
+
+
+def name_missing_ranks(train: Callable) -> Callable:
+    """Decorate a function so that a collective which fails in it names the ranks that did not take part.
+
+    Those which wait for a rank that hangs give up after --dist-timeout, and tell one another; who says nothing is the
+    one. If a rank died instead, its launcher stops all others meanwhile, and they say nothing.
+    """
+
+    @functools.wraps(train)
+    def wrapped(*arguments):
+        try:
+            train(*arguments)
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            found = f"{type(error).__name__}: {error}"
+            missing = _missing_ranks() if dist.is_initialized() else []
+            if missing:
+                found = f"rank {', '.join(map(str, missing))} did not answer in time; {found}"
+            lost = SuiteError("lost contact with another rank", found,
+                              "see the log of that rank, or give it more time with --dist-timeout", FAILED)
+            for note in getattr(error, "__notes__", ()):
+                lost.add_note(note)
+            raise lost from error
+
+    return wrapped
+
+
+def _missing_ranks():
+    store = dist.distributed_c10d._get_default_store()  # there is no public way to it
+    store.set(f"lost-{dist.get_rank()}", "")
+    time.sleep(GRACE_SECONDS)
+    return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
 
 
 def gather(value) -> list:

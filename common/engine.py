@@ -10,8 +10,9 @@ from torch import nn
 
 from common.config import RunConfig
 from common.environment import available_cores
+from common.errors import naming
 from common.models import CLASSES
-from common.results import EpochRecord, PhaseTimes, describe_epoch, phase_names
+from common.results import EpochRecord, PhaseTimes, phase_names
 from common.timing import PhaseTimer, Stopwatch
 
 
@@ -82,6 +83,11 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=config.lr)
 
 
+def build_schedule(optimizer, config: RunConfig):
+    """Return the schedule that multiplies the learning rate by 0.1 after each of `config.lr_milestones`."""
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, config.lr_milestones, gamma=0.1)
+
+
 def train_one_epoch(context: ParallelContext, optimizer, loader, max_steps: int | None) -> Training:
     """Train on every batch of `loader`, or on its first `max_steps`. Nothing in the loop waits for a GPU."""
     context.model.train()
@@ -143,26 +149,28 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
     )
 
 
-def fit(context: ParallelContext, optimizer, loaders, config: RunConfig, say) -> tuple[list[EpochRecord], list]:
-    """Train and evaluate `config.epochs` times; return the epochs' records and all ranks' last Evaluations.
+def fit(
+    context: ParallelContext, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord], after_epoch
+) -> tuple[list[EpochRecord], list[Evaluation]]:
+    """Train and evaluate until there were `config.epochs`; return all epochs' records and all ranks' last Evaluations.
 
-    Ends early, after the first epoch whose training or test loss is not finite.
+    earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
+    epoch. Ends early, after the first epoch whose training or test loss is not finite.
     """
     train_loader, test_loader = loaders
-    torch.manual_seed(config.seed + 1 + context.rank)  # every rank augments (and drops out) differently
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, config.lr_milestones, gamma=0.1)
-    records = []
-    for epoch in range(1, config.epochs + 1):
-        train_loader.sampler.set_epoch(epoch)
-        trainings = context.gather(train_one_epoch(context, optimizer, train_loader, config.max_steps))
-        schedule.step()
-        context.before_evaluation()
-        evaluations = context.gather(evaluate(context, test_loader))
-        records.append(merge(epoch, trainings, evaluations))
-        say(describe_epoch(records[-1], config.epochs))
+    records, evaluations = [*earlier], None
+    for epoch in range(len(earlier) + 1, config.epochs + 1):
+        with naming(f"epoch {epoch}"):
+            train_loader.sampler.set_epoch(epoch)
+            trainings = context.gather(train_one_epoch(context, optimizer, train_loader, config.max_steps))
+            schedule.step()
+            context.before_evaluation()
+            evaluations = context.gather(evaluate(context, test_loader))
+            records.append(merge(epoch, trainings, evaluations))
+            after_epoch(records)
         if not is_finite(records[-1]):
             break
-    return records, evaluations
+    return records, evaluations or context.gather(evaluate(context, test_loader))
 
 
 def is_finite(record: EpochRecord) -> bool:

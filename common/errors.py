@@ -1,8 +1,12 @@
 """Failures that a person can act on: one line on stderr, and an exit code that names the kind."""
 
+import contextlib
+import errno
+import json
 import os
 import signal
 import sys
+import time
 
 from common.lifetime import end_with_parent
 
@@ -21,6 +25,16 @@ class SuiteError(Exception):
         self.exit_code = exit_code
 
 
+@contextlib.contextmanager
+def naming(where: str):
+    """Let the line about an error that passes through name `where` it happened, e.g. "epoch 2"."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
+
+
 def run_script(main) -> None:
     """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
 
@@ -28,6 +42,8 @@ def run_script(main) -> None:
     """
     if "RANK" in os.environ:
         end_with_parent()
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
         main()
         sys.stdout.flush()
@@ -39,10 +55,42 @@ def run_script(main) -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        rank = os.environ.get("RANK", "0")
-        where = "" if rank == "0" else f"rank {rank}: "
-        if not isinstance(error, SuiteError):
-            error = SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
-                               "add --debug to see where it happened", FAILED)
-        print(f"error: {where}{error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+        line = f"{_where(error)}{explained(error)}"
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # whoever started this rank looks there for its cause
+            with open(file, "w", encoding="utf-8") as opened:
+                message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+                json.dump({"message": message}, opened)
+        sys.exit(explained(error).exit_code)
+
+
+def _where(error):
+    """E.g. "rank 1, epoch 2: "; what rank 0 found out on purpose is true of all ranks."""
+    rank = os.environ.get("RANK")
+    said_by_all = rank == "0" and isinstance(error, SuiteError)
+    places = [*([f"rank {rank}"] if rank and not said_by_all else []), *getattr(error, "__notes__", [])]
+    return f"{', '.join(places)}: " if places else ""
+
+
+def explained(error: Exception) -> SuiteError:
+    """Return an error as a SuiteError: with the remedy for those that are known, else with a way to find out more."""
+    if isinstance(error, SuiteError):
+        return error
+    found = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return SuiteError("cannot write all of a file", found, "free some space, or write elsewhere", FAILED)
+    if "DataLoader worker" in found:
+        return SuiteError("a loader worker died", found, "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or "
+                          "type --num-workers 0", FAILED)
+    if "out of memory" in found or "allocate memory" in found or isinstance(error, MemoryError):
+        return SuiteError("out of memory", found, "try a smaller --batch-size, or fewer --num-workers", FAILED)
+    return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
+                      "add --debug to see where it happened", FAILED)
+
+
+def describe_exit(code: int) -> str:
+    """Return a process's exit code in words; code -n stands for signal n, as in subprocess."""
+    if code >= 0:
+        return f"exit code {code}"
+    hint = ", probably out of memory" if code == -signal.SIGKILL else ""
+    return f"signal {-code} ({signal.Signals(-code).name}){hint}"

@@ -21,11 +21,12 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, positive_int
-from common.data import ImageSet, load_image_set, make_loaders
+from common.data import ImageSet, load_image_set
 from common.distributed import leave_group
 from common.engine import build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import run_script
+from common.loaders import make_loaders
 from common.models import CLASSES, build_model
 from common.timing import Stopwatch, command_start
 

@@ -132,12 +132,13 @@ def result_from_dict(values: dict) -> RunResult:
     """
     if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
-    epochs = tuple(_epoch_from_dict(epoch) for epoch in values["epochs"])
+    epochs = tuple(epoch_from_dict(epoch) for epoch in values["epochs"])
     tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
     return RunResult(**{**values, **tuples, "epochs": epochs})
 
 
-def _epoch_from_dict(values):
+def epoch_from_dict(values: dict) -> EpochRecord:
+    """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
     numbers = {key: float("nan") if value is None else value for key, value in values.items()}  # NaN became null
     return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"])})
 

@@ -10,13 +10,14 @@ from functools import partial
 import torch
 from torch import nn
 
+from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
 from common.config import total_workers
 from common.data import ImageSet
-from common.engine import ParallelContext, fit, is_finite
+from common.engine import ParallelContext, build_schedule, fit, is_finite
 from common.environment import command_line, describe_environment, device_name
 from common.errors import FAILED, SuiteError
 from common.plots import draw_curves
-from common.results import RunResult, describe_end, describe_start, replacing, write_result
+from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start
 
 
@@ -29,12 +30,22 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
+    schedule = build_schedule(optimizer, config)
+    torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
+    records, state = [], read_checkpoint(config, context.world_size)
+    if state:
+        records = restore(state, context.rank, model, optimizer, schedule)
+        note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
+        result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
     say(describe_start(result))
     for device in context.devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
     result = replace(result, startup_seconds=time.time() - command_start())
-    records, evaluations = fit(context, optimizer, loaders, config, say)
+    if context.rank == 0:
+        _write_unfinished(result, records, config)
+    keep = partial(_keep, context, result, model, optimizer, schedule, config, say)
+    records, evaluations = fit(context, optimizer, schedule, loaders, config, records, keep)
     result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
@@ -45,6 +56,23 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     context.leave()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
+
+
+def _keep(context, result, model, optimizer, schedule, config, say, records):
+    """After an epoch: say what it was, and put on disk what would be needed if it was the last."""
+    say(describe_epoch(records[-1], config.epochs))
+    states = context.gather(random_state()) if config.checkpoint else None
+    if context.rank != 0 or not is_finite(records[-1]):
+        return
+    _write_unfinished(result, records, config)
+    if config.checkpoint:
+        save_checkpoint(config, model, optimizer, schedule, records, states)
+
+
+def _write_unfinished(result, records, config):
+    """Should the run be killed, its result file says so, and which epochs were over."""
+    if config.output:
+        write_result(replace(result, status="failed", reason="it ended early", epochs=tuple(records)), config.output)
 
 
 def _conclude(result, model, config, say):

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -11,7 +13,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import SuiteError
+from common.environment import available_cores
+from common.errors import SuiteError, describe_exit
 from common.lifetime import end_with_parent
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
@@ -27,7 +30,8 @@ class Outcome:
     """What became of one run. `result` is None if it left none; `wall_seconds` lie between its start and its exit.
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
-    there is one; else "failed" with the cause. load_average: the system's, over the last minute, when the run ended.
+    it is whole; else "failed" with the cause. foreign_cores: how many cores processes other than the run's kept busy,
+    on average, where that is known (see _busy_seconds).
     """
 
     configuration: str
@@ -38,7 +42,7 @@ class Outcome:
     log: str
     exit_code: int
     wall_seconds: float
-    load_average: float | None = None
+    foreign_cores: float | None = None
     result: RunResult | None = None
 
 
@@ -54,23 +58,42 @@ def run_once(
     command = (*configuration.command, "--seed", str(seed), "--output", str(file), "--figure-dir", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # or an old result would pass for this run's
-    start = time.perf_counter()
+    start, busy, own = time.perf_counter(), _busy_seconds(), _children_seconds()
     exit_code = run_child(command, log, timeout=timeout)
     known = {"configuration": configuration.name, "block": block, "command": shlex.join(command), "log": str(log),
              "exit_code": exit_code, "wall_seconds": time.perf_counter() - start}
-    if hasattr(os, "getloadavg"):
-        known["load_average"] = os.getloadavg()[0]
-    if exit_code == TIMED_OUT and timeout and known["wall_seconds"] >= timeout:
-        return Outcome(status="timed out", reason=f"it was stopped after {timeout:g} s (log: {log})", **known)
+    if busy is not None:
+        foreign = _busy_seconds() - busy - (_children_seconds() - own)
+        known["foreign_cores"] = max(0.0, foreign / known["wall_seconds"])
+    timed_out = exit_code == TIMED_OUT and timeout and known["wall_seconds"] >= timeout
+    status, why = ("timed out", f"stopped after {timeout:g} s") if timed_out else ("failed", cause(exit_code, log))
     if not file.exists():
-        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", **known)
+        return Outcome(status=status, reason=f"{why}, before its first epoch (log: {log})", **known)
     try:
         result = read_result(file)
     except SuiteError as error:
-        return Outcome(status="failed", reason=str(error), **known)
-    if exit_code != 0 and result.status == "ok":
-        return Outcome(status="failed", reason=f"{cause(exit_code, log)} (log: {log})", result=result, **known)
+        return Outcome(status="failed", reason=f"{error} (log: {log})", **known)
+    if result.status == "failed" or (result.status == "ok" and exit_code != 0):
+        after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
+        return Outcome(status=status, reason=f"{why}, {after} (log: {log})", **known)
     return Outcome(status=result.status, reason=result.reason, result=result, **known)
+
+
+def _busy_seconds():
+    """CPU seconds that all processes of this machine used since it started, also those lost to other machines.
+
+    The first line of /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks. None
+    where that is more than the cores that this process may use, and so says nothing about them.
+    """
+    if not Path("/proc/stat").exists() or available_cores() != os.cpu_count():
+        return None
+    ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _children_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run_child(
@@ -148,12 +171,14 @@ def _tagged(tag: str) -> list[int]:
 
 
 def cause(exit_code: int, log: Path) -> str:
-    """Return why a child failed: the first `error:` line in its log (others follow from it), or its code or signal."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    """Return why a child failed: the first `error:` line in its log (others follow from it), or its code or signal.
+
+    If a rank died without a word, torchrun's report names it.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    said = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
     if said:
         return said[0]
-    if exit_code < 0:
-        hint = ", probably out of memory" if exit_code == -signal.SIGKILL else ""
-        return f"{signal.Signals(-exit_code).name}{hint}"
-    return f"exit code {exit_code}" if exit_code else "it ended without writing a result"
+    if found := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
+        return f"rank {found[1]} ended without a word; {describe_exit(int(found[2]))}"
+    return describe_exit(exit_code) if exit_code else "it ended without writing a result"

@@ -13,7 +13,7 @@ from comparison.launch import Outcome
 from comparison.methods import METHODS
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def read_results(path: Path) -> Report:
     except (OSError, ValueError, AttributeError) as error:
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
                          "name the results.json of a comparison", FAILED) from None
-    if version != SCHEMA_VERSION:
+    if version not in (2, SCHEMA_VERSION):
         advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
                   else "run the comparison again")
         raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
-                         f"{SCHEMA_VERSION}", advice, FAILED)
+                         f"2 and {SCHEMA_VERSION}", advice, FAILED)
     if checksum != _checksum(values):
         raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
                          "undo the change, or run the comparison again", FAILED)
@@ -173,10 +173,14 @@ def read_results(path: Path) -> Report:
 
 def _from_values(values):
     plan = tuple(Configuration(**{**row, "command": tuple(row["command"])}) for row in values.pop("plan"))
-    outcomes = tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
-                     for row in values.pop("outcomes"))
+    outcomes = tuple(_outcome(row) for row in values.pop("outcomes"))
     order = tuple((block, name) for block, name in values.pop("order"))
     return Report(**values, plan=plan, order=order, outcomes=outcomes)
+
+
+def _outcome(row):
+    known = {name: value for name, value in row.items() if name != "load_average"}
+    return Outcome(**{**known, "result": row["result"] and result_from_dict(row["result"])})
 
 
 def resumed(report: Report, path: Path) -> Report:

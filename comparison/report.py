@@ -47,10 +47,8 @@ def terminal_text(report: Report) -> str:
 
 def warnings(report: Report) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
-    busy = [result.world_size * (result.threads_per_process + result.workers_per_process)
-            for row in report.rows for result in row.results]
     return [f"WARNING: {row.label}: {sentence}." for row in report.rows
-            for sentence in unsteadiness(row, max(busy, default=1))]
+            for sentence in unsteadiness(row, report.environment["cores"])]
 
 
 def notes(report: Report) -> list[str]:

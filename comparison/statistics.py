@@ -115,10 +115,10 @@ def phase_milliseconds(row) -> dict[str, float]:
     return {name: statistics.mean(getattr(phases, name) for phases in epochs) for name in vars(epochs[0])}
 
 
-def unsteadiness(row, own_work: int) -> list[str]:
+def unsteadiness(row, cores: int) -> list[str]:
     """Return what makes a record.Row's times doubtful, each with its number, its cause and a remedy.
 
-    own_work: how many processes and threads of the comparison itself can be busy at once, on the whole machine.
+    cores: how many the machine has.
     """
     found, seconds = [], run_seconds(row)
     if not seconds:
@@ -133,8 +133,8 @@ def unsteadiness(row, own_work: int) -> list[str]:
     if first and statistics.median(first) > 1.5:
         found.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
                      "which is left out of the times; give more --epochs, so that more of them count")
-    loads = [outcome.load_average for outcome in row.outcomes if outcome.load_average is not None]
-    if loads and max(loads) > own_work:
-        found.append(f"the system's load average rose to {max(loads):.1f}, and the comparison's own processes make at "
-                     f"most {own_work}: other programs ran; close them and run again")
+    foreign = [outcome.foreign_cores for outcome in row.outcomes if outcome.foreign_cores is not None]
+    if foreign and max(foreign) > 0.1 * cores:
+        found.append(f"other programs kept {max(foreign):.1f} of {cores} cores busy during a run; close them and run "
+                     "again")
     return found

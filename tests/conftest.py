@@ -1,13 +1,13 @@
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 import torch
 
-PROJECT = Path(__file__).resolve().parent.parent
+from processes import PROJECT, child_environment
+
 torch.set_num_threads(1)
 
 
@@ -33,26 +33,23 @@ def real_data():
     return root
 
 
-def child_environment(gpu: bool = False) -> dict[str, str]:
-    """The environment of a script under test: without GPUs, unless the test is about them, so that results agree."""
-    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32, or the weights of two methods differ by rounding
-    return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
-
-
 @pytest.fixture
 def project(request, data_root):
     """Run one of the project's scripts as a user would: `project("ddp_train.py", "--spawn", "2")`, tiny by default."""
     gpu = request.node.get_closest_marker("gpu") is not None
 
-    def run(*arguments, launcher=(), tiny=True, environment=(), cwd=PROJECT):
+    def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
         flags = [*arguments]
         if tiny:
             flags += ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
                       "--num-workers", 0, "--epochs", 1]
-        return subprocess.run(
-            [sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
-            timeout=180, env={**child_environment(gpu), **dict(environment)},
+        start = time.perf_counter()
+        done = subprocess.run(
+            [*before, sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
+            timeout=180, env={**child_environment(gpu), **dict(environment)}, **options,
         )
+        done.seconds = time.perf_counter() - start
+        return done
 
     return run
 

@@ -14,11 +14,12 @@ SETTINGS = {
 PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
 
 
-def configuration(method="single", name=None, values=(), skip="", **planned) -> Configuration:
+def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
     equal = {"model": "lenet", "global batch": 100, "workers": 0, "threads per device": 1, "device": "cpu",
              "per-device batch": 100, **planned}
     name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
-    return Configuration(name, method, method.upper(), dict(values), equal, ("python", f"{method}.py"), skip)
+    return Configuration(name, method, method.upper(), dict(values), equal,
+                         command or ("python", f"{method}.py"), skip)
 
 
 def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phases=(1.0, 0.5, 20.0, 40.0, 3.0),
@@ -36,9 +37,9 @@ def report_of(*rows, probe=(), maths=None, **settings) -> Report:
         for block, result in enumerate(results, start=1):
             failed = isinstance(result, str)
             outcomes.append(Outcome(row.name, block, result if failed else "ok", "signal 9" if failed else "",
-                                    f"python {row.method}.py", f"{row.name}-{block}.log", int(failed), 9.0, 0.5,
+                                    f"python {row.method}.py", f"{row.name}-{block}.log", int(failed), 9.0, 0.0,
                                     None if failed else result))
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
-    return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": []},
+    return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": [], "cores": 2},
                   {**PROBE, **dict(probe)}, plan, order, tuple(outcomes), maths or {})

@@ -19,7 +19,7 @@ from comparison.methods import LADDER, METHODS, Machine
 from comparison.plan import DEFAULT_METHODS, baseline_of, make_order, make_plan, parse_method
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import read_results
-from conftest import PROJECT, child_environment
+from processes import PROJECT, child_environment
 from reports import PROBE, configuration, report_of, runs
 from test_results import make_result
 
@@ -302,7 +302,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
     assert [(one.block, one.configuration) for one in stored.outcomes] == list(stored.order)
     assert {one.status for one in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
-    assert all(one.wall_seconds > 1 and one.load_average is not None for one in stored.outcomes)
+    assert all(one.wall_seconds > 1 and one.foreign_cores is not None for one in stored.outcomes)
     assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")
     assert [one.result.config["seed"] for one in stored.outcomes] == [42, 42]
     assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4

@@ -1,13 +1,5 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
-import gzip
-import hashlib
-import http.server
-import io
-import pickle
-import tarfile
-import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +8,9 @@ import torch
 from common import data
 from common.augment import training_transform
 from common.config import RunConfig, script_parser
-from common.data import ImageSet, load_image_set, make_loaders, normalize
+from common.data import ImageSet, load_image_set
 from common.errors import DATA, USAGE, SuiteError
+from common.loaders import make_loaders, normalize
 
 
 def make_config(**values) -> RunConfig:
@@ -90,8 +83,7 @@ def test_ranks_augment_differently_and_seeds_repeat(workers):
     image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
 
     def first_batch(seed):
-        train_loader, _ = make_loaders(image_set, make_config(batch_size=8, num_workers=workers))
-        torch.manual_seed(seed)
+        train_loader, _ = make_loaders(image_set, make_config(batch_size=8, num_workers=workers, seed=seed))
         return next(iter(train_loader))[0]
 
     assert torch.equal(first_batch(1), first_batch(1))
@@ -134,125 +126,6 @@ def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, m
     cache.write_bytes(content)
     assert np.array_equal(load_image_set(config).train_images, first.train_images)
     assert calls
-
-
-# ---- real formats: files made here, served by a local web server, read by torchvision's readers
-
-
-def idx(array):
-    """The IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, the data."""
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + array.astype(np.uint8).tobytes()
-
-
-def md5(content):
-    return hashlib.md5(content).hexdigest()
-
-
-@pytest.fixture
-def server(tmp_path):
-    """(directory, address, list of requested paths) of a web server on this machine."""
-    directory, requests = tmp_path / "served", []
-    directory.mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            requests.append(self.path)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=directory))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield directory, f"http://127.0.0.1:{server.server_port}/", requests
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def mnist(server, monkeypatch):
-    """A small MNIST on the local server, known to torchvision and to us by its checksums; returns the requests."""
-    from torchvision.datasets import MNIST
-
-    directory, address, requests = server
-    resources, checksums = [], {}
-    for split, size in (("train", 40), ("t10k", 20)):
-        for name, array in ((f"{split}-images-idx3-ubyte", np.full((size, 28, 28), 7)),
-                            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10)):
-            content = idx(array)
-            packed = gzip.compress(content)
-            (directory / f"{name}.gz").write_bytes(packed)
-            resources.append((f"{name}.gz", md5(packed)))
-            checksums[f"MNIST/raw/{name}"] = md5(content)
-    monkeypatch.setattr(MNIST, "mirrors", [address])
-    monkeypatch.setattr(MNIST, "resources", resources)
-    monkeypatch.setitem(data.MNIST_MD5, "mnist", checksums)
-    return requests
-
-
-def test_mnist_is_downloaded_once(mnist, tmp_path):
-    config = make_config(dataset="mnist", data_root=str(tmp_path / "new" / "data"))
-    first = load_image_set(config)
-    assert first.train_images.shape == (40, 28, 28) and first.test_labels.tolist() == [*range(10)] * 2
-    assert mnist
-    mnist.clear()
-    assert np.array_equal(load_image_set(config).train_images, first.train_images)
-    assert not mnist
-
-
-def test_cifar10_is_downloaded_once(server, tmp_path, monkeypatch):
-    from torchvision.datasets import CIFAR10
-
-    directory, address, requests = server
-    files = {}
-    for name in ["data_batch_1", "data_batch_2", "test_batch"]:
-        files[name] = pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
-    files["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]})
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    (directory / "cifar-10-python.tar.gz").write_bytes(buffer.getvalue())
-    monkeypatch.setattr(CIFAR10, "url", address + "cifar-10-python.tar.gz")
-    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(buffer.getvalue()))
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(files[name])] for name in ("data_batch_1", "data_batch_2")])
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(files["test_batch"])]])
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(files["batches.meta"])})
-
-    config = make_config(dataset="cifar10", data_root=str(tmp_path / "data"))
-    first = load_image_set(config)
-    assert first.train_images.shape == (20, 32, 32, 3) and first.classes == (*"abcdefghij",)
-    assert requests
-    requests.clear()
-    load_image_set(config)
-    assert not requests
-    (tmp_path / "data" / "cifar-10-batches-py" / "test_batch").write_bytes(files["test_batch"][:-1] + b"x")
-    with pytest.raises(SuiteError, match="test_batch is damaged"):
-        load_image_set(config)
-
-
-@pytest.mark.parametrize("damage", [
-    lambda content: content[:-1],
-    lambda content: content[:-1] + b"\x4d",  # a label of 77
-    lambda content: b"",
-], ids=["truncated", "mislabelled", "empty"])
-def test_a_damaged_file_is_named(damage, mnist, tmp_path):
-    config = make_config(dataset="mnist", data_root=str(tmp_path / "data"))
-    load_image_set(config)
-    file = tmp_path / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(SuiteError, match="train-labels-idx1-ubyte is damaged; .*md5.*; delete it and run") as caught:
-        load_image_set(config)
-    assert caught.value.exit_code == DATA
-
-
-def test_two_processes_that_need_the_data_download_it_once(mnist, tmp_path):
-    config = make_config(dataset="mnist", data_root=str(tmp_path / "data"))
-    threads = [threading.Thread(target=load_image_set, args=(config,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(mnist) == 8  # a HEAD and a GET for each of the four files
 
 
 def test_known_statistics_are_those_of_the_real_training_images(real_data):

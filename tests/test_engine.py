@@ -7,9 +7,20 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
-from common.engine import Evaluation, ParallelContext, Training, build_optimizer, evaluate, fit, merge, train_one_epoch
+from common.engine import (
+    Evaluation,
+    ParallelContext,
+    Training,
+    build_optimizer,
+    build_schedule,
+    evaluate,
+    fit,
+    merge,
+    train_one_epoch,
+)
+from common.loaders import make_loaders
 from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
-from test_data import make_config, make_image_set, make_loaders
+from test_data import make_config, make_image_set
 
 CPU = torch.device("cpu")
 
@@ -106,20 +117,11 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
         rates.append(optimizer.param_groups[0]["lr"])
         epochs.append(loaders[0].sampler.epoch)
 
-    records, _ = fit(make_context(model, before_evaluation=before_evaluation), optimizer, loaders, config, lines.append)
+    records, _ = fit(make_context(model, before_evaluation=before_evaluation), optimizer,
+                     build_schedule(optimizer, config), loaders, config, [], lines.append)
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert epochs == [1, 2, 3, 4]
     assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
-
-
-def test_every_rank_draws_its_own_random_numbers():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    config, seeds = make_config(epochs=1, batch_size=20), []
-    for rank in (0, 1):
-        context = make_context(model, rank=rank, before_evaluation=lambda: seeds.append(torch.initial_seed()))
-        fit(context, build_optimizer(model.parameters(), config), make_loaders(make_image_set(), config), config,
-            lambda _: None)
-    assert seeds[0] != seeds[1]
 
 
 def test_fit_stops_where_the_loss_is_no_number():
@@ -127,8 +129,9 @@ def test_fit_stops_where_the_loss_is_no_number():
     with torch.no_grad():
         model[1].weight.fill_(float("nan"))
     config = make_config(epochs=4, batch_size=20)
-    records, _ = fit(make_context(model), build_optimizer(model.parameters(), config),
-                     make_loaders(make_image_set(), config), config, lambda _: None)
+    optimizer = build_optimizer(model.parameters(), config)
+    records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config),
+                     make_loaders(make_image_set(), config), config, [], lambda _: None)
     assert len(records) == 1
 
 

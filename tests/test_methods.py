@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from common.data import load_image_set, normalize
+from common.data import load_image_set
+from common.loaders import normalize
 from common.models import build_model
-from conftest import PROJECT, child_environment
+from processes import PROJECT, child_environment
 from test_data import make_config
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")

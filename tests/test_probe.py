@@ -13,7 +13,7 @@ from common import environment, probe
 from common.errors import SuiteError
 from common.models import build_model
 from common.weights import difference
-from conftest import PROJECT, child_environment
+from processes import PROJECT, child_environment
 
 
 def test_the_probe_measures_what_it_was_asked_for(data_root):

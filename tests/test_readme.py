@@ -11,7 +11,7 @@ from common.results import RunResult, read_result
 from comparison.record import read_results
 from comparison.tables import main_table, projection_table, sweep_tables
 from comparison.verdict import verdict
-from conftest import PROJECT
+from processes import PROJECT
 
 README = PROJECT / "README.md"
 FIGURES = PROJECT / "figures"

@@ -84,10 +84,12 @@ def test_what_trains_something_else_on_purpose_has_no_accuracy():
 
 
 def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
-    assert unsteadiness(row_of(*runs()), own_work=2) == []
-    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))), own_work=2)
+    assert unsteadiness(row_of(*runs()), cores=2) == []
+    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))), cores=2)
     assert "14%" in spread and "2.00 to 2.30 s" in spread and "--repeats" in spread
-    (first,) = unsteadiness(row_of(*runs(first=8.0)), own_work=2)
+    (first,) = unsteadiness(row_of(*runs(first=8.0)), cores=2)
     assert "4.0 times" in first and "--epochs" in first
-    (load,) = unsteadiness(row_of(*runs()), own_work=0)
-    assert "rose to 0.5" in load and "at most 0" in load
+    busy = replace(row_of(*runs()), outcomes=tuple(replace(one, foreign_cores=0.5) for one in row_of(*runs()).outcomes))
+    (foreign,) = unsteadiness(busy, cores=2)
+    assert "kept 0.5 of 2 cores busy" in foreign
+    assert unsteadiness(busy, cores=8) == []

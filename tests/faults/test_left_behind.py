@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PROJECT, child_environment
+from processes import PROJECT, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 TRAINING = ("--dataset", "synthetic-mnist", "--batch-size", "48", "--num-workers", "2", "--epochs", "1000",

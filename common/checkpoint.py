@@ -1,0 +1,90 @@
+"""Checkpoints: all that a training needs to go on as if it had never been interrupted."""
+
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common.config import RunConfig
+from common.errors import DATA, USAGE, SuiteError
+from common.results import EpochRecord, epoch_from_dict, replacing
+
+FORMAT = 1
+DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "optimizer", "lr", "lr_milestones", "batch_size",
+            "max_steps", "seed")  # what a run that goes on must have in common with the run that began
+
+
+def save_checkpoint(config: RunConfig, model: nn.Module, optimizer, schedule, records: list[EpochRecord],
+                    random_states: list[dict]) -> None:
+    """Write what is known after an epoch to `config.checkpoint`, all or nothing.
+
+    random_states: what random_state() gives, of every rank in turn.
+    """
+    state = {
+        "format": FORMAT,
+        "config": _decisive(config),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "records": [asdict(record) for record in records],
+        "random": random_states,
+    }
+    with replacing(config.checkpoint) as file:
+        torch.save(state, file)
+
+
+def read_checkpoint(config: RunConfig, world_size: int) -> dict | None:
+    """Return what save_checkpoint wrote to `config.resume`, tensors on the CPU.
+
+    None without --resume, and where the file is missing that this run's own --checkpoint will write: the same command
+    then begins a training and goes on with it, as `torchrun --max-restarts` needs. Raises SuiteError (USAGE) if the
+    file is missing otherwise, or belongs to another training; (DATA) if it is damaged or anything but a checkpoint.
+    Nothing in it is executed: torch.load refuses all but tensors, numbers, texts and containers.
+    """
+    path = config.resume
+    if path is None:
+        return None
+    if not Path(path).exists():
+        if path == config.checkpoint:
+            return None
+        raise SuiteError(f"cannot resume from {path}", "no such file", "check its name, or give --checkpoint the same "
+                         "name to begin with it", USAGE)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        wrong = None if state["format"] == FORMAT else f"its format is {state['format']}, not {FORMAT}"
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError,
+            AttributeError) as error:
+        wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
+    if wrong:
+        raise SuiteError(f"cannot resume from {path}", wrong, "start anew without --resume", DATA)
+    before, now = state["config"], _decisive(config)
+    changed = [f"--{name.replace('_', '-')} {before[name]} → {now[name]}" for name in now if before[name] != now[name]]
+    if len(state["random"]) != world_size:
+        changed.append(f"{len(state['random'])} → {world_size} process(es)")
+    if changed:
+        raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
+                         "type the flags of then, or start anew without --resume", USAGE)
+    return state
+
+
+def restore(state: dict, rank: int, model: nn.Module, optimizer, schedule) -> list[EpochRecord]:
+    """Put a training back to where `state` was saved; return the records of its epochs."""
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    torch.set_rng_state(state["random"][rank]["cpu"])
+    for index, one in enumerate(state["random"][rank]["gpus"]):
+        torch.cuda.set_rng_state(one, index)
+    return [epoch_from_dict(values) for values in state["records"]]
+
+
+def random_state() -> dict:
+    """Return the states of this process's random number generators."""
+    return {"cpu": torch.get_rng_state(),
+            "gpus": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+
+
+def _decisive(config):
+    return {name: getattr(config, name) for name in DECISIVE}

@@ -1,0 +1,159 @@
+"""The files of the real data sets: where they are, what their checksums are, and what is wrong with one that differs.
+
+A file is read whole and summed once; after that, its size and modification time stand for its content.
+"""
+
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import json
+import math
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import DATA, SuiteError
+from common.results import replacing, write_json
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What is downloaded: its name, its md5, the places that have it, and the md5 of each file that it unpacks to."""
+
+    name: str
+    md5: str
+    mirrors: tuple[str, ...]
+    files: dict[str, str]  # path below the data directory → md5
+
+
+# torchvision knows the md5 of the archives, of CIFAR-10 also of the files inside; these are the others.
+IDX_MD5 = {
+    "mnist": {
+        "MNIST/raw/train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "MNIST/raw/train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "MNIST/raw/t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "MNIST/raw/t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "fashion-mnist": {
+        "FashionMNIST/raw/train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "FashionMNIST/raw/train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "FashionMNIST/raw/t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "FashionMNIST/raw/t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+VERIFIED = ".verified.json"  # in the data directory: path → [size, modification time in ns, md5]
+
+
+def archives(name: str) -> list[Archive]:
+    """Return the archives of "cifar10", "mnist" or "fashion-mnist"."""
+    from torchvision import datasets
+
+    if name == "cifar10":
+        reader = datasets.CIFAR10
+        inside = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
+        files = {f"{reader.base_folder}/{file}": md5 for file, md5 in inside}
+        return [Archive(reader.filename, reader.tgz_md5, (reader.url.removesuffix(reader.filename),), files)]
+    reader = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
+    packed = dict(reader.resources)
+    return [Archive(f"{Path(file).name}.gz", packed[f"{Path(file).name}.gz"], tuple(reader.mirrors), {file: md5})
+            for file, md5 in IDX_MD5[name].items()]
+
+
+def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
+    """Return (what is wrong, what was found) for the first of `files` that is not as it should be, or None."""
+    known = _read_verified(root)
+    fresh = {}
+    for file, md5 in files.items():
+        path = root / file
+        if not path.is_file():
+            return f"{path} is missing", "no such file"
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns, md5]
+        if known.get(file) != stamp:
+            content = path.read_bytes()
+            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if found != md5:
+                reason = _idx_problem(path, content) if file.endswith("ubyte") else None
+                empty = "it is empty" if not content else None
+                return f"{path} is damaged", empty or reason or f"its md5 is {found} instead of {md5}"
+            fresh[file] = stamp
+    if fresh:
+        with contextlib.suppress(OSError):  # a directory that is only read: summed again next time
+            write_json({**known, **fresh}, root / VERIFIED)
+    return None
+
+
+def _read_verified(root):
+    try:
+        known = json.loads((root / VERIFIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _idx_problem(path, content):
+    """Why a file is no proper IDX file of images or labels, or None.
+
+    IDX (Y. LeCun): two zero bytes, the type (8: unsigned byte), the number of dimensions, their sizes (big-endian, 4
+    bytes each), the data.
+    """
+    dimensions = 3 if "idx3" in path.name else 1
+    if content[:4] != bytes((0, 0, 8, dimensions)):
+        return f"it begins with {content[:4].hex(' ')} instead of {bytes((0, 0, 8, dimensions)).hex(' ')}"
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[at:at + 4], "big") for at in range(4, start, 4)]
+    if len(content) != start + math.prod(shape):
+        announced = " x ".join(map(str, shape))
+        return f"its header announces {announced} = {math.prod(shape)} bytes of data, it has {len(content) - start}"
+    images = path.with_name(path.name.replace("labels-idx1", "images-idx3"))
+    if dimensions == 1 and images.is_file():
+        with open(images, "rb") as file:
+            count = int.from_bytes(file.read(8)[4:], "big")
+        if count != shape[0]:
+            return f"{shape[0]} labels for {count} images"
+        labels = np.frombuffer(content, np.uint8, offset=start)
+        if len(labels) and labels.max() > 9:
+            return f"label {labels.max()} at position {labels.argmax()}, where 0 to 9 are possible"
+    return None
+
+
+def unpack(archive: Archive, path: Path, root: Path) -> None:
+    """Put the files of an archive (.tar.gz, or one file as .gz) below `root`, each all or nothing.
+
+    Raises SuiteError (DATA) if a member would land elsewhere, or if one is missing.
+    """
+    if not archive.name.endswith(".tar.gz"):
+        file, = archive.files
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(path) as source, replacing(root / file) as target:
+            shutil.copyfileobj(source, target)
+        return
+    with tempfile.TemporaryDirectory(dir=root) as directory:
+        try:
+            with tarfile.open(path) as tar:
+                tar.extractall(directory, filter="data")
+            for file in archive.files:
+                (root / file).parent.mkdir(parents=True, exist_ok=True)
+                (Path(directory) / file).replace(root / file)
+        except (tarfile.TarError, FileNotFoundError) as error:
+            raise SuiteError(f"cannot unpack {archive.name}", str(error), "get it from elsewhere with --data-url",
+                             DATA) from None
+
+
+@contextlib.contextmanager
+def only_one_process(root: Path):
+    """Hold a lock on the data directory, which is made: whoever comes second waits, and then finds the data there."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open(root / ".lock", "w")  # noqa: SIM115 - closed by the `with` below
+    except OSError as error:
+        raise SuiteError(f"cannot put data into {root}", error.strerror or str(error),
+                         "name another directory with --data-root", DATA) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        yield

@@ -1,0 +1,82 @@
+"""Every test in this directory injects a fault. FAULTS_JSON=FILE keeps what came of each, for the README's table."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from common.errors import SuiteError
+from common.results import write_json
+
+FOUND = []
+
+
+def pytest_runtest_logreport(report):
+    for name, value in report.user_properties if report.when == "call" else ():
+        if name == "fault":
+            FOUND.append({**json.loads(value), "handled": report.passed})
+
+
+def pytest_sessionfinish():
+    if "FAULTS_JSON" in os.environ and FOUND:
+        write_json({"faults": FOUND}, os.environ["FAULTS_JSON"])
+
+
+@pytest.fixture
+def keep(request, record_property):
+    """Keep what came of a fault: its exit code, its message, and the seconds from the fault to the report."""
+
+    def keep(fault, exit_code, message, seconds):
+        group = request.path.stem.removeprefix("test_").replace("_", " ")
+        message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
+        record_property("fault", json.dumps({"group": group, "fault": fault, "exit_code": exit_code,
+                                             "message": message, "seconds": seconds}))
+
+    return keep
+
+
+@pytest.fixture
+def reported(keep):
+    """Assert that a script ended with this exit code and one line on stderr that says this."""
+
+    def reported(fault, done, exit_code, said, since=None):
+        lines = done.stderr.splitlines()
+        seconds = done.seconds if since is None else time.time() - since
+        keep(fault, done.returncode, lines[-1] if lines else "", seconds)
+        assert done.returncode == exit_code, done.stderr
+        assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+        assert said in lines[0]
+
+    return reported
+
+
+@pytest.fixture
+def refused(keep):
+    """`with refused(fault, exit_code, said):` what is inside raises a SuiteError that says this."""
+
+    @contextlib.contextmanager
+    def refused(fault, exit_code, *said):
+        start = time.perf_counter()
+        with pytest.raises(SuiteError) as caught:
+            yield
+        keep(fault, caught.value.exit_code, f"error: {caught.value}", time.perf_counter() - start)
+        assert caught.value.exit_code == exit_code
+        for part in said:
+            assert part in str(caught.value)
+
+    return refused
+
+
+@pytest.fixture
+def small_disk():
+    """small_disk(size, directory): what to put in front of a command for which `directory` is a disk of that size."""
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small disk (unshare)")
+    script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
+    return lambda size, directory: [*unshare, "sh", "-c", script, "sh", size, str(directory)]

@@ -1,0 +1,68 @@
+"""Checkpoints that are damaged, hostile or of another training are refused, and nothing in them is executed."""
+
+import pickle
+
+import pytest
+import torch
+from test_bad_data import Bomb
+
+from common.checkpoint import random_state, read_checkpoint, save_checkpoint
+from common.engine import build_optimizer, build_schedule
+from common.errors import DATA, USAGE
+from common.models import build_model
+from test_data import make_config
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """The path of a proper checkpoint of an mlp."""
+    config = make_config(checkpoint=str(tmp_path / "file.pt"), model="mlp")
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    save_checkpoint(config, model, optimizer, build_schedule(optimizer, config), [], [random_state()])
+    assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), 1)["records"] == []
+    return tmp_path / "file.pt"
+
+
+def test_missing(tmp_path, refused):
+    with refused("no checkpoint", USAGE, "cannot resume from", "no such file"):
+        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), 1)
+
+
+@pytest.mark.parametrize("fault, damage", [
+    ("truncated checkpoint", lambda content: content[:-100]),
+    ("empty checkpoint", lambda content: b""),
+    ("checkpoint of random bytes", lambda content: bytes(range(256)) * 20),
+])
+def test_damaged(fault, damage, checkpoint, refused):
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with refused(fault, DATA, "cannot resume from", "it is damaged, or no checkpoint"):
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), 1)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "pickle"])
+def test_malicious(legacy, tmp_path, refused):
+    path, marker = tmp_path / "file.pt", tmp_path / "marker"
+    if legacy:
+        path.write_bytes(pickle.dumps(Bomb(marker)))
+    else:
+        torch.save({"format": 1, "model": Bomb(marker)}, path)
+    with refused(f"malicious checkpoint ({'pickle' if legacy else 'zip'})", DATA, "it is damaged, or no checkpoint"):
+        read_checkpoint(make_config(resume=str(path)), 1)
+    assert not marker.exists()
+
+
+def test_weights_are_no_checkpoint(tmp_path, refused):
+    torch.save(build_model("mlp", (1, 28, 28), 42).state_dict(), tmp_path / "weights.pth")
+    with refused("weights instead of a checkpoint", DATA, "it is damaged, or no checkpoint (KeyError)"):
+        read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), 1)
+
+
+@pytest.mark.parametrize("fault, values, world_size, said", [
+    ("checkpoint of another model", {"model": "lenet"}, 1, "--model mlp → lenet; type the flags of then"),
+    ("checkpoint of another batch", {"model": "mlp", "batch_size": 64}, 1, "--batch-size 128 → 64"),
+    ("checkpoint of fewer ranks", {"model": "mlp"}, 2, "1 → 2 process(es)"),
+])
+def test_of_another_training(fault, values, world_size, said, checkpoint, refused):
+    with refused(fault, USAGE, "that was another training", said):
+        read_checkpoint(make_config(resume=str(checkpoint), **values), world_size)

@@ -1,0 +1,328 @@
+"""Damaged, missing and hostile data: files made here, served by a local web server, read by torchvision's readers."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
+import tarfile
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from common import download, files
+from common.data import load_image_set
+from common.errors import DATA
+from processes import give_up_root
+from test_data import make_config
+
+
+def idx(array):
+    """The IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, the data."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+class Server:
+    """A web server on this machine. files: name → content; requests: (name, Range header); behave: how it answers."""
+
+    def __init__(self):
+        self.files, self.requests, self.behave = {}, [], "well"
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.answer(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.http.server_port}/"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def answer(self, request):
+        name, wanted = request.path.removeprefix("/"), request.headers.get("Range")
+        self.requests.append((name, wanted))
+        if name not in self.files or self.behave == "404":
+            request.send_error(404)
+            return
+        content = b"<html>Please log in</html>" if self.behave == "html" else self.files[name]
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        request.send_response(206 if wanted else 200)
+        request.send_header("Content-Type", "text/html" if self.behave == "html" else "application/gzip")
+        request.send_header("Content-Length", str(len(content) - start))
+        request.end_headers()
+        body = content[start:]
+        if self.behave == "half":
+            body = body[: len(body) // 2]
+        if self.behave == "stalls":
+            body, pause = body[:100], 5
+            request.wfile.write(body)
+            time.sleep(pause)
+        elif self.behave == "1 kB/s":
+            for at in range(0, len(body), 100):
+                request.wfile.write(body[at:at + 100])
+                time.sleep(0.1)
+        else:
+            request.wfile.write(body)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def mnist(server, monkeypatch):
+    """A small MNIST on the local server, known to torchvision and to us by its checksums."""
+    from torchvision.datasets import MNIST
+
+    resources, checksums, random = [], {}, np.random.default_rng(0)
+    for split, size in (("train", 40), ("t10k", 20)):
+        for name, array in ((f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28))),
+                            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10)):
+            content = idx(array)
+            server.files[f"{name}.gz"] = gzip.compress(content)
+            resources.append((f"{name}.gz", md5(server.files[f"{name}.gz"])))
+            checksums[f"MNIST/raw/{name}"] = md5(content)
+    monkeypatch.setattr(MNIST, "mirrors", [server.address])
+    monkeypatch.setattr(MNIST, "resources", resources)
+    monkeypatch.setitem(files.IDX_MD5, "mnist", checksums)
+    return server
+
+
+class Bomb:
+    """Unpickled, it leaves a marker file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture
+def cifar10(server, monkeypatch):
+    """A small CIFAR-10 on the local server; cifar10(extra member's name) packs one more file into its archive."""
+    from torchvision.datasets import CIFAR10
+
+    content = {name: pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
+               for name in ("data_batch_1", "data_batch_2", "test_batch")}
+    content["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]})
+
+    def pack(extra=None):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for name, inside in [*((f"cifar-10-batches-py/{name}", one) for name, one in content.items()),
+                                 *([(extra, b"x")] if extra else [])]:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(inside)
+                archive.addfile(entry, io.BytesIO(inside))
+        server.files["cifar-10-python.tar.gz"] = buffer.getvalue()
+        monkeypatch.setattr(CIFAR10, "tgz_md5", md5(buffer.getvalue()))
+
+    pack()
+    monkeypatch.setattr(CIFAR10, "url", server.address + "cifar-10-python.tar.gz")
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(content[name])] for name in ("data_batch_1",
+                                                                                        "data_batch_2")])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(content["test_batch"])]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(content["batches.meta"])})
+    return pack
+
+
+def config_of(name, root, **values):
+    return make_config(dataset=name, data_root=str(root), **values)
+
+
+# ---- downloads
+
+
+def test_mnist_is_downloaded_once(mnist, tmp_path):
+    config = config_of("mnist", tmp_path / "new" / "data")
+    first = load_image_set(config)
+    assert first.train_images.shape == (40, 28, 28) and first.test_labels.tolist() == [*range(10)] * 2
+    assert len(mnist.requests) == 4
+    assert np.array_equal(load_image_set(config).train_images, first.train_images)
+    assert len(mnist.requests) == 4
+    left = {path.name for path in (tmp_path / "new" / "data").iterdir()}
+    assert left == {"MNIST", ".lock", ".verified.json"}  # no archive
+
+
+def test_cifar10_is_downloaded_once(server, cifar10, tmp_path):
+    config = config_of("cifar10", tmp_path / "data")
+    first = load_image_set(config)
+    assert first.train_images.shape == (20, 32, 32, 3) and first.classes == (*"abcdefghij",)
+    load_image_set(config)
+    assert len(server.requests) == 1
+
+
+def test_data_url_names_another_place(mnist, tmp_path, monkeypatch):
+    from torchvision.datasets import MNIST
+
+    monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/"])
+    assert len(load_image_set(config_of("mnist", tmp_path, data_url=mnist.address)).train_labels) == 40
+
+
+def test_no_network(mnist, tmp_path, monkeypatch, refused):
+    from torchvision.datasets import MNIST
+
+    monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/second/"])
+    with refused("no data, no network", DATA, "cannot download train-images-idx3-ubyte.gz", "127.0.0.1:9/second",
+                 "Connection refused", "--dataset synthetic-mnist"):
+        load_image_set(config_of("mnist", tmp_path))
+
+
+def test_a_server_that_stops_at_half_and_then_goes_on(mnist, tmp_path, refused):
+    whole = mnist.files["train-images-idx3-ubyte.gz"]
+    mnist.behave, half = "half", len(whole) // 2
+    with refused("server closes at half", DATA, f"the server closed the connection after {half} of {len(whole)} bytes",
+                 f"{half} bytes are kept in"):
+        load_image_set(config_of("mnist", tmp_path))
+    mnist.behave = "well"
+    assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
+    assert mnist.requests[1] == ("train-images-idx3-ubyte.gz", f"bytes={half}-")
+
+
+def test_a_part_that_is_whole_already(mnist, tmp_path):
+    (tmp_path / "train-images-idx3-ubyte.gz.part").write_bytes(mnist.files["train-images-idx3-ubyte.gz"])
+    assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
+
+
+def test_a_server_at_1_kb_per_second(mnist, tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(download, "SLOW_SECONDS", 1)
+    mnist.behave = "1 kB/s"
+    with refused("server at 1 kB/s", DATA, "kB/s, given up after 1 s"):
+        load_image_set(config_of("mnist", tmp_path))
+
+
+def test_a_server_that_stalls(mnist, tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
+    mnist.behave = "stalls"
+    with refused("server stalls", DATA, "timed out", "100 bytes are kept"):
+        load_image_set(config_of("mnist", tmp_path))
+
+
+@pytest.mark.parametrize("behave, said", [("404", "HTTP Error 404"), ("html", ", it is a web page")])
+def test_a_server_that_has_something_else(behave, said, mnist, tmp_path, refused):
+    mnist.behave = behave
+    with refused(f"server answers {behave}", DATA, said, "--data-url"):
+        load_image_set(config_of("mnist", tmp_path))
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_one_byte_flipped_in_an_archive(mnist, tmp_path, refused):
+    content = bytearray(mnist.files["train-images-idx3-ubyte.gz"])
+    content[len(content) // 2] ^= 1
+    mnist.files["train-images-idx3-ubyte.gz"] = bytes(content)
+    with refused("a byte of an archive flipped", DATA, "its md5 is"):
+        load_image_set(config_of("mnist", tmp_path))
+    assert not [*tmp_path.glob("*.part")] and not (tmp_path / "MNIST").exists()
+
+
+def test_an_archive_whose_member_leaves_the_directory(server, cifar10, tmp_path, refused):
+    cifar10(extra="../x")
+    with refused("tar member ../x", DATA, "cannot unpack cifar-10-python.tar.gz", "'../x' would be extracted to"):
+        load_image_set(config_of("cifar10", tmp_path / "data"))
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("x", "data_batch_1")]
+
+
+def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path):
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=load_image_set, args=(config_of("mnist", tmp_path / "data"),)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(mnist.requests) == 4
+
+
+# ---- files
+
+
+LABELS = "MNIST/raw/train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize("fault, file, damage, said", [
+    ("truncated IDX", LABELS, lambda content: content[:-1], "its header announces 40 = 40 bytes of data, it has 39"),
+    ("empty IDX", LABELS, lambda content: b"", "it is empty"),
+    ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "it begins with 00 00 08 03"),
+    ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "30 labels for 40 images"),
+    ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "label 77 at position 39, where 0 to 9"),
+    ("other images", "MNIST/raw/t10k-images-idx3-ubyte", lambda content: content[:-1] + b"\0", "its md5 is"),
+])
+def test_a_damaged_file_is_named(fault, file, damage, said, mnist, tmp_path, refused):
+    config = config_of("mnist", tmp_path / "data")
+    load_image_set(config)
+    path = tmp_path / "data" / file
+    path.write_bytes(damage(path.read_bytes()))
+    with refused(fault, DATA, f"{path} is damaged; {said}", "delete it and run again"):
+        load_image_set(config)
+
+
+def test_a_file_that_looks_untouched_is_still_read_with_care(mnist, tmp_path, refused):
+    config = config_of("mnist", tmp_path / "data")
+    load_image_set(config)
+    path = tmp_path / "data" / LABELS
+    stamp = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"\x4d")
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with refused("a label of 77, size and time as before", DATA, "labels from 0 to 77 for 10 classes"):
+        load_image_set(config)
+
+
+def test_checked_files_are_not_summed_again(mnist, tmp_path, monkeypatch):
+    config = config_of("mnist", tmp_path / "data")
+    load_image_set(config)
+    summed = []
+    monkeypatch.setattr(files.hashlib, "md5", lambda *_, **__: summed.append(1))
+    load_image_set(config)
+    assert not summed
+
+
+@pytest.mark.parametrize("stamp", ["new", "as before"])
+def test_a_malicious_pickle_is_never_opened(stamp, cifar10, tmp_path, refused):
+    config = config_of("cifar10", tmp_path / "data")
+    load_image_set(config)
+    path, marker = tmp_path / "data" / "cifar-10-batches-py" / "test_batch", tmp_path / "marker"
+    bomb, before = pickle.dumps(Bomb(marker)), path.stat()
+    path.write_bytes(bomb)
+    if stamp == "as before":  # what was checked last time is believed then, but not for unpickling
+        path.write_bytes(bomb + bytes(before.st_size - len(bomb)))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with refused(f"malicious pickle, size and time {stamp}", DATA, "is damaged"):
+        load_image_set(config)
+    assert not marker.exists()
+    pickle.loads(bomb)
+    assert marker.exists()  # it would have gone off
+
+
+@pytest.mark.parametrize("name", ["synthetic-mnist", "mnist"])
+def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request, keep):
+    root = tmp_path / "data"
+    if name == "mnist":
+        shutil.copytree(request.getfixturevalue("real_data") / "MNIST", root / "MNIST")
+    else:
+        load_image_set(config_of(name, data_root))
+        shutil.copytree(data_root / "synthetic", root / "synthetic")
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    done = project("-m", "common.data", "--dataset", name, "--data-root", root, tiny=False, preexec_fn=give_up_root)
+    keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 0 and "training and" in done.stdout, done.stderr
+    missing = project("-m", "common.data", "--dataset", "fashion-mnist", "--data-root", root, tiny=False,
+                      preexec_fn=give_up_root)
+    assert missing.returncode == DATA and f"cannot put data into {root}; Permission denied" in missing.stderr

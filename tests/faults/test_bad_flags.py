@@ -1,0 +1,108 @@
+"""Bad input gives one clear line on stderr and the right exit code, and leaves nothing half-written."""
+
+import pytest
+import torch
+
+from common.distributed import rank_device
+from common.errors import MACHINE
+
+SCRIPT = "data_parallel_train.py"
+
+
+BAD_VALUES = [
+    (("--dataset", "cifra10"), "unknown name 'cifra10', did you mean cifar10? (choose from cifar10, mnist"),
+    (("--model", "transformer"), "unknown name 'transformer' (choose from lenet, mlp, vgg, resnet18)"),
+    (("--epochs", "0"), "--epochs: needs a whole number of at least 1, found '0'"),
+    (("--epochs", "-1"), "--epochs: needs a whole number of at least 1, found '-1'"),
+    (("--epochs", "abc"), "--epochs: needs a whole number of at least 1, found 'abc'"),
+    (("--batch-size", "-1"), "--batch-size: needs a whole number of at least 1, found '-1'"),
+    (("--num-workers", "-2"), "--num-workers: needs a whole number of at least 0, found '-2'"),
+    (("--seed", "9" * 30), "--seed: needs a whole number of at least 0"),
+    (("--lr", "nan"), "--lr: needs a finite number above 0, found 'nan'"),
+    (("--lr", "inf"), "--lr: needs a finite number above 0, found 'inf'"),
+    (("--lr", "-1"), "--lr: needs a finite number above 0, found '-1'"),
+    (("--epoch", "3"), "unrecognized arguments: --epoch 3"),
+    (("--methods", "single", "dddp"), "unknown name 'dddp', did you mean ddp?"),
+]
+
+
+@pytest.mark.parametrize("flags, said", BAD_VALUES)
+def test_bad_values(flags, said, project, reported):
+    reported(" ".join(flags), project("compare_parallel.py", *flags, tiny=False), 2, said)
+
+
+@pytest.mark.parametrize("flags, said", BAD_VALUES[:2])
+def test_bad_values_of_a_script(flags, said, project, reported):
+    reported(" ".join((SCRIPT, *flags)), project(SCRIPT, *flags, tiny=False), 2, said)
+
+
+def test_plain_ddp_says_what_to_type(project, reported):
+    reported("DDP without a launcher", project("ddp_train.py"), 2,
+             "type torchrun --standalone --nproc_per_node=2 ddp_train.py")
+
+
+@pytest.mark.parametrize("flags, said", [
+    (("--batch-size", 1), "--batch-size is a total and must divide by the number of processes; found 1 for 2"),
+    (("--batch-size", 49), "--batch-size is a total and must divide by the number of processes; found 49 for 2"),
+    (("--num-workers", 1), "--num-workers is a total and must divide by the number of processes; found 1 for 2"),
+])
+@pytest.mark.parametrize("command", [("ddp_train.py", "--spawn", 2), ("compare_parallel.py", "--nproc", 2)])
+def test_what_does_not_divide(command, flags, said, project, data_root, reported):
+    done = project(*command, "--dataset", "synthetic-mnist", "--data-root", data_root, *flags, tiny=False)
+    reported(" ".join(map(str, (*command, *flags))), done, 2, said)
+
+
+@pytest.mark.parametrize("script", [SCRIPT, "compare_parallel.py"])
+def test_gpu_where_there_is_none(script, project, reported):
+    reported(f"{script} --device gpu, without one", project(script, "--device", "gpu"), 3, "--device gpu needs a GPU")
+
+
+def test_a_gpu_that_does_not_exist_is_made_visible(project, reported):
+    done = project(SCRIPT, "--device", "gpu", environment={"CUDA_VISIBLE_DEVICES": "99"})
+    reported("CUDA_VISIBLE_DEVICES=99", done, 3, "sees no GPU, CUDA_VISIBLE_DEVICES=99; type --device cpu")
+
+
+def test_more_processes_than_gpus(monkeypatch, refused):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with refused("more ranks than GPUs", MACHINE, "every rank needs a GPU of its own; 2 ranks, 1 GPU(s)"):
+        rank_device("gpu", 0, 2)
+
+
+def test_use_parallel_on_a_cpu_names_the_alternative(project, reported):
+    done = project(SCRIPT, "--use-parallel", "--device", "cpu")
+    reported("--use-parallel on a CPU", done, 2, "type --simulate-devices")
+
+
+def test_more_micro_batches_than_images(project, reported):
+    done = project("model_parallel_train.py", "--micro-batches", 49)
+    reported("more micro-batches than images", done, 2, "--micro-batches 49, --batch-size 48")
+
+
+def test_unknown_block(project, reported):
+    done = project("model_parallel_train.py", "--split-at", "conv9")
+    reported("--split-at conv9", done, 2, "found 'conv9'; choose from conv2, full1, full2, head")
+
+
+def test_one_checkpoint_for_many_models(project, reported, tmp_path):
+    done = project("ddp_train.py", "--spawn", 2, "--no-sync", "--checkpoint", tmp_path / "file")
+    reported("--no-sync --checkpoint", done, 2, "leave out --checkpoint")
+
+
+@pytest.mark.parametrize("flag", ["--output", "--figure-dir", "--checkpoint"])
+def test_a_path_that_cannot_be_written_is_found_before_training(flag, project, tmp_path, reported):
+    (tmp_path / "file").touch()
+    done = project(SCRIPT, flag, tmp_path / "file" / "below")
+    reported(f"{flag} below a file", done, 2, f"cannot write to {tmp_path / 'file'}")
+    assert done.stdout == ""
+
+
+def test_an_output_directory_that_cannot_be_written_is_found_before_the_comparison(project, tmp_path, reported):
+    (tmp_path / "file").touch()
+    done = project("compare_parallel.py", "--output-dir", tmp_path / "file" / "below")
+    reported("--output-dir below a file", done, 2, f"cannot write to {tmp_path / 'file' / 'below'}")
+
+
+def test_debug_shows_the_traceback(project):
+    done = project(SCRIPT, "--epochs", "0", "--debug")
+    assert done.returncode == 1 and "Traceback" in done.stderr

@@ -1,0 +1,135 @@
+"""A rank or a worker that dies, hangs or runs out of memory is named, with its cause, in one line."""
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comparison.launch import run_once
+from processes import PROJECT, child_environment
+from reports import configuration
+
+SPAWN = ("ddp_train.py", "--spawn", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+
+
+@pytest.fixture
+def broken(monkeypatch, data_root, tmp_path):
+    """Run a script in which a rank does something to itself in an epoch, as the comparison does; return its Outcome."""
+
+    def broken(command, fault, *flags, rank=1, epoch=2):
+        for name, value in {**child_environment(), "PYTHONPATH": str(Path(__file__).parent / "injected"),
+                            "FAULT": fault, "FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch),
+                            "FAULT_TIME": str(tmp_path / "time")}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(PROJECT)
+        command = (sys.executable, *command, "--dataset", "synthetic-mnist", "--data-root", str(data_root), "--model",
+                   "mlp", "--train-size", "480", "--batch-size", "48", "--epochs", "3", *map(str, flags))
+        return run_once(configuration("ddp", command=command), 1, 42, tmp_path / "runs", 100)
+
+    return broken
+
+
+@pytest.fixture
+def lost(broken, keep, tmp_path):
+    """Assert what the comparison says of such a run."""
+
+    def lost(fault, command, code, *said, flags=("--num-workers", 0), **where):
+        outcome = broken(command, code, *flags, **where)
+        keep(fault, outcome.exit_code, outcome.reason, time.time() - float((tmp_path / "time").read_text()))
+        assert (outcome.status, outcome.exit_code, outcome.result) == ("failed", 1, None)
+        for part in (*said, f"(log: {tmp_path / 'runs' / 'ddp-1.log'})"):
+            assert part in outcome.reason, outcome.reason
+
+    return lost
+
+
+AFTER = "after 1 of 3 epochs"
+
+
+def test_a_rank_that_leaves(lost):
+    lost("a rank calls os._exit(3)", SPAWN, "os._exit(3)", "rank 1 ended without a word; exit code 3", AFTER)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed(lost):
+    lost("a rank is killed", SPAWN, "os.kill(os.getpid(), signal.SIGKILL)",
+         "rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory", AFTER)
+
+
+@pytest.mark.slow
+def test_a_rank_that_crashes(lost):
+    lost("a rank crashes with SIGSEGV", SPAWN, "os.kill(os.getpid(), signal.SIGSEGV)",
+         "rank 1 ended without a word; signal 11 (SIGSEGV)", AFTER)
+
+
+@pytest.mark.slow
+def test_a_rank_out_of_memory(lost):
+    lost("a rank runs out of memory", SPAWN, "torch.empty(2**50)", "rank 1, epoch 2: out of memory; RuntimeError",
+         "try a smaller --batch-size", AFTER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
+def test_a_rank_that_hangs(command, lost):
+    lost(f"a rank hangs ({'torchrun' if command is TORCHRUN else 'spawn'}, --dist-timeout 3)", command,
+         "time.sleep(1000)", "epoch 2: lost contact with another rank; rank 1 did not answer in time", AFTER,
+         flags=("--num-workers", 0, "--dist-timeout", 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code, said", [
+    ("os._exit(3)", "rank 1 ended without a word; exit code 3"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory"),
+    ("torch.empty(2**50)", "rank 1, epoch 2: out of memory"),
+])
+def test_under_torchrun(code, said, lost):
+    lost(f"under torchrun: {code}", TORCHRUN, code, said, AFTER)
+
+
+WORKER = "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() " \
+         "if b'spawn_main' not in open(f'/proc/{task}/cmdline', 'rb').read()), signal.SIGKILL)"
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_is_killed(lost):
+    lost("a loader worker is killed", ("data_parallel_train.py",), WORKER, "epoch 2: a loader worker died; RuntimeError",
+         "type --num-workers 0", AFTER, flags=("--num-workers", 2), rank=0)
+
+
+@pytest.mark.parametrize("command", [("data_parallel_train.py",), SPAWN])
+def test_nan_loss(command, project, tmp_path, reported):
+    output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
+    done = project(*command, "--optimizer", "sgd", "--lr", 1e20, "--output", output, "--save", weights,
+                   "--checkpoint", tmp_path / "checkpoint", "--figure-dir", tmp_path)
+    reported(f"NaN loss ({command[0]})", done, 1, "training diverged; in epoch 1 the training loss was")
+    assert '"status": "diverged"' in output.read_text()
+    assert not weights.exists() and not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.slow
+def test_a_restarted_rank_goes_on_where_it_was(broken, tmp_path, keep):
+    once = f"os.path.exists({str(tmp_path / 'time.done')!r}) or (open({str(tmp_path / 'time.done')!r}, 'w'), os._exit(3))"
+    checkpoint = tmp_path / "checkpoint.pt"
+    outcome = broken((*TORCHRUN[:3], "--max-restarts=1", *TORCHRUN[3:]), once, "--num-workers", 0, "--checkpoint",
+                     checkpoint, "--resume", checkpoint)
+    keep("a rank dies under --max-restarts=1", outcome.exit_code, outcome.reason, outcome.wall_seconds)
+    assert outcome.status == "ok" and "resumed after epoch 1" in outcome.reason
+    assert [epoch.epoch for epoch in outcome.result.epochs] == [1, 2, 3]
+    whole = broken(SPAWN, "None", "--num-workers", 0)
+    assert [(epoch.train_loss, epoch.test_accuracy) for epoch in whole.result.epochs] \
+        == [(epoch.train_loss, epoch.test_accuracy) for epoch in outcome.result.epochs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
+def test_the_usual_port_is_taken(command, project, keep):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("", 29500))
+        taken.listen()
+        done = project(*command, "--model", "mlp")
+    keep(f"port 29500 taken ({'torchrun' if command is TORCHRUN else 'spawn'})", done.returncode, "", done.seconds)
+    assert done.returncode == 0, done.stderr

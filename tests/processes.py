@@ -1,0 +1,19 @@
+"""Starting the project's scripts, for tests."""
+
+import ctypes
+import os
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
+
+
+def child_environment(gpu: bool = False) -> dict[str, str]:
+    """The environment of a script under test: without GPUs, unless the test is about them, so that results agree."""
+    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32, or the weights of two methods differ by rounding
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
+
+
+def give_up_root():
+    """In a child, before exec: even root then obeys a directory's permissions."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)

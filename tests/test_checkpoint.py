@@ -1,0 +1,108 @@
+"""A training that was interrupted and goes on computes bit for bit what it would have computed without the break."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.checkpoint import read_checkpoint
+from common.data import load_image_set
+from common.engine import ParallelContext, build_optimizer
+from common.loaders import make_loaders
+from common.models import build_model
+from common.run import run
+from test_data import make_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def train(data_root, tmp_path):
+    """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
+
+    def train(name, **values):
+        config = make_config(**{
+            "dataset": "synthetic-cifar10", "data_root": str(data_root), "train_size": 96, "batch_size": 48,
+            "model": "vgg", "lr_milestones": (1, 3), "figure_dir": str(tmp_path), "quiet": True,
+            "output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt"), **values})
+        image_set = load_image_set(config)
+        image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
+        model = build_model(config.model, image_set.image_shape, config.seed)
+        context = ParallelContext("single", model, model, (CPU,), CPU, CPU)
+        run(context, model, build_optimizer(model.parameters(), config), make_loaders(image_set, config), image_set,
+            config, Namespace())
+        return learned(config.output), torch.load(config.checkpoint, weights_only=True)
+
+    return train
+
+
+def learned(output):
+    with open(output) as file:
+        return [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"])
+                for epoch in json.load(file)["epochs"]]
+
+
+def assert_same(one, other):
+    """Two checkpoints are equal, but for the times in their records."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"records"}:
+            assert_same(one[name], other[name])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    elif torch.is_tensor(one):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("workers, optimizer", [(0, "adam"), (2, "sgd")])
+def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
+    same = {"num_workers": workers, "optimizer": optimizer}
+    whole, last = train("whole", epochs=4, **same)
+    first, _ = train("half", epochs=2, **same)
+    rest, resumed = train("rest", epochs=4, resume=str(tmp_path / "half.pt"), **same)
+    assert whole[:2] == first
+    assert rest == whole
+    assert_same(resumed, last)
+    finished = str(tmp_path / "rest.pt")
+    again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
+    assert again == whole
+
+
+def test_ranks_go_on_too(project, data_root, tmp_path):
+    def ddp(name, epochs, *flags):
+        done = project("ddp_train.py", "--spawn", 2, "--model", "mlp", "--output", tmp_path / f"{name}.json",
+                       "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
+                       tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
+                       "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, *flags, tiny=False)
+        assert done.returncode == 0, done.stderr
+        return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
+
+    whole, weights, _ = ddp("whole", 3)
+    ddp("half", 1)
+    rest, same, said = ddp("rest", 3, "--resume", tmp_path / "half.pt")
+    assert "resumed after epoch 1" in said
+    assert rest == whole
+    assert_same(same, weights)
+    states = torch.load(tmp_path / "rest.pt", weights_only=True)["random"]
+    assert len(states) == 2 and not torch.equal(states[0]["cpu"], states[1]["cpu"])  # every rank draws its own
+
+
+def test_a_missing_checkpoint_is_a_beginning_if_this_run_will_write_it(tmp_path):
+    file = str(tmp_path / "file.pt")
+    assert read_checkpoint(make_config(resume=file, checkpoint=file), 1) is None
+    assert read_checkpoint(make_config(), 1) is None
+
+
+def test_an_interrupted_run_has_a_result_file_that_says_so(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run._after", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", epochs=2)
+    result = json.loads((tmp_path / "cut.json").read_text())
+    assert (result["status"], result["reason"], len(result["epochs"])) == ("failed", "it ended early", 2)
