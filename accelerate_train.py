@@ -11,9 +11,9 @@ common.engine.train_one_epoch.
 import os
 from datetime import timedelta
 
-from common.config import parse, script_parser
+from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
-from common.distributed import add_dist_timeout, broadcast_buffers, gather, leave_group, name_missing_ranks, rank_device
+from common.distributed import broadcast_buffers, gather, leave, name_lost_ranks, rank_device
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import MACHINE, SuiteError, run_script
 from common.loaders import make_loaders
@@ -21,7 +21,7 @@ from common.models import build_model
 from common.run import run
 
 
-@name_missing_ranks
+@name_lost_ranks
 def main() -> None:
     parser = script_parser(__doc__)
     add_dist_timeout(parser)
@@ -51,7 +51,7 @@ def main() -> None:
 
     together = {}
     if world_size > 1:
-        together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model), "leave": leave_group}
+        together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model), "leave": leave}
     context = ParallelContext(
         method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),
         input_device=accelerator.device, output_device=accelerator.device, rank=rank, world_size=world_size,

@@ -36,7 +36,7 @@ from comparison.methods import METHODS, Machine, python
 from comparison.plan import DEFAULT_METHODS, given_flags, make_order, make_plan, parse_method
 from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import present
-from comparison.session import print_commands, run_comparison
+from comparison.session import only_writer, print_commands, run_comparison
 
 SHARED = ("data_root", "data_url", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps",
           "seed")
@@ -83,9 +83,16 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     return arguments, [*always, *given_flags(parser, arguments, SHARED)]
 
 
-def find_machine(kind: str) -> tuple[Machine, dict]:
-    """Return what the plan depends on, and the whole description of this machine."""
-    environment = json.loads(ask("common.environment"))
+def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
+    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
+    found = json.loads(ask("common.environment", "--json", "--data-root", arguments.data_root, "--output-dir",
+                           str(directory), fine=(0, MACHINE)))
+    environment, kind = found["environment"], arguments.device
+    for check in found["checks"]:
+        if check["status"] == "bad":
+            print(f"{'warning' if environment else 'error'}: {check['found']}; {check['advice']}", file=sys.stderr)
+    if not environment:
+        sys.exit(MACHINE)
     gpus = len(environment["gpus"])
     if kind == "gpu" and not gpus:
         raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
@@ -93,9 +100,9 @@ def find_machine(kind: str) -> tuple[Machine, dict]:
     return Machine(0 if kind == "cpu" else gpus, environment["cores"]), environment
 
 
-def plan_comparison(arguments, shared_flags: list[str]) -> Report:
+def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
     """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
-    machine, environment = find_machine(arguments.device)
+    machine, environment = find_machine(arguments, directory)
     plan = make_plan(arguments, machine, shared_flags)
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
@@ -131,10 +138,11 @@ def main() -> None:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
             check_writable(directory)
-        report = plan_comparison(arguments, shared_flags)
+        report = plan_comparison(arguments, shared_flags, directory)
         if arguments.dry_run:
             print_commands(report)
             return
+        only_writer(directory)
         if arguments.resume:
             report = resumed(report, directory / "results.json")
         try:

@@ -17,17 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.config import parse, positive_int, script_parser
+from common.config import add_dist_timeout, parse, positive_int, script_parser
 from common.data import load_image_set
-from common.distributed import (
-    add_dist_timeout,
-    broadcast_buffers,
-    gather,
-    leave_group,
-    name_missing_ranks,
-    rank_device,
-    spawn_ranks,
-)
+from common.distributed import broadcast_buffers, gather, leave, meet, name_lost_ranks, rank_device, spawn_ranks
 from common.engine import ParallelContext, build_optimizer, set_threads
 from common.errors import USAGE, SuiteError, run_script
 from common.loaders import make_loaders
@@ -55,7 +47,7 @@ def main() -> None:
                          USAGE)
 
 
-@name_missing_ranks  # DDP:
+@name_lost_ranks  # DDP:
 def train(config, options, init_method: str = "env://") -> None:
     """Train as one rank of the group that meets at `init_method`."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # DDP:
@@ -70,9 +62,9 @@ def train(config, options, init_method: str = "env://") -> None:
 
     if on_gpu:
         torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
-    dist.init_process_group("nccl" if on_gpu else "gloo", init_method, rank=rank, world_size=world_size,
-                            timeout=timedelta(seconds=options.dist_timeout),
-                            device_id=device if on_gpu else None)  # DDP:
+    timeout = timedelta(seconds=options.dist_timeout)  # DDP:
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=meet(init_method, rank, world_size, timeout), rank=rank,
+                            world_size=world_size, timeout=timeout, device_id=device if on_gpu else None)  # DDP:
     model = build_model(config.model, image_set.image_shape, config.seed).to(device)
     parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)  # DDP:
 
@@ -80,7 +72,7 @@ def train(config, options, init_method: str = "env://") -> None:
     context = ParallelContext(
         method="ddp-no-sync" if options.no_sync else "ddp", model=parallel, evaluation_model=model, devices=(device,),
         input_device=device, output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
-        gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave_group,  # DDP:
+        gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave,  # DDP:
         note="gradients are not exchanged, every rank trains a model of its own" if options.no_sync else "",
     )
     with parallel.no_sync() if options.no_sync else contextlib.nullcontext():  # DDP:

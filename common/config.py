@@ -149,6 +149,12 @@ def script_parser(description: str) -> OneLineParser:
     return parser
 
 
+def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add --dist-timeout."""
+    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S",
+                        help="give up when another rank does not answer for so many seconds (%(default)g)")
+
+
 def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespace]:
     """Parse sys.argv into the shared RunConfig and a Namespace of the script's own flags.
 

@@ -1,6 +1,5 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
-import argparse
 import functools
 import logging
 import os
@@ -9,26 +8,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.checkpoint import read_checkpoint
-from common.config import RunConfig, per_process, positive_float, total_workers
+from common.config import RunConfig, per_process, total_workers
 from common.data import load_image_set
 from common.environment import available_devices
 from common.errors import FAILED, MACHINE, SuiteError, describe_exit, run_script
 
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
-
-
-def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add --dist-timeout."""
-    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S",
-                        help="give up when another rank does not answer for so many seconds (%(default)g)")
 
 
 def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
@@ -80,6 +75,16 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
                 process.join()
 
 
+def meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Return the store through which the ranks find one another, as init_process_group takes it.
+
+    After a restart by torchrun it still holds the addresses of the ranks that are gone
+    (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own.
+    """
+    store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+
+
 def _start_rank(rank, train, config, options, directory):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
     run_script(lambda: train(config, options, f"file://{directory}/rendezvous"))
@@ -89,7 +94,7 @@ def _error_file(directory, rank):
     return Path(directory, f"rank-{rank}.json")
 
 
-def name_missing_ranks(train: Callable) -> Callable:
+def name_lost_ranks(train: Callable) -> Callable:
     """Decorate a function so that a collective which fails in it names the ranks that did not take part.
 
     Those which wait for a rank that hangs give up after --dist-timeout, and tell one another; who says nothing is the
@@ -130,7 +135,7 @@ def gather(value) -> list:
     return values
 
 
-def leave_group() -> None:
+def leave() -> None:
     """Wait until every rank is done, then take the process group down.
 
     Gloo's threads need the interpreter's lock to drop the tensors of the last collectives, which a thread that takes

@@ -1,12 +1,11 @@
 """What hardware and software a run used, and which devices it may use.
 
-    python -m common.environment
+    python -m common.environment --data-root ./data --output-dir figures
 
-prints it as JSON.
+checks whether it is ready for a comparison (common.preflight); --json prints all that is known.
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -63,6 +62,9 @@ def require_torchvision() -> None:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
         versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
+        mixed = [name for name in ("torch", "torchvision") if "+cpu" in (_version(name) or "")]
+        if len(mixed) == 1:
+            versions += f", of which only {mixed[0]} is built for the CPU alone"
         raise SuiteError("torchvision cannot be imported", f"{versions}: {error}",
                          "install a matched pair into a fresh environment: pip install -r requirements.txt",
                          MACHINE) from None
@@ -131,11 +133,7 @@ def _cpu_name() -> str:
         return platform.processor() or "unknown"
 
 
-def main() -> None:
-    """Print the environment as JSON, after checking that torch and torchvision fit together."""
-    require_torchvision()
-    print(json.dumps(describe_environment(), indent=1))
-
-
 if __name__ == "__main__":
+    from common.preflight import main
+
     run_script(main)

@@ -77,11 +77,13 @@ def explained(error: Exception) -> SuiteError:
     if isinstance(error, SuiteError):
         return error
     found = f"{type(error).__name__}: {error}"
+    if error.__context__ and isinstance(error.__context__, OSError):  # torch.save hides it behind one of its own
+        return explained(error.__context__)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return SuiteError("cannot write all of a file", found, "free some space, or write elsewhere", FAILED)
-    if "DataLoader worker" in found:
-        return SuiteError("a loader worker died", found, "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or "
-                          "type --num-workers 0", FAILED)
+    if "DataLoader worker" in found and ("Caught" not in found or "No space left" in found):
+        return SuiteError("a loader worker died", found.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
+                          "--shm-size=1g), or type --num-workers 0", FAILED)
     if "out of memory" in found or "allocate memory" in found or isinstance(error, MemoryError):
         return SuiteError("out of memory", found, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",

@@ -5,6 +5,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: its comparison's process, its own name
 
 
 def end_with_parent(*_) -> None:

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 
 from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, positive_int
 from common.data import ImageSet, load_image_set
-from common.distributed import leave_group
+from common.distributed import leave
 from common.engine import build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import run_script
@@ -96,7 +96,7 @@ def _exchange(rank, directory, size, on_gpu):
     if rank == 0:
         with open(os.path.join(directory, "seconds"), "w") as file:
             file.write(str(statistics.median(seconds[2:])))
-    leave_group()
+    leave()
 
 
 def measure(arguments, image_set: ImageSet) -> dict:

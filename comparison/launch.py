@@ -15,12 +15,11 @@ from pathlib import Path
 
 from common.environment import available_cores
 from common.errors import SuiteError, describe_exit
-from common.lifetime import end_with_parent
+from common.lifetime import TAG, end_with_parent
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration
 
-TAG = "PARALLEL_TRAINING_RUN"  # environment variable that all processes of one run carry
 TIMED_OUT = 124  # the exit code of timeout(1)
 MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
 
@@ -105,7 +104,7 @@ def run_child(
     stops the child; nothing that it started outlives it, its temporary files are deleted; and should this process be
     killed, the child dies with it.
     """
-    tag = uuid.uuid4().hex
+    tag = f"{os.getpid()}-{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary, open(log, "wb") as file:
         own = {**(environment or {}), TAG: tag}
         if len(temporary) < MOST_OF_A_SOCKET:
@@ -126,15 +125,15 @@ class HelperFailed(SystemExit):
     """A helper process ended with this exit code; it has said why on stderr."""
 
 
-def ask(module: str, *flags: str) -> str:
+def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return its stdout.
 
-    Raises HelperFailed if it fails.
+    Raises HelperFailed if its exit code is none of `fine`.
     """
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "PYTHONPATH": path})
-    if done.returncode:
+    if done.returncode not in fine:
         raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
     return done.stdout
 

@@ -1,16 +1,29 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
+import fcntl
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from common.errors import USAGE, SuiteError
 from comparison.launch import ask, run_once
 from comparison.maths import check_maths
 from comparison.plots import FIGURES
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, write_results
+
+
+def only_writer(directory: Path) -> None:
+    """Take the lock of a directory, until this process ends; raise SuiteError (USAGE) if another process holds it."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SuiteError(f"another comparison is writing to {directory}", "its lock is held",
+                         "wait for it, or name another directory with --output-dir", USAGE) from None
 
 
 def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from processes import PROJECT, child_environment
+from processes import PROJECT, alive, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+SPAWN = ("ddp_train.py", "--spawn", "2")
 TRAINING = ("--dataset", "synthetic-mnist", "--batch-size", "48", "--num-workers", "2", "--epochs", "1000",
             "--train-size", "480")
 PARENT = ("import signal, sys; from pathlib import Path; from comparison.launch import run_child; "
@@ -22,25 +23,16 @@ PARENT = ("import signal, sys; from pathlib import Path; from comparison.launch 
           "sys.exit(run_child(tuple(sys.argv[2:]), Path(sys.argv[1])))")
 
 
-def alive(marker: str) -> dict[int, str]:
-    """The command of every process that has `marker` in its environment; zombies have none."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            pass
-    return found
-
-
 @pytest.mark.parametrize("launcher, victim, number, code", [
     (TORCHRUN, "parent", signal.SIGKILL, -9),
     (TORCHRUN, "launcher", signal.SIGKILL, 247),  # -9 as an exit code
-    (("ddp_train.py", "--spawn", "2"), "parent", signal.SIGTERM, 143),
-    (("ddp_train.py", "--spawn", "2"), "launcher", signal.SIGTERM, 143),
-], ids=["comparison killed", "launcher killed", "comparison terminated", "launcher terminated"])
-def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path):
+    (SPAWN, "parent", signal.SIGKILL, -9),
+    (SPAWN, "launcher", signal.SIGKILL, 247),
+    (SPAWN, "parent", signal.SIGTERM, 143),
+    (SPAWN, "launcher", signal.SIGTERM, 143),
+])
+@pytest.mark.slow
+def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path, keep):
     marker, temporary = f"TEST_MARKER={uuid.uuid4().hex}", Path(tempfile.mkdtemp())  # a short path, for sockets
     environment = {**child_environment(), **dict([marker.split("=")]), "TMPDIR": str(temporary)}
     log = tmp_path / "log"
@@ -57,12 +49,15 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path)
     if victim == "launcher":
         pid = next(child for child in running if child != pid and os.getsid(child) == child
                    and Path(f"/proc/{child}/stat").read_text().split()[3] == str(pid))
+    start = time.perf_counter()
     os.kill(pid, number)
     assert parent.wait(40) % 256 == code % 256
     deadline = time.time() + 2
     while left := alive(marker):
         assert time.time() < deadline, left
         time.sleep(0.05)
+    keep(f"{number.name} to the {victim} of {'torchrun' if launcher is TORCHRUN else 'spawn'}", code, "",
+         time.perf_counter() - start)
     if number == signal.SIGTERM:
         assert not list(temporary.iterdir())
     shutil.rmtree(temporary)

@@ -1,0 +1,152 @@
+"""Whether this machine is ready: what would make a run fail or its times wrong, found out in seconds beforehand."""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.environment import available_cores, describe_environment, require_torchvision
+from common.errors import MACHINE, SuiteError
+from common.files import IDX_MD5, archives, first_problem
+from common.lifetime import TAG
+
+OK, NOTE, BAD = "ok", "note", "bad"
+COLOURS = {OK: "\033[32m", NOTE: "\033[33m", BAD: "\033[31m"}
+LEAST_PYTHON = (3, 11)
+SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; two workers' batches of 128 CIFAR-10 images take 6 MB
+FREE_DISK_BYTES = 500 * 10**6  # CIFAR-10 takes 180 MB and its archive 170 MB; weights and figures a few
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: what was looked at, how it is (ok, note or bad), what was found, what to do about it."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def check_all(data_root: Path, output_dir: Path) -> tuple[list[Check], dict | None]:
+    """Return every check, and describe_environment() unless torch and torchvision cannot be imported."""
+    checks, environment = [_python()], None
+    try:
+        require_torchvision()
+        environment = describe_environment()
+        checks += [Check("torch", OK, f"torch {environment['torch']}, torchvision {environment['torchvision']}"),
+                   _gpus(environment), _backends(environment), *_data(data_root)]
+    except SuiteError as error:
+        checks.append(Check("torch", BAD, *str(error).rsplit("; ", 1)))
+    checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
+    return checks, environment
+
+
+def _python():
+    found = f"Python {platform.python_version()}"
+    if sys.version_info < LEAST_PYTHON:
+        return Check("Python", BAD, found, f"install {'.'.join(map(str, LEAST_PYTHON))} or newer")
+    return Check("Python", OK, found)
+
+
+def _gpus(environment):
+    if not environment["gpus"]:
+        return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
+    links = ", ".join(environment["links"])
+    return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
+
+
+def _backends(environment):
+    import torch.distributed as dist
+
+    there = {"gloo": dist.is_available() and dist.is_gloo_available(),
+             "NCCL": dist.is_available() and dist.is_nccl_available()}
+    needed = "NCCL" if environment["gpus"] else "gloo"
+    found = ", ".join(name for name, here in there.items() if here) or "none"
+    if not there[needed]:
+        return Check("DDP backends", BAD, f"{found}; DDP needs {needed} here", "install torch from requirements.txt")
+    return Check("DDP backends", OK, f"{found}; DDP will use {needed}")
+
+
+def _cores():
+    cores, all_cores = available_cores(), os.cpu_count()
+    found = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
+    return Check("CPU cores", OK if cores == all_cores else NOTE, found)
+
+
+def _shared_memory():
+    if not Path("/dev/shm").is_dir():
+        return Check("/dev/shm", NOTE, "there is none")
+    free = shutil.disk_usage("/dev/shm").free
+    if free < SHARED_MEMORY_BYTES:
+        return Check("/dev/shm", BAD, f"{free / 1e6:,.0f} MB free, loader workers hand over their batches there",
+                     "in docker: --shm-size=1g; or type --num-workers 0")
+    return Check("/dev/shm", OK, f"{free / 1e6:,.0f} MB free")
+
+
+def _data(root):
+    """One check for each real data set. Missing is no fault: it is downloaded when it is asked for."""
+    for name in ("cifar10", *IDX_MD5):
+        files = {file: md5 for archive in archives(name) for file, md5 in archive.files.items()}
+        if not all((root / file).is_file() for file in files):
+            yield Check(f"data: {name}", NOTE, f"not in {root}", "downloaded when it is first used")
+        elif problem := first_problem(root, files):
+            yield Check(f"data: {name}", BAD, "; ".join(problem), "delete it and run again")
+        else:
+            yield Check(f"data: {name}", OK, f"whole, in {root}")
+
+
+def _directories(*directories):
+    """Whether files can be written there, or where the directory would be made, and how much room there is."""
+    for directory in dict.fromkeys(directories):
+        existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+        try:
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            yield Check(f"write to {directory}", BAD, error.strerror or str(error), "name another directory")
+            continue
+        free = shutil.disk_usage(existing).free
+        yield Check(f"write to {directory}", OK if free >= FREE_DISK_BYTES else BAD, f"{free / 1e9:,.1f} GB free",
+                    "" if free >= FREE_DISK_BYTES else "free some space, or name another directory")
+
+
+def _running():
+    """Processes of runs whose comparison is gone, and comparisons that are at work: both would disturb the times."""
+    runs = defaultdict(list)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            for entry in (process / "environ").read_bytes().split(b"\0"):
+                name, _, value = entry.decode(errors="replace").partition("=")
+                if name == TAG and int(process.name) != os.getpid():
+                    runs[value.partition("-")[0]].append(process.name)
+    stray = [pid for parent, pids in runs.items() if not Path("/proc", parent).exists() for pid in pids]
+    if stray:
+        return Check("other runs", BAD, f"processes {' '.join(stray)} are left of an earlier run",
+                     f"type kill -9 {' '.join(stray)}")
+    if runs:
+        return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
+    return Check("other runs", OK, "none")
+
+
+def main() -> None:
+    """Print a line per check; exit with 3 (MACHINE) if one is bad."""
+    parser = argparse.ArgumentParser(prog="python -m common.environment", description=__doc__)
+    parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    arguments = parser.parse_args()
+    checks, environment = check_all(arguments.data_root, arguments.output_dir)
+    if arguments.json:
+        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}, indent=1))
+    for check in () if arguments.json else checks:
+        word = f"{COLOURS[check.status]}{check.status:4}\033[0m" if sys.stdout.isatty() else f"{check.status:4}"
+        print(f"{word}  {check.name}: {'; '.join(filter(None, (check.found, check.advice)))}")
+    if any(check.status == BAD for check in checks):
+        sys.exit(MACHINE)

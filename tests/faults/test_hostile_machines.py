@@ -1,0 +1,125 @@
+"""Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
+
+import subprocess
+import sys
+
+import pytest
+
+from comparison.record import read_results
+from processes import PROJECT, child_environment, give_up_root
+
+SCRIPT = "data_parallel_train.py"
+HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
+
+
+@pytest.mark.slow
+def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported):
+    done = project(SCRIPT, "--dataset", "synthetic-cifar10", "--data-root", data_root, "--model", "mlp", "--batch-size",
+                   2048, "--num-workers", 2, "--figure-dir", tmp_path, tiny=False, before=small_disk("8m", "/dev/shm"))
+    done.stderr = done.stderr[done.stderr.find("error: "):]  # before it, torch says something too
+    reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
+    assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--save", "--checkpoint"])
+def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
+    done = project(SCRIPT, "--model", "mlp", flag, tmp_path / "file", "--figure-dir", tmp_path,
+                   before=small_disk("300k", tmp_path))
+    reported(f"disk full ({flag})", done, 1, "cannot write all of a file; OSError: [Errno 28] No space left on device")
+
+
+def test_a_full_disk_leaves_nothing_half_written(small_disk, tmp_path):
+    code = ("import os, sys; from common.results import write_json; write_json({'a': 1}, 'file')\n"
+            "try: write_json({'a': 'x' * 10**6}, 'file')\nexcept OSError: print(os.listdir(), open('file').read())")
+    code = f"import os; os.chdir({str(tmp_path)!r}); {code}"
+    done = subprocess.run([*small_disk("300k", tmp_path), sys.executable, "-c", code], cwd=PROJECT, capture_output=True,
+                          text=True, env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    assert done.stdout == "['file'] {\n \"a\": 1\n}\n", done.stderr
+
+
+@pytest.mark.parametrize("command", [(SCRIPT, "--figure-dir"), ("compare_parallel.py", "--output-dir")])
+def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, reported):
+    tmp_path.chmod(0o555)
+    done = project(*command, tmp_path, preexec_fn=give_up_root)
+    tmp_path.chmod(0o755)
+    reported(f"read-only output directory ({command[0]})", done, 2, f"cannot write to {tmp_path}; Permission denied")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("content", ["def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",
+                                     "raise ImportError('no such file')"])
+def test_a_torchvision_that_does_not_fit_is_named(content, project, tmp_path, reported):
+    (tmp_path / "torchvision.py").write_text(content)
+    done = project(SCRIPT, environment={"PYTHONPATH": str(tmp_path)})
+    reported(f"torchvision: {content.split('(')[1].split(')')[0].strip(chr(39))}", done, 3,
+             "torchvision cannot be imported; torch ")
+    assert "pip install -r requirements.txt" in done.stderr
+
+
+def test_accelerate_missing(project, tmp_path, reported):
+    (tmp_path / "accelerate.py").write_text("raise ImportError('not here')")
+    done = project("accelerate_train.py", environment={"PYTHONPATH": str(tmp_path)})
+    reported("accelerate missing", done, 3, "type: pip install accelerate")
+
+
+def test_figures_need_no_display(project, tmp_path, keep):
+    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": "TkAgg", "DISPLAY": ""})
+    keep("MPLBACKEND=TkAgg without a display", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "synthetic-mnist-lenet-single.png").stat().st_size > 10_000
+
+
+def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
+    source = PROJECT / "figures" / "ladder-mnist" / "results.json"
+    done = project("compare_parallel.py", "--from", source, "--output-dir", tmp_path, tiny=False,
+                   environment={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"})
+    keep("LC_ALL=C", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 0, done.stderr
+    assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_reader_who_has_seen_enough(keep):
+    command = f"{sys.executable} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
+        str(2 * count) for count in range(200))
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
+                          text=True, env=child_environment())
+    keep("| head -1", done.returncode, done.stderr, 0.0)
+    assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
+
+
+@pytest.fixture
+def compare(project, data_root, tmp_path):
+    """A small comparison of one row in `tmp_path`."""
+    return lambda directory, **options: project(
+        "compare_parallel.py", "--methods", "single", "--repeats", 1, "--model", "mlp", "--output-dir", directory,
+        "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
+        "--num-workers", 0, "--epochs", 2, tiny=False, **options)
+
+
+@pytest.mark.slow
+def test_hostile_paths(compare, tmp_path, keep):
+    done = compare(tmp_path / HOSTILE, cwd=PROJECT)
+    keep("spaces, ;, $() and 中文 in a path", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 0, done.stderr
+    report = read_results(tmp_path / HOSTILE / "results.json")
+    assert [outcome.status for outcome in report.outcomes] == ["ok"]
+    assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
+    again = subprocess.run(["bash", "-c", report.outcomes[0].command], cwd=PROJECT, capture_output=True, text=True,
+                           env=child_environment())  # the command in the report can be pasted
+    assert again.returncode == 0, again.stderr
+    assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
+
+
+@pytest.mark.slow
+def test_other_programs_on_the_same_cores(compare, tmp_path, keep):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        done = compare(tmp_path)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    keep("two programs that use the CPU", done.returncode, done.stdout.splitlines()[-1], done.seconds)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: one device: other programs kept" in done.stdout
+    assert read_results(tmp_path / "results.json").outcomes[0].foreign_cores > 0.5

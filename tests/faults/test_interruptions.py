@@ -1,0 +1,115 @@
+"""A comparison that is interrupted or disturbed keeps what it has, says so, and goes on when asked."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from comparison.launch import run_once
+from comparison.record import read_results
+from processes import PROJECT, alive, child_environment
+from reports import configuration
+
+
+@pytest.fixture
+def comparison(data_root, tmp_path):
+    """Start a comparison of one row, twice; wait until its first run is on disk; return the process."""
+    started = []
+
+    def start(*flags):
+        process = subprocess.Popen(
+            [sys.executable, "compare_parallel.py", "--methods", "single", "--repeats", "2", "--model", "mlp",
+             "--output-dir", tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480",
+             "--batch-size", "48", "--num-workers", "0", "--epochs", "2", *flags], cwd=PROJECT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**child_environment(), "INTERRUPTED": str(tmp_path)})
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_a_run(process, directory, count=1):
+    deadline, file = time.time() + 60, directory / "results.json"
+    while not (file.exists() and len(json.loads(file.read_text())["outcomes"]) >= count):
+        assert process.poll() is None and time.time() < deadline, process.communicate()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal(number, comparison, tmp_path, keep):
+    process = comparison()
+    wait_for_a_run(process, tmp_path)
+    start = time.perf_counter()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    keep(f"{number.name} to the comparison", process.returncode, err, time.perf_counter() - start)
+    assert process.returncode == 128 + number
+    assert err == "Interrupted. The same command with --resume goes on.\n"
+    assert "INCOMPLETE: interrupted after 1 of 2 runs" in out
+    assert len(read_results(tmp_path / "results.json").outcomes) == 1
+    assert not alive(f"INTERRUPTED={tmp_path}")
+
+
+@pytest.mark.slow
+def test_sigkill_and_resume(comparison, tmp_path, keep):
+    process = comparison()
+    wait_for_a_run(process, tmp_path)
+    start = time.perf_counter()
+    process.kill()
+    process.wait()
+    while alive(f"INTERRUPTED={tmp_path}"):
+        assert time.perf_counter() - start < 2
+    keep("SIGKILL to the comparison, then --resume", process.returncode, "", time.perf_counter() - start)
+    first, = read_results(tmp_path / "results.json").outcomes
+    again = comparison("--resume")
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0 and "of which 1 are kept" in out
+    assert read_results(tmp_path / "results.json").outcomes[0] == first
+    assert len(read_results(tmp_path / "results.json").outcomes) == 2
+
+
+@pytest.mark.slow
+def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path, keep):
+    process = comparison()
+    wait_for_a_run(process, tmp_path)
+    start = time.perf_counter()
+    second = comparison()
+    _, err = second.communicate(timeout=60)
+    keep("two comparisons in one directory", second.returncode, err, time.perf_counter() - start)
+    assert second.returncode == 2
+    assert err == (f"error: another comparison is writing to {tmp_path}; its lock is held; wait for it, or name "
+                   "another directory with --output-dir\n")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def child(code):
+    return configuration("single", command=(sys.executable, "-c", code))
+
+
+def test_a_run_that_takes_too_long(tmp_path, keep):
+    outcome = run_once(child("import time; time.sleep(60)"), 1, 42, tmp_path, timeout=0.5)
+    keep("--timeout 0.5", outcome.exit_code, outcome.reason, outcome.wall_seconds)
+    assert (outcome.status, outcome.exit_code) == ("timed out", 124)
+    assert outcome.reason == f"stopped after 0.5 s, before its first epoch (log: {tmp_path / 'single-1.log'})"
+
+
+@pytest.mark.parametrize("fault, code, said", [
+    ("no result file", "pass", "it ended without writing a result, before its first epoch"),
+    ("empty result file", "open(path, 'w')", "cannot read the result file"),
+    ("truncated result file", "open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
+    ("result file without its fields", "open(path, 'w').write('{\"schema_version\": 2}')", "cannot read the result"),
+    ("result file of another program", "open(path, 'w').write('[1, 2]')", "cannot read the result file"),
+])
+def test_a_result_that_is_missing_or_broken(fault, code, said, tmp_path, keep):
+    outcome = run_once(child(f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {code}"), 1, 42, tmp_path)
+    keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
+    assert (outcome.status, outcome.result) == ("failed", None)
+    assert said in outcome.reason and f"(log: {tmp_path / 'single-1.log'})" in outcome.reason

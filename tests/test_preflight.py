@@ -1,0 +1,97 @@
+"""The pre-flight check: green on this machine, red with the cause where something is planted."""
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from common import preflight
+from common.lifetime import TAG
+from common.preflight import BAD, NOTE, OK, check_all
+from processes import child_environment, give_up_root
+
+
+def named(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+def test_a_machine_that_is_ready(project, tmp_path):
+    done = project("-m", "common.environment", "--data-root", tmp_path / "data", "--output-dir", tmp_path, tiny=False)
+    assert done.returncode == 0 and not done.stderr
+    assert [line[:4] for line in done.stdout.splitlines()[:2]] == ["ok  ", "ok  "]
+    assert "note  data: mnist: not in" in done.stdout and "\033" not in done.stdout
+    assert not (tmp_path / "data").exists()
+
+
+def test_json(project, tmp_path):
+    done = project("-m", "common.environment", "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
+    found = json.loads(done.stdout)
+    assert found["environment"]["cores"] >= 1
+    assert {"name", "status", "found", "advice"} == set(found["checks"][0])
+
+
+def test_a_mixed_pair_of_packages(project, tmp_path, monkeypatch):
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    metadata = tmp_path / "torch-9.9.9+cpu.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9+cpu\n")
+    done = project("-m", "common.environment", tiny=False, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 3
+    line = next(line for line in done.stdout.splitlines() if line.startswith("bad "))
+    assert "torch 9.9.9+cpu" in line and "only torch is built for the CPU alone" in line
+    assert "operator torchvision::nms does not exist" in line and "pip install -r requirements.txt" in line
+
+
+def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
+    source, target = real_data / "MNIST" / "raw", tmp_path / "MNIST" / "raw"
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        (target / file.name).symlink_to(file)
+    assert named(check_all(tmp_path, tmp_path)[0], "data: mnist").status == OK
+    labels = target / "train-labels-idx1-ubyte"
+    content = labels.read_bytes()
+    labels.unlink()
+    labels.write_bytes(content[:100])
+    check = named(check_all(tmp_path, tmp_path)[0], "data: mnist")
+    assert check.status == BAD and "its header announces 60000" in check.found and "delete it" in check.advice
+
+
+def test_a_directory_that_may_only_be_read(project, tmp_path):
+    tmp_path.chmod(0o555)
+    done = project("-m", "common.environment", "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
+    assert done.returncode == 3
+    assert f"bad   write to {tmp_path / 'below'}: Permission denied; name another" in done.stdout
+
+
+@pytest.mark.parametrize("limit, name", [("SHARED_MEMORY_BYTES", "/dev/shm"), ("FREE_DISK_BYTES", "write to {}")])
+def test_little_room(limit, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, limit, 10**18)
+    assert named(check_all(tmp_path, tmp_path)[0], name.format(tmp_path)).status == BAD
+
+
+@pytest.mark.parametrize("parent, status", [(2**22 + 1, BAD), (1, NOTE)], ids=["gone", "at work"])
+def test_processes_of_other_runs(parent, status, tmp_path):
+    tag = f"{parent}-{uuid.uuid4().hex}"
+    left = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+                            stdout=subprocess.PIPE, env={**child_environment(), TAG: tag})
+    try:
+        left.stdout.read(1)
+        check = named(check_all(tmp_path, tmp_path)[0], "other runs")
+        assert check.status == status
+        assert (f"kill -9 {left.pid}" if status == BAD else "process 1") in check.found + check.advice
+    finally:
+        left.kill()
+        left.communicate()
+    assert Path("/proc/1").exists()
+
+
+def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (tmp_path / "MNIST" / "raw" / f"{name}-ubyte").touch()
+    done = project("compare_parallel.py", "--dry-run", "--data-root", tmp_path, tiny=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"warning: {tmp_path}/MNIST/raw/train-images-idx3-ubyte is damaged; it is empty")
