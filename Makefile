@@ -1,14 +1,19 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test
+.PHONY: compare test test-faults
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -m "not slow"
+
+# Every fault is injected, the slow ones too; figures/faults/faults.json gets what came of each.
+test-faults: .venv/installed-dev
+	mkdir -p figures/faults
+	FAULTS_JSON=figures/faults/faults.json .venv/bin/python -m pytest -m "fault or slow"
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv

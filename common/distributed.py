@@ -22,6 +22,7 @@ from common.config import RunConfig, per_process, total_workers
 from common.data import load_image_set
 from common.environment import available_devices
 from common.errors import FAILED, MACHINE, SuiteError, describe_exit, run_script
+from common.lifetime import end_with_parent
 
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
@@ -54,7 +55,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
-        ranks = spawn(_start_rank, (train, config, options, directory), world_size, join=False)
+        ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the ranks
         try:
             while not ranks.join():
@@ -85,7 +86,10 @@ def meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> di
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
-def _start_rank(rank, train, config, options, directory):
+def _start_rank(rank, train, config, options, directory, parent):
+    end_with_parent()
+    if os.getppid() != parent:  # it was killed before the kernel knew
+        os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
     run_script(lambda: train(config, options, f"file://{directory}/rendezvous"))
 

@@ -1,11 +1,26 @@
-"""Processes that end when the process that started them is gone, however it ended (on Linux; elsewhere, nothing)."""
+"""Nothing outlives what started it, however that ended (on Linux; elsewhere, only what is stopped in an orderly way).
 
+    python common/lifetime.py PID
+
+waits until its standard input is closed, which also happens when the process PID is killed, then kills all processes of
+PID's runs and deletes their temporary directories. It is started by guard().
+"""
+
+import contextlib
 import ctypes
+import functools
+import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: its comparison's process, its own name
+TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: its comparison's PID, "-", its own name
+TEMPORARY = "parallel-training-"  # how the temporary directories of runs begin; their comparison's PID and "-" follow
 
 
 def end_with_parent(*_) -> None:
@@ -16,3 +31,45 @@ def end_with_parent(*_) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@functools.cache
+def guard() -> subprocess.Popen:
+    """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.
+
+    The kernel's way (end_with_parent) begins too late in a rank: it imports torch for two seconds first.
+    """
+    return subprocess.Popen([sys.executable, "-I", __file__, str(os.getpid())], stdin=subprocess.PIPE,
+                            start_new_session=True)  # no Ctrl-C reaches it there
+
+
+def tagged(tag: str) -> list[int]:
+    """Return the processes whose TAG begins with `tag`; a zombie, which only waits to be asked for, has none."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            if f"{TAG}={tag}".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def kill_tagged(tag: str) -> None:
+    """Kill the processes whose TAG begins with `tag`, again until none is left: one may start another meanwhile."""
+    deadline = time.monotonic() + 5
+    while (left := tagged(tag)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def main() -> None:
+    """Wait for the end of a comparison, and clean up."""
+    sys.stdin.buffer.read()
+    kill_tagged(f"{sys.argv[1]}-")
+    for directory in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}{sys.argv[1]}-*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from common.distributed import leave
 from common.engine import build_optimizer, set_threads
 from common.environment import available_devices
 from common.errors import run_script
+from common.lifetime import end_with_parent
 from common.loaders import make_loaders
 from common.models import CLASSES, build_model
 from common.timing import Stopwatch, command_start
@@ -82,6 +83,7 @@ def link_gbps(size: int, kind: str) -> float | None:
 
 
 def _exchange(rank, directory, size, on_gpu):
+    end_with_parent()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)

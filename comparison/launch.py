@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.environment import available_cores
 from common.errors import SuiteError, describe_exit
-from common.lifetime import TAG, end_with_parent
+from common.lifetime import TAG, TEMPORARY, guard, kill_tagged
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration
@@ -105,13 +105,15 @@ def run_child(
     killed, the child dies with it.
     """
     tag = f"{os.getpid()}-{uuid.uuid4().hex}"
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary, open(log, "wb") as file:
+    guard()
+    with (tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{os.getpid()}-", ignore_cleanup_errors=True) as temporary,
+          open(log, "wb") as file):
         own = {**(environment or {}), TAG: tag}
         if len(temporary) < MOST_OF_A_SOCKET:
             own["TMPDIR"] = temporary
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **own}, preexec_fn=end_with_parent,
+            env={**os.environ, **own},
         )
         try:
             return child.wait(timeout)
@@ -130,9 +132,10 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
 
     Raises HelperFailed if its exit code is none of `fine`.
     """
+    guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONPATH": path})
+                          env={**os.environ, "PYTHONPATH": path, TAG: f"{os.getpid()}-{module}"})
     if done.returncode not in fine:
         raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
     return done.stdout
@@ -151,22 +154,7 @@ def stop(child: subprocess.Popen, tag: str) -> None:
     with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    deadline = time.monotonic() + 5
-    while (left := _tagged(tag)) and time.monotonic() < deadline:  # again: one may start another meanwhile
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _tagged(tag: str) -> list[int]:
-    """Return the processes whose environment carries `tag`; a zombie, which only waits to be asked for, has none."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
-            if f"{TAG}={tag}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
-    return found
+    kill_tagged(tag)
 
 
 def cause(exit_code: int, log: Path) -> str:

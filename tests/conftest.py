@@ -12,6 +12,9 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "faults":
+            item.add_marker(pytest.mark.fault)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -75,6 +75,7 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
     assert again == whole
 
 
+@pytest.mark.slow
 def test_ranks_go_on_too(project, data_root, tmp_path):
     def ddp(name, epochs, *flags):
         done = project("ddp_train.py", "--spawn", 2, "--model", "mlp", "--output", tmp_path / f"{name}.json",

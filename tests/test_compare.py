@@ -156,6 +156,7 @@ def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
     assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
 
 
+@pytest.mark.slow
 def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_path):
     done = project("compare_parallel.py", "--dry-run", "--methods", "single", "ddp", "--dataset", "synthetic-mnist",
                    "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 1, "--num-workers", 0,
@@ -308,6 +309,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert same.returncode == 0 and same.stdout.count("1.00  no interval: 1 run") == 2, same.stderr
 
 
+@pytest.mark.slow
 def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (tmp_path / "accelerate.py").write_text("raise ImportError('broken')")  # found by the plan, useless to the child
     (tmp_path / "sitecustomize.py").write_text("import sys; print('a warning', file=sys.stderr)")  # must not matter

@@ -125,7 +125,7 @@ def test_what_a_reader_must_know():
     ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0"}}),
     *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
         ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
-        ("lr", 0.001), ("augment", None), ("epochs", None), ("train_size", None), ("max_steps", None))),
+        ("lr", 0.001), ("augment", None), ("epochs", 3), ("train_size", None), ("max_steps", None))),
 ])
 def test_every_inequality_is_found_refused_or_marked(name, change):
     reference = make_result()

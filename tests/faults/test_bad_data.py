@@ -310,7 +310,7 @@ def test_a_malicious_pickle_is_never_opened(stamp, cifar10, tmp_path, refused):
     assert marker.exists()  # it would have gone off
 
 
-@pytest.mark.parametrize("name", ["synthetic-mnist", "mnist"])
+@pytest.mark.parametrize("name", ["synthetic-mnist", pytest.param("mnist", marks=pytest.mark.slow)])
 def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request, keep):
     root = tmp_path / "data"
     if name == "mnist":

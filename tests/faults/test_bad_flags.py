@@ -46,7 +46,8 @@ def test_plain_ddp_says_what_to_type(project, reported):
     (("--batch-size", 49), "--batch-size is a total and must divide by the number of processes; found 49 for 2"),
     (("--num-workers", 1), "--num-workers is a total and must divide by the number of processes; found 1 for 2"),
 ])
-@pytest.mark.parametrize("command", [("ddp_train.py", "--spawn", 2), ("compare_parallel.py", "--nproc", 2)])
+@pytest.mark.parametrize("command", [
+    ("ddp_train.py", "--spawn", 2), pytest.param(("compare_parallel.py", "--nproc", 2), marks=pytest.mark.slow)])
 def test_what_does_not_divide(command, flags, said, project, data_root, reported):
     done = project(*command, "--dataset", "synthetic-mnist", "--data-root", data_root, *flags, tiny=False)
     reported(" ".join(map(str, (*command, *flags))), done, 2, said)

@@ -21,7 +21,7 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--save", "--checkpoint"])
+@pytest.mark.parametrize("flag", [pytest.param("--save", marks=pytest.mark.slow), "--checkpoint"])
 def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
     done = project(SCRIPT, "--model", "mlp", flag, tmp_path / "file", "--figure-dir", tmp_path,
                    before=small_disk("300k", tmp_path))

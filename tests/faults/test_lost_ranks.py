@@ -99,7 +99,7 @@ def test_a_loader_worker_that_is_killed(lost):
          "type --num-workers 0", AFTER, flags=("--num-workers", 2), rank=0)
 
 
-@pytest.mark.parametrize("command", [("data_parallel_train.py",), SPAWN])
+@pytest.mark.parametrize("command", [("data_parallel_train.py",), pytest.param(SPAWN, marks=pytest.mark.slow)])
 def test_nan_loss(command, project, tmp_path, reported):
     output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
     done = project(*command, "--optimizer", "sgd", "--lr", 1e20, "--output", output, "--save", weights,
