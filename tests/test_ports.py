@@ -1,0 +1,44 @@
+"""Who can reach a distributed run from outside: what the README's security note says is so."""
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from processes import PROJECT, alive, child_environment
+
+SPAWN = ("ddp_train.py", "--spawn", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+EVERYWHERE = {"00000000", "0" * 32}  # 0.0.0.0 and ::
+
+
+def listening(pids) -> list[str]:
+    """The local addresses, in hexadecimal, of all TCP sockets on which these processes listen (proc_net_tcp(5))."""
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    addresses = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+    opened = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    sockets = (re.fullmatch(r"socket:\[(\d+)\]", target) for target in opened)
+    return [addresses[found[1]] for found in sockets if found and found[1] in addresses]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command, everywhere", [(SPAWN, False), (TORCHRUN, True)], ids=["spawn", "torchrun"])
+def test_only_torchruns_store_listens_on_all_interfaces(command, everywhere, data_root, tmp_path):
+    marker = f"TEST_MARKER={uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, *command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp",
+         "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "99", "--figure-dir", tmp_path],
+        cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**child_environment(), **dict([marker.split("=")])})
+    next(line for line in process.stdout if line.startswith("Epoch [2/"))
+    pids = alive(marker)
+    found = listening(pids)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert len(found) >= 2  # gloo's, of two ranks
+    assert bool(EVERYWHERE & set(found)) == everywhere
+    assert not alive(marker)  # and so nothing listens
