@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from common.checkpoint import read_checkpoint
 from common.data import load_image_set
@@ -30,6 +31,7 @@ def train(data_root, tmp_path):
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
         model = build_model(config.model, image_set.image_shape, config.seed)
+        model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
         context = ParallelContext("single", model, model, (CPU,), CPU, CPU)
         run(context, model, build_optimizer(model.parameters(), config), make_loaders(image_set, config), image_set,
             config, Namespace())

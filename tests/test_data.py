@@ -90,6 +90,19 @@ def test_ranks_augment_differently_and_seeds_repeat(workers):
     assert not torch.equal(first_batch(1), first_batch(2))
 
 
+def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epoch():
+    image_set = make_image_set(24, channels=3)
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+
+    def images(epoch, rank=0, world_size=1, workers=0):
+        loader, _ = make_loaders(image_set, make_config(batch_size=12, num_workers=workers), rank, world_size)
+        loader.sampler.set_epoch(epoch)
+        return {image.numpy().tobytes() for batch, _ in loader for image in batch}
+
+    assert images(1) == images(1, workers=2) == images(1, 0, 2) | images(1, 1, 2)
+    assert not images(1) & images(2)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_normalize_is_what_torchvision_does_image_by_image(channels):
     from PIL import Image

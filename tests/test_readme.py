@@ -9,7 +9,7 @@ import pytest
 
 from common.results import RunResult, read_result
 from comparison.record import read_results
-from comparison.tables import main_table, projection_table, sweep_tables
+from comparison.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.verdict import verdict
 from processes import PROJECT
 
@@ -80,6 +80,39 @@ def test_false_alarms_are_as_rare_as_promised():
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
     table = summary.split("\n\n")[1]
     assert table in README.read_text(encoding="utf-8")
+
+
+def reliability_table(faults: list[dict]) -> str:
+    """What became of the injected faults, by the file that injects them."""
+    rows = []
+    for group in dict.fromkeys(fault["group"] for fault in faults):
+        found = [fault for fault in faults if fault["group"] == group]
+        seconds = [fault["seconds"] for fault in found]
+        handled = sum(fault["handled"] for fault in found)
+        rows.append([f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)", len(found), handled,
+                     f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"])
+    return lay_out(rows, ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"], "github")
+
+
+def test_reliability():
+    faults = json.loads((FIGURES / "faults" / "faults.json").read_text())["faults"]
+    text = README.read_text(encoding="utf-8")
+    assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
+    assert reliability_table(faults) in text
+    shown = re.findall(r"^    error: (.*)$", text.partition("## Reliability")[2].partition("\n## ")[0], re.MULTILINE)
+    assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
+
+
+def test_kill_loop():
+    found = json.loads((FIGURES / "faults" / "kill-loop.json").read_text())
+    kills, completed = found["kills"], found["completed"]
+    whole = sum(kill["runs_on_disk"] is not None for kill in kills)
+    alive = sum(bool(kill["live_processes"]) for kill in kills)
+    finished = sum((one["exit_code"], one["runs"]) == (0, 4) for one in completed)
+    assert (whole, alive, finished) == (100, 0, len(completed))
+    assert (f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
+            f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
+            ) in README.read_text(encoding="utf-8").replace("\n", " ")
 
 
 def test_promised_accuracies_were_reached():
