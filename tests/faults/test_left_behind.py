@@ -68,7 +68,7 @@ def test_a_helper_ends_with_the_comparison(keep):
     parent = subprocess.Popen([sys.executable, "-c", "from comparison.launch import ask; ask('common.environment')"],
                               cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])})
     deadline = time.time() + 30
-    while len(alive(marker)) < 2:
+    while not any("common.environment" in command and "-m" in command for command in alive(marker).values()):
         assert time.time() < deadline
         time.sleep(0.01)
     start = time.perf_counter()
@@ -77,3 +77,24 @@ def test_a_helper_ends_with_the_comparison(keep):
     while alive(marker):
         assert time.perf_counter() - start < 2
     keep("SIGKILL to the comparison while it looks at the machine", -9, "", time.perf_counter() - start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["starting", "training"])
+def test_ranks_started_by_hand_end_with_their_launcher(when, data_root, tmp_path, keep):
+    marker = f"TEST_MARKER={uuid.uuid4().hex}"
+    log = open(tmp_path / "log", "w")  # noqa: SIM115 - for the process
+    launcher = subprocess.Popen([sys.executable, *SPAWN, *TRAINING, "--data-root", data_root, "--figure-dir", tmp_path],
+                                cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])}, stdout=log)
+    deadline = time.time() + 60
+    while (sum("spawn_main" in command for command in alive(marker).values()) < 2 if when == "starting"
+           else "Epoch [2/" not in (tmp_path / "log").read_text()):
+        assert time.time() < deadline
+        time.sleep(0.05)
+    start = time.perf_counter()
+    launcher.kill()
+    launcher.wait()
+    while left := alive(marker):  # a rank that is importing torch ends after that
+        assert time.perf_counter() - start < 20, left
+        time.sleep(0.05)
+    keep(f"SIGKILL to a launcher started by hand, its ranks {when}", -9, "", time.perf_counter() - start)
