@@ -87,17 +87,18 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
     found = json.loads(ask("common.environment", "--json", "--data-root", arguments.data_root, "--output-dir",
                            str(directory), fine=(0, MACHINE)))
-    environment, kind = found["environment"], arguments.device
+    environment = found["environment"]
     for check in found["checks"]:
         if check["status"] == "bad":
-            print(f"{'warning' if environment else 'error'}: {check['found']}; {check['advice']}", file=sys.stderr)
+            kind = "warning" if environment else "error"
+            print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
     if not environment:
         sys.exit(MACHINE)
     gpus = len(environment["gpus"])
-    if kind == "gpu" and not gpus:
+    if arguments.device == "gpu" and not gpus:
         raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
                          "type --device cpu, or check with nvidia-smi", MACHINE)
-    return Machine(0 if kind == "cpu" else gpus, environment["cores"]), environment
+    return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:

@@ -1,6 +1,7 @@
 """Checkpoints: all that a training needs to go on as if it had never been interrupted."""
 
 import pickle
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,15 +17,15 @@ DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "optimizer", 
             "max_steps", "seed")  # what a run that goes on must have in common with the run that began
 
 
-def save_checkpoint(config: RunConfig, model: nn.Module, optimizer, schedule, records: list[EpochRecord],
-                    random_states: list[dict]) -> None:
+def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, optimizer, schedule,
+                    records: list[EpochRecord], random_states: list[dict]) -> None:
     """Write what is known after an epoch to `config.checkpoint`, all or nothing.
 
-    random_states: what random_state() gives, of every rank in turn.
+    options: the script's own flags. random_states: what random_state() gives, of every rank in turn.
     """
     state = {
         "format": FORMAT,
-        "config": _decisive(config),
+        "config": _decisive(config, options),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "schedule": schedule.state_dict(),
@@ -35,7 +36,7 @@ def save_checkpoint(config: RunConfig, model: nn.Module, optimizer, schedule, re
         torch.save(state, file)
 
 
-def read_checkpoint(config: RunConfig, world_size: int) -> dict | None:
+def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> dict | None:
     """Return what save_checkpoint wrote to `config.resume`, tensors on the CPU.
 
     None without --resume, and where the file is missing that this run's own --checkpoint will write: the same command
@@ -54,37 +55,45 @@ def read_checkpoint(config: RunConfig, world_size: int) -> dict | None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         wrong = None if state["format"] == FORMAT else f"its format is {state['format']}, not {FORMAT}"
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError,
+        before, ranks, epochs = state["config"], len(state["random"]), len(state["records"])
+    except OSError as error:
+        raise SuiteError(f"cannot read the checkpoint {path}", error.strerror or str(error), "check its rights",
+                         USAGE) from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
             AttributeError) as error:
         wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
     if wrong:
         raise SuiteError(f"cannot resume from {path}", wrong, "start anew without --resume", DATA)
-    before, now = state["config"], _decisive(config)
-    changed = [f"--{name.replace('_', '-')} {before[name]} → {now[name]}" for name in now if before[name] != now[name]]
-    if len(state["random"]) != world_size:
-        changed.append(f"{len(state['random'])} → {world_size} process(es)")
+    now = _decisive(config, options)
+    changed = [f"--{name.replace('_', '-')} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
+               if before.get(name) != now.get(name)]
+    if ranks != world_size:
+        changed.append(f"{ranks} → {world_size} process(es)")
+    if epochs > config.epochs:
+        changed.append(f"it is after epoch {epochs}, --epochs {config.epochs}")
     if changed:
         raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
                          "type the flags of then, or start anew without --resume", USAGE)
     return state
 
 
-def restore(state: dict, rank: int, model: nn.Module, optimizer, schedule) -> list[EpochRecord]:
-    """Put a training back to where `state` was saved; return the records of its epochs."""
+def restore(state: dict, rank: int, gpus: list[torch.device], model: nn.Module, optimizer,
+            schedule) -> list[EpochRecord]:
+    """Put a training back to where `state` was saved; return the records of its epochs. gpus: this process's."""
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"][rank]["cpu"])
-    for index, one in enumerate(state["random"][rank]["gpus"]):
-        torch.cuda.set_rng_state(one, index)
+    for device, one in zip(gpus, state["random"][rank]["gpus"], strict=True):
+        torch.cuda.set_rng_state(one, device)
     return [epoch_from_dict(values) for values in state["records"]]
 
 
-def random_state() -> dict:
-    """Return the states of this process's random number generators."""
-    return {"cpu": torch.get_rng_state(),
-            "gpus": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+def random_state(gpus: list[torch.device]) -> dict:
+    """Return the states of this process's random number generators; gpus: those that it trains on."""
+    return {"cpu": torch.get_rng_state(), "gpus": [torch.cuda.get_rng_state(device) for device in gpus]}
 
 
-def _decisive(config):
-    return {name: getattr(config, name) for name in DECISIVE}
+def _decisive(config, options):
+    own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    return {**{name: getattr(config, name) for name in DECISIVE}, **own}

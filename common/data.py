@@ -18,7 +18,7 @@ from common.config import OneLineParser, RunConfig, add_training_flags
 from common.download import download
 from common.environment import require_torchvision
 from common.errors import DATA, SuiteError, run_script
-from common.files import archives, first_problem, only_one_process, unpack
+from common.files import archives, first_problem, md5_of, only_one_process, unpack
 from common.results import replacing
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
@@ -120,20 +120,25 @@ def _write_cache(cache, arrays):
 
 def _load_real(name, root, data_url):
     from torchvision import datasets
+    from torchvision.datasets import mnist
 
     found = archives(name)
     files = {file: md5 for archive in found for file, md5 in archive.files.items()}
-    if first_problem(root, files):
+    if not all((root / file).is_file() for file in files):
         with only_one_process(root):  # another process may be about to put the files there
             for archive in found:
                 if not all((root / file).is_file() for file in archive.files):
                     _get(archive, root, data_url)
-            if problem := first_problem(root, files):
-                raise SuiteError(*problem, "delete it and run again", DATA)
-    reader = {"cifar10": datasets.CIFAR10, "mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
+    if problem := first_problem(root, files):
+        raise SuiteError(*problem, "delete it and run again", DATA)
+    if name != "cifar10":
+        read = (mnist.read_image_file, mnist.read_label_file) * 2
+        arrays = [one(str(root / file)).numpy() for one, file in zip(read, files, strict=True)]
+        classes = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name].classes
+        return ImageSet(name, *arrays, tuple(classes), *STATISTICS[name])
     try:
-        train, test = reader(root, train=True), reader(root, train=False)
-    except RuntimeError as error:  # CIFAR-10's reader sums the files again, before it unpickles them
+        train, test = datasets.CIFAR10(root, train=True), datasets.CIFAR10(root, train=False)
+    except RuntimeError as error:  # it sums the files again, before it unpickles them
         raise SuiteError(f"data set {name} in {root} is damaged", str(error), "delete it and run again", DATA) from None
     arrays = (np.asarray(values) for split in (train, test) for values in (split.data, split.targets))
     return ImageSet(name, *arrays, tuple(train.classes), *STATISTICS[name])
@@ -141,14 +146,18 @@ def _load_real(name, root, data_url):
 
 def _get(archive, root, data_url):
     path = root / archive.name
+    if path.is_file() and md5_of(path) == archive.md5:  # somebody has put it there
+        unpack(archive, path, root)
+        return
     if sys.stderr.isatty():
         print(f"Downloading {archive.name} to {root}", file=sys.stderr)
+    path = root / f"{archive.md5[:8]}-{archive.name}"  # MNIST's archives are called like Fashion-MNIST's
     places = [data_url] if data_url else archive.mirrors
+    download([f"{place.rstrip('/')}/{archive.name}" for place in places], path, archive.md5)
     try:
-        download([f"{place.rstrip('/')}/{archive.name}" for place in places], path, archive.md5)
         unpack(archive, path, root)
     finally:
-        path.unlink(missing_ok=True)  # what it held has been checked on its own
+        path.unlink()  # what it held has been checked on its own
 
 
 def main() -> None:

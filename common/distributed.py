@@ -21,7 +21,7 @@ from common.checkpoint import read_checkpoint
 from common.config import RunConfig, per_process, total_workers
 from common.data import load_image_set
 from common.environment import available_devices
-from common.errors import FAILED, MACHINE, SuiteError, describe_exit, run_script
+from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, SuiteError, describe_exit, run_script
 from common.lifetime import end_with_parent
 
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
@@ -51,7 +51,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     per_process("--batch-size", config.batch_size, world_size)
     per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
     load_image_set(config)
-    read_checkpoint(config, world_size)
+    read_checkpoint(config, options, world_size)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
@@ -61,8 +61,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
             while not ranks.join():
                 pass
         except ProcessExitedException as error:
-            if _error_file(directory, error.error_index).exists():
-                sys.exit(error.exit_code)  # the rank has said why
+            spoken = _error_file(directory, error.error_index).exists()
+            if spoken or error.exit_code in (INTERRUPTED, READER_GONE):
+                sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
             killed = error.exit_code == -signal.SIGKILL
             advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "its last lines are above"
             raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
@@ -83,6 +84,7 @@ def meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> di
     (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own.
     """
     store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)  # a file's store has not been told
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 

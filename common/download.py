@@ -1,6 +1,5 @@
 """One file from the network: an interrupted download is continued, a stalled or crawling one is given up."""
 
-import hashlib
 import time
 import urllib.error
 import urllib.request
@@ -8,6 +7,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from common.errors import DATA, SuiteError
+from common.files import md5_of
 
 STALL_SECONDS = 30  # without a single byte
 SLOW_SECONDS, SLOWEST = 30, 10_000  # after so many seconds the mean rate must have reached so many bytes/s
@@ -21,17 +21,20 @@ def download(urls: list[str], path: Path, md5: str) -> None:
     part = path.with_name(path.name + ".part")
     problems = []
     for url in urls:
-        try:
-            kind = _fetch(url, part)
-        except (OSError, HTTPException, ValueError) as error:  # URLError, HTTPError and timeouts are OSErrors
-            problems.append(f"{url}: {error}")
-            continue
-        found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
-        if found == md5:
-            part.replace(path)
-            return
-        part.unlink()
-        problems.append(f"{url}: its md5 is {found} instead of {md5}" + (", it is a web page" * (kind == "text/html")))
+        for begun in dict.fromkeys((part.exists(), False)):  # what an earlier attempt left may be of something else
+            try:
+                kind = _fetch(url, part, begun)
+            except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ValueError) as error:
+                problems.append(f"{url}: {error}")
+                break
+            found = md5_of(part)
+            if found == md5:
+                part.replace(path)
+                return
+            part.unlink()
+            if not begun:
+                page = ", it is a web page" if kind == "text/html" else ""
+                problems.append(f"{url}: its md5 is {found} instead of {md5}{page}")
     if part.exists():
         problems.append(f"{part.stat().st_size} bytes are kept in {part}, the next attempt goes on from there")
     raise SuiteError(f"cannot download {path.name}", "; ".join(problems),
@@ -39,24 +42,28 @@ def download(urls: list[str], path: Path, md5: str) -> None:
                      "train on a set that needs none: --dataset synthetic-mnist or synthetic-cifar10", DATA)
 
 
-def _fetch(url, part):
-    """Append what is missing to the file `part`; return the content's type. Raises OSError if it does not all come."""
-    have = part.stat().st_size if part.exists() else 0
+def _fetch(url, part, begun):
+    """Write to the file `part`, or append what is missing; return the content's type.
+
+    Raises ConnectionError if it does not all come, or not fast enough.
+    """
+    have = part.stat().st_size if begun else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=STALL_SECONDS)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing beyond what is here: the checksum will tell
+        if error.code == 416 and have:  # nothing beyond what is here: the checksum will tell
             return error.headers.get_content_type()
         raise
-    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+    goes_on = (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
+    with response, open(part, "ab" if goes_on else "wb") as file:
         length, came, start = response.headers.get("Content-Length"), 0, time.monotonic()
         while chunk := response.read1(2**16):
             file.write(chunk)
             came += len(chunk)
             seconds = time.monotonic() - start
             if seconds > SLOW_SECONDS and came / seconds < SLOWEST:
-                raise OSError(f"only {came / seconds / 1000:.1f} kB/s, given up after {seconds:.0f} s")
+                raise ConnectionError(f"only {came / seconds / 1000:.1f} kB/s, given up after {seconds:.0f} s")
         if length is not None and came < int(length):
-            raise OSError(f"the server closed the connection after {came} of {length} bytes")
+            raise ConnectionError(f"the server closed the connection after {came} of {length} bytes")
         return response.headers.get_content_type()

@@ -168,6 +168,7 @@ def fit(
             evaluations = context.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
+            context.gather(None)  # wait for rank 0, or its writing would count as the others' next epoch
         if not is_finite(records[-1]):
             break
     return records, evaluations or context.gather(evaluate(context, test_loader))

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ import time
 from common.lifetime import end_with_parent
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
+INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
 class SuiteError(Exception):
@@ -23,6 +25,16 @@ class SuiteError(Exception):
     def __init__(self, what: str, found: str, advice: str, exit_code: int):
         super().__init__("; ".join(" ".join(part.split()) for part in (what, found, advice)))
         self.exit_code = exit_code
+
+
+def _reader_has_gone():
+    """Whether whoever reads stdout has seen enough, as in `| head -1`; if so, nothing more is written there."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
+    return gone
 
 
 @contextlib.contextmanager
@@ -46,13 +58,13 @@ def run_script(main) -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has seen enough, as in `| head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(INTERRUPTED)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
         line = f"{_where(error)}{explained(error)}"
@@ -77,10 +89,10 @@ def explained(error: Exception) -> SuiteError:
     if isinstance(error, SuiteError):
         return error
     found = f"{type(error).__name__}: {error}"
-    if error.__context__ and isinstance(error.__context__, OSError):  # torch.save hides it behind one of its own
-        return explained(error.__context__)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return SuiteError("cannot write all of a file", found, "free some space, or write elsewhere", FAILED)
+    for one in (error, error.__context__):  # torch.save hides it behind an error of its own
+        if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return SuiteError("cannot write all of a file", f"{type(one).__name__}: {one}",
+                              "free some space, or write elsewhere", FAILED)
     if "DataLoader worker" in found and ("Caught" not in found or "No space left" in found):
         return SuiteError("a loader worker died", found.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)

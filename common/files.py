@@ -11,7 +11,6 @@ import json
 import math
 import shutil
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +63,12 @@ def archives(name: str) -> list[Archive]:
             for file, md5 in IDX_MD5[name].items()]
 
 
+def md5_of(path: Path) -> str:
+    """Return the md5 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
 def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
     """Return (what is wrong, what was found) for the first of `files` that is not as it should be, or None."""
     known = _read_verified(root)
@@ -75,11 +80,10 @@ def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
         status = path.stat()
         stamp = [status.st_size, status.st_mtime_ns, md5]
         if known.get(file) != stamp:
-            content = path.read_bytes()
-            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            found = md5_of(path)
             if found != md5:
-                reason = _idx_problem(path, content) if file.endswith("ubyte") else None
-                empty = "it is empty" if not content else None
+                reason = _idx_problem(path, path.read_bytes()) if file.endswith("ubyte") else None
+                empty = "it is empty" if not status.st_size else None
                 return f"{path} is damaged", empty or reason or f"its md5 is {found} instead of {md5}"
             fresh[file] = stamp
     if fresh:
@@ -125,7 +129,7 @@ def _idx_problem(path, content):
 def unpack(archive: Archive, path: Path, root: Path) -> None:
     """Put the files of an archive (.tar.gz, or one file as .gz) below `root`, each all or nothing.
 
-    Raises SuiteError (DATA) if a member would land elsewhere, or if one is missing.
+    To be called with the lock held. Raises SuiteError (DATA) if a member would land elsewhere, or if one is missing.
     """
     if not archive.name.endswith(".tar.gz"):
         file, = archive.files
@@ -133,16 +137,19 @@ def unpack(archive: Archive, path: Path, root: Path) -> None:
         with gzip.open(path) as source, replacing(root / file) as target:
             shutil.copyfileobj(source, target)
         return
-    with tempfile.TemporaryDirectory(dir=root) as directory:
-        try:
-            with tarfile.open(path) as tar:
-                tar.extractall(directory, filter="data")
-            for file in archive.files:
-                (root / file).parent.mkdir(parents=True, exist_ok=True)
-                (Path(directory) / file).replace(root / file)
-        except (tarfile.TarError, FileNotFoundError) as error:
-            raise SuiteError(f"cannot unpack {archive.name}", str(error), "get it from elsewhere with --data-url",
-                             DATA) from None
+    directory = root / ".unpacking"
+    shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
+    try:
+        with tarfile.open(path) as tar:
+            tar.extractall(directory, filter="data")
+        for file in archive.files:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (directory / file).replace(root / file)
+    except (tarfile.TarError, FileNotFoundError) as error:
+        raise SuiteError(f"cannot unpack {archive.name}", str(error), "get it from elsewhere with --data-url",
+                         DATA) from None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from common.config import total_workers
 from common.data import ImageSet
 from common.engine import ParallelContext, build_schedule, fit, is_finite
 from common.environment import command_line, describe_environment, device_name
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, USAGE, SuiteError
 from common.plots import draw_curves
 from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start
@@ -32,19 +32,25 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     result = _before(context, model, config, options)
     schedule = build_schedule(optimizer, config)
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
-    records, state = [], read_checkpoint(config, context.world_size)
+    gpus = [device for device in context.devices if device.type == "cuda"]
+    records, state = [], read_checkpoint(config, options, context.world_size)
+    if len(set(context.gather(state and len(state["records"])))) > 1:
+        raise SuiteError("the ranks found different checkpoints", f"{config.resume} on rank {context.rank} is "
+                         + (f"after epoch {len(state['records'])}" if state else "missing"),
+                         "put the file where all machines see it", USAGE)
     if state:
-        records = restore(state, context.rank, model, optimizer, schedule)
+        if context.world_size > 1:
+            _settle(context, image_set.image_shape, optimizer)
+        records = restore(state, context.rank, gpus, model, optimizer, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
     say(describe_start(result))
-    for device in context.devices:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
+    for device in gpus:
+        torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
     result = replace(result, startup_seconds=time.time() - command_start())
     if context.rank == 0:
         _write_unfinished(result, records, config)
-    keep = partial(_keep, context, result, model, optimizer, schedule, config, say)
+    keep = partial(_keep, context, gpus, result, model, optimizer, schedule, config, options, say)
     records, evaluations = fit(context, optimizer, schedule, loaders, config, records, keep)
     result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
@@ -58,15 +64,22 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
 
 
-def _keep(context, result, model, optimizer, schedule, config, say, records):
+def _settle(context, image_shape, optimizer):
+    """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
+    images = torch.zeros(2, *image_shape, device=context.input_device)
+    context.backward(context.model.train()(images).sum())
+    optimizer.zero_grad()
+
+
+def _keep(context, gpus, result, model, optimizer, schedule, config, options, say, records):
     """After an epoch: say what it was, and put on disk what would be needed if it was the last."""
     say(describe_epoch(records[-1], config.epochs))
-    states = context.gather(random_state()) if config.checkpoint else None
+    states = context.gather(random_state(gpus)) if config.checkpoint else None
     if context.rank != 0 or not is_finite(records[-1]):
         return
     _write_unfinished(result, records, config)
     if config.checkpoint:
-        save_checkpoint(config, model, optimizer, schedule, records, states)
+        save_checkpoint(config, options, model, optimizer, schedule, records, states)
 
 
 def _write_unfinished(result, records, config):

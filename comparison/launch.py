@@ -106,11 +106,8 @@ def run_child(
     """
     tag = f"{os.getpid()}-{uuid.uuid4().hex}"
     guard()
-    with (tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{os.getpid()}-", ignore_cleanup_errors=True) as temporary,
-          open(log, "wb") as file):
-        own = {**(environment or {}), TAG: tag}
-        if len(temporary) < MOST_OF_A_SOCKET:
-            own["TMPDIR"] = temporary
+    with temporary_directory() as temporary, open(log, "wb") as file:
+        own = {**(environment or {}), **_use(temporary), TAG: tag}
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, **own},
@@ -121,6 +118,15 @@ def run_child(
             return TIMED_OUT
         finally:
             stop(child, tag)
+
+
+def temporary_directory() -> tempfile.TemporaryDirectory:
+    """Return a new directory that is deleted at the end of a `with`, or of this process, whatever ends it."""
+    return tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{os.getpid()}-", ignore_cleanup_errors=True)
+
+
+def _use(temporary):
+    return {"TMPDIR": temporary} if len(temporary) < MOST_OF_A_SOCKET else {}
 
 
 class HelperFailed(SystemExit):
@@ -134,8 +140,10 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONPATH": path, TAG: f"{os.getpid()}-{module}"})
+    with temporary_directory() as temporary:
+        own = {"PYTHONPATH": path, TAG: f"{os.getpid()}-{module}", **_use(temporary)}
+        done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
+                              env={**os.environ, **own})
     if done.returncode not in fine:
         raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
     return done.stdout

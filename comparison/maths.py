@@ -2,11 +2,10 @@
 
 import json
 import math
-import tempfile
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
-from comparison.launch import HelperFailed, ask, cause, run_child
+from comparison.launch import HelperFailed, ask, cause, run_child, temporary_directory
 from comparison.methods import METHODS, python, script
 from comparison.plan import Configuration, equal_flags
 
@@ -23,7 +22,7 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
     JSON-ready: difference (max |Δ parameter|, or None), status (ok, expected or failed) and reason.
     """
     found, references = {}, {}
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         for number, row in enumerate(plan):
             if METHODS[row.method].times_only:
                 reason = "it exchanges no gradients, so that its weights differ on purpose"

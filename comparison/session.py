@@ -35,6 +35,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     """
     left = [run for run in report.order if run not in {(done.block, done.configuration) for done in report.outcomes}]
     _announce(report)
+    for torn in [*directory.glob("*.part"), *directory.glob("runs/*.part")]:  # of one that was killed while it wrote
+        torn.unlink()
     for old in ("report.md", "results.csv", *FIGURES):  # of an earlier comparison: they would pass for this one's
         (directory / old).unlink(missing_ok=True)
     write_results(report, directory)

@@ -64,6 +64,8 @@ def test_a_directory_that_may_only_be_read(project, tmp_path):
     done = project("-m", "common.environment", "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
     assert done.returncode == 3
     assert f"bad   write to {tmp_path / 'below'}: Permission denied; name another" in done.stdout
+    done = project("-m", "common.environment", "--data-root", tmp_path, tiny=False, preexec_fn=give_up_root)
+    assert done.returncode == 0 and f"note  write to {tmp_path}: Permission denied" in done.stdout
 
 
 @pytest.mark.parametrize("limit, name", [("SHARED_MEMORY_BYTES", "/dev/shm"), ("FREE_DISK_BYTES", "write to {}")])
@@ -94,4 +96,5 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
         (tmp_path / "MNIST" / "raw" / f"{name}-ubyte").touch()
     done = project("compare_parallel.py", "--dry-run", "--data-root", tmp_path, tiny=False)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"warning: {tmp_path}/MNIST/raw/train-images-idx3-ubyte is damaged; it is empty")
+    file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty; delete it")

@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, hostile or of another training are refused, and nothing in them is executed."""
 
 import pickle
+from argparse import Namespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from common.engine import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
 from common.models import build_model
 from test_data import make_config
+from test_results import make_result
 
 
 @pytest.fixture
@@ -19,14 +21,15 @@ def checkpoint(tmp_path):
     config = make_config(checkpoint=str(tmp_path / "file.pt"), model="mlp")
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, model, optimizer, build_schedule(optimizer, config), [], [random_state()])
-    assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), 1)["records"] == []
+    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config),
+                    make_result().epochs[:1], [random_state([])])
+    assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), Namespace(), 1)["records"]
     return tmp_path / "file.pt"
 
 
 def test_missing(tmp_path, refused):
     with refused("no checkpoint", USAGE, "cannot resume from", "no such file"):
-        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), 1)
+        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), 1)
 
 
 @pytest.mark.parametrize("fault, damage", [
@@ -37,7 +40,7 @@ def test_missing(tmp_path, refused):
 def test_damaged(fault, damage, checkpoint, refused):
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with refused(fault, DATA, "cannot resume from", "it is damaged, or no checkpoint"):
-        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), 1)
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), 1)
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "pickle"])
@@ -48,21 +51,32 @@ def test_malicious(legacy, tmp_path, refused):
     else:
         torch.save({"format": 1, "model": Bomb(marker)}, path)
     with refused(f"malicious checkpoint ({'pickle' if legacy else 'zip'})", DATA, "it is damaged, or no checkpoint"):
-        read_checkpoint(make_config(resume=str(path)), 1)
+        read_checkpoint(make_config(resume=str(path)), Namespace(), 1)
     assert not marker.exists()
 
 
 def test_weights_are_no_checkpoint(tmp_path, refused):
     torch.save(build_model("mlp", (1, 28, 28), 42).state_dict(), tmp_path / "weights.pth")
     with refused("weights instead of a checkpoint", DATA, "it is damaged, or no checkpoint (KeyError)"):
-        read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), 1)
+        read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), Namespace(), 1)
 
 
 @pytest.mark.parametrize("fault, values, world_size, said", [
     ("checkpoint of another model", {"model": "lenet"}, 1, "--model mlp → lenet; type the flags of then"),
     ("checkpoint of another batch", {"model": "mlp", "batch_size": 64}, 1, "--batch-size 128 → 64"),
+    ("checkpoint of more epochs", {"model": "mlp", "epochs": 0}, 1, "it is after epoch 1, --epochs 0"),
     ("checkpoint of fewer ranks", {"model": "mlp"}, 2, "1 → 2 process(es)"),
 ])
 def test_of_another_training(fault, values, world_size, said, checkpoint, refused):
     with refused(fault, USAGE, "that was another training", said):
-        read_checkpoint(make_config(resume=str(checkpoint), **values), world_size)
+        read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), world_size)
+
+
+def test_of_another_method(checkpoint, refused):
+    with refused("checkpoint of another method", USAGE, "--micro-batches None → 4"):
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(micro_batches=4, spawn=2), 1)
+
+
+def test_that_may_not_be_read(tmp_path, refused):
+    with refused("checkpoint that is a directory", USAGE, f"cannot read the checkpoint {tmp_path}", "check its rights"):
+        read_checkpoint(make_config(resume=str(tmp_path)), Namespace(), 1)

@@ -60,6 +60,8 @@ class Server:
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
         request.send_response(206 if wanted else 200)
         request.send_header("Content-Type", "text/html" if self.behave == "html" else "application/gzip")
+        if wanted:
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         request.send_header("Content-Length", str(len(content) - start))
         request.end_headers()
         body = content[start:]
@@ -169,6 +171,21 @@ def test_cifar10_is_downloaded_once(server, cifar10, tmp_path):
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_an_archive_that_somebody_put_there_is_used_and_kept(name, mnist, cifar10, tmp_path):
+    for file, content in mnist.files.items():
+        (tmp_path / file).write_bytes(content)
+    load_image_set(config_of(name, tmp_path))
+    assert not mnist.requests and {path.name for path in tmp_path.iterdir()} >= mnist.files.keys()
+
+
+def test_what_another_data_set_left_is_not_built_upon(mnist, tmp_path):
+    part = f"{md5(mnist.files['train-images-idx3-ubyte.gz'])[:8]}-train-images-idx3-ubyte.gz.part"
+    (tmp_path / part).write_bytes(b"something else")
+    assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
+    assert mnist.requests[1] == ("train-images-idx3-ubyte.gz", None)  # the second try, from scratch
+
+
 def test_data_url_names_another_place(mnist, tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
@@ -180,7 +197,7 @@ def test_no_network(mnist, tmp_path, monkeypatch, refused):
     from torchvision.datasets import MNIST
 
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/second/"])
-    with refused("no data, no network", DATA, "cannot download train-images-idx3-ubyte.gz", "127.0.0.1:9/second",
+    with refused("no data, no network", DATA, "-train-images-idx3-ubyte.gz", "127.0.0.1:9/second",
                  "Connection refused", "--dataset synthetic-mnist"):
         load_image_set(config_of("mnist", tmp_path))
 
@@ -197,7 +214,8 @@ def test_a_server_that_stops_at_half_and_then_goes_on(mnist, tmp_path, refused):
 
 
 def test_a_part_that_is_whole_already(mnist, tmp_path):
-    (tmp_path / "train-images-idx3-ubyte.gz.part").write_bytes(mnist.files["train-images-idx3-ubyte.gz"])
+    content = mnist.files["train-images-idx3-ubyte.gz"]
+    (tmp_path / f"{md5(content)[:8]}-train-images-idx3-ubyte.gz.part").write_bytes(content)
     assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
 
 

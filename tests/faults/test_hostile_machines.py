@@ -78,6 +78,22 @@ def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
     assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
+def test_ranks_whose_reader_has_seen_enough(data_root, tmp_path, keep):
+    command = (f"{sys.executable} ddp_train.py --spawn 2 --dataset synthetic-mnist --data-root {data_root} --model mlp "
+               f"--train-size 480 --batch-size 48 --num-workers 0 --epochs 30 --figure-dir {tmp_path}")
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
+                          text=True, env=child_environment())
+    keep("ddp_train.py | head -1", done.returncode, done.stderr, 0.0)
+    assert (done.returncode, done.stderr, done.stdout) == (141, "", "Method:        ddp\n")
+
+
+def test_a_script_without_stdout():
+    done = subprocess.run(["bash", "-c", f"{sys.executable} compare_parallel.py --dry-run >&-"], cwd=PROJECT,
+                          capture_output=True, text=True, env=child_environment())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_who_has_seen_enough(keep):
     command = f"{sys.executable} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
         str(2 * count) for count in range(200))
