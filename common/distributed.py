@@ -65,7 +65,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
             if spoken or error.exit_code in (INTERRUPTED, READER_GONE):
                 sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
             killed = error.exit_code == -signal.SIGKILL
-            advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "its last lines are above"
+            advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
             raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
                              FAILED) from None
         finally:

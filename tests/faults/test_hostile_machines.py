@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, r
 def test_a_torchvision_that_does_not_fit_is_named(content, project, tmp_path, reported):
     (tmp_path / "torchvision.py").write_text(content)
     done = project(SCRIPT, environment={"PYTHONPATH": str(tmp_path)})
-    reported(f"torchvision: {content.split('(')[1].split(')')[0].strip(chr(39))}", done, 3,
+    reported(f"torchvision that {'is of another torch' if 'nms' in content else 'is missing'}", done, 3,
              "torchvision cannot be imported; torch ")
     assert "pip install -r requirements.txt" in done.stderr
 
@@ -82,9 +83,10 @@ def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
 def test_ranks_whose_reader_has_seen_enough(data_root, tmp_path, keep):
     command = (f"{sys.executable} ddp_train.py --spawn 2 --dataset synthetic-mnist --data-root {data_root} --model mlp "
                f"--train-size 480 --batch-size 48 --num-workers 0 --epochs 30 --figure-dir {tmp_path}")
+    start = time.perf_counter()
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
                           text=True, env=child_environment())
-    keep("ddp_train.py | head -1", done.returncode, done.stderr, 0.0)
+    keep("ddp_train.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr, done.stdout) == (141, "", "Method:        ddp\n")
 
 
@@ -97,9 +99,10 @@ def test_a_script_without_stdout():
 def test_a_reader_who_has_seen_enough(keep):
     command = f"{sys.executable} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
         str(2 * count) for count in range(200))
+    start = time.perf_counter()
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
                           text=True, env=child_environment())
-    keep("| head -1", done.returncode, done.stderr, 0.0)
+    keep("compare_parallel.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
 
 
