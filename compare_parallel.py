@@ -12,7 +12,6 @@ results.json, results.csv and figures to --output-dir.
 """
 
 import argparse
-import json
 import shlex
 import signal
 import sys
@@ -28,15 +27,14 @@ from common.config import (
     positive_float,
     positive_int,
 )
-from common.errors import FAILED, MACHINE, USAGE, SuiteError, run_script
+from common.errors import FAILED, USAGE, SuiteError, run_script
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
-from comparison.launch import ask
-from comparison.methods import METHODS, Machine, python
+from comparison.methods import METHODS, python
 from comparison.plan import DEFAULT_METHODS, given_flags, make_order, make_plan, parse_method
 from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import present
-from comparison.session import only_writer, print_commands, run_comparison
+from comparison.session import find_machine, only_writer, print_commands, run_comparison
 
 SHARED = ("data_root", "data_url", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps",
           "seed")
@@ -81,24 +79,6 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
     return arguments, [*always, *given_flags(parser, arguments, SHARED)]
-
-
-def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
-    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    found = json.loads(ask("common.environment", "--json", "--data-root", arguments.data_root, "--output-dir",
-                           str(directory), fine=(0, MACHINE)))
-    environment = found["environment"]
-    for check in found["checks"]:
-        if check["status"] == "bad":
-            kind = "warning" if environment else "error"
-            print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
-    if not environment:
-        sys.exit(MACHINE)
-    gpus = len(environment["gpus"])
-    if arguments.device == "gpu" and not gpus:
-        raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
-                         "type --device cpu, or check with nvidia-smi", MACHINE)
-    return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:

@@ -1,17 +1,16 @@
 """Offline stand-ins for MNIST and CIFAR-10, of the same array shapes, drawn from a seed.
 
-Digits are the glyphs of typefaces that matplotlib ships, put through a random affine map and a
-smooth elastic warp, then given a random stroke weight, contrast, uneven ink and paper, and noise.
-Shapes are ten silhouettes, written as signed distances so that a whole batch is drawn at once with
-soft edges, laid over camouflage. Colours are drawn without regard to the class, and a mirrored
-shape stays in its class.
+Digits are the glyphs of typefaces that matplotlib ships, put through a random affine map and a smooth elastic warp,
+then given a random stroke weight, contrast, uneven ink and paper, and noise. Shapes are ten silhouettes, written as
+signed distances so that a whole batch is drawn at once with soft edges, laid over camouflage. Colours are drawn
+without regard to the class, and a mirrored shape stays in its class.
 
 Held out, so that test accuracy measures generalisation and not memory:
 
-* digits: test digits are set in Computer Modern (`TEST_FONTS`), training digits in DejaVu and STIX
-  (`TRAIN_FONTS`), two type families that share no face with it;
-* shapes: test objects are larger, of hues that lie between those of training, on a finer
-  camouflage; none of these three ranges meets its range in training (`TRAIN_LOOK`, `TEST_LOOK`).
+* digits: test digits are set in Computer Modern (`TEST_FONTS`), training digits in DejaVu and STIX (`TRAIN_FONTS`), two
+  type families that share no face with it;
+* shapes: test objects are larger, of hues that lie between those of training, on a finer camouflage; none of these
+  three ranges meets its range in training (`TRAIN_LOOK`, `TEST_LOOK`).
 
 Position, turn, warp, brightness and noise vary over the same ranges in both.
 """
@@ -19,7 +18,7 @@ Position, turn, warp, brightness and noise vary over the same ranges in both.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,11 @@ CIFAR10_CLASSES = tuple("disc square triangle star ring cross crescent hourglass
 
 # A whole family is held out: the bold or the italic of a known face would be too easy a test.
 TRAIN_FONTS = tuple(
-    "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique DejaVuSansMono "
-    "DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique DejaVuSerif "
-    "DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic STIXGeneral STIXGeneralBol "
-    "STIXGeneralItalic STIXGeneralBolIta".split()
+    "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique DejaVuSansMono DejaVuSansMono-Bold "
+    "DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic "
+    "DejaVuSerif-BoldItalic STIXGeneral STIXGeneralBol STIXGeneralItalic STIXGeneralBolIta".split()
 )
 TEST_FONTS = tuple("cmr10 cmb10 cmss10 cmtt10".split())
-
-Source = TypeVar("Source")  # what a split is drawn from: glyphs or a look
 
 _GLYPH = 4 * 28  # side of a master glyph: fine enough to be looked up without interpolation
 _HEIGHT = 4 * 21  # height of the digit on it, about as in MNIST
@@ -67,28 +63,22 @@ TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
 def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
     """Draw grey digits, light on dark, of classes `MNIST_CLASSES`; the test fonts are unseen.
 
-    Returns uint8 images (N, 28, 28) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled,
-    the same for the same seed. Raises ValueError if either size is below 10.
+    Returns uint8 images (N, 28, 28) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled, the same for the
+    same seed. Raises ValueError if either size is below 10.
     """
-    sources = _glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)
-    return _splits(_draw_digits, sources, (train_size, test_size), seed)
+    return _splits(_draw_digits, (_glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)), (train_size, test_size), seed)
 
 
 def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
     """Draw coloured shapes of classes `CIFAR10_CLASSES`; the test look is unseen.
 
-    Returns uint8 RGB images (N, 32, 32, 3) in 0..255 and int64 labels (N,) in 0..9, balanced and
-    shuffled, the same for the same seed. Raises ValueError if either size is below 10.
+    Returns uint8 RGB images (N, 32, 32, 3) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled, the same
+    for the same seed. Raises ValueError if either size is below 10.
     """
     return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
 
 
-def _splits(
-    draw: Callable[[np.ndarray, Source, np.random.Generator], np.ndarray],
-    sources: tuple[Source, Source],
-    sizes: tuple[int, int],
-    seed: int,
-) -> Splits:
+def _splits(draw: Callable, sources: tuple, sizes: tuple[int, int], seed: int) -> Splits:
     for name, size in zip(("train_size", "test_size"), sizes, strict=True):
         if size < 10:
             raise ValueError(f"{name} must be at least 10, one image per class; found {size}")
@@ -112,9 +102,7 @@ def _uniform(rng: np.random.Generator, low: float, high: float, count: int) -> n
     return rng.uniform(low, high, (count, 1, 1)).astype(np.float32)
 
 
-def _placed_grid(
-    rng: np.random.Generator, count: int, side: int, shift: float, turn: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _placed_grid(rng: np.random.Generator, count: int, side: int, shift: float, turn: float):
     """Pixel coordinates, (count, side, side) each, seen from a centre that is moved and turned.
 
     Zero at the centre of the object; it moves by up to `shift` pixels and turns by up to `turn`.
@@ -135,7 +123,7 @@ def _smooth_field(rng: np.random.Generator, count: int, cells: float | np.ndarra
     return weights @ values @ weights.swapaxes(-1, -2)
 
 
-# --- digits ---------------------------------------------------------------------------------------
+# --- digits
 
 
 def _glyphs(fonts: tuple[str, ...]) -> np.ndarray:
@@ -179,7 +167,7 @@ def _draw_digits(labels: np.ndarray, glyphs: np.ndarray, rng: np.random.Generato
     return image + _uniform(rng, 0.02, 0.12, count) * noise
 
 
-# --- shapes ---------------------------------------------------------------------------------------
+# --- shapes
 
 
 def _box(u: np.ndarray, v: np.ndarray, width: float, height: float) -> np.ndarray:
@@ -198,9 +186,8 @@ def _checks(u: np.ndarray, v: np.ndarray, period: float) -> np.ndarray:
     return -np.cos(u * 2 * np.pi / period) * np.cos(v * 2 * np.pi / period) * period / 6
 
 
-# Signed distances, negative inside, in the order of CIFAR10_CLASSES; u and v, in radii of the
-# object, point right and down. All are even in u and turn left as often as right, so that a
-# mirrored shape stays in its class.
+# Signed distances, negative inside, in the order of CIFAR10_CLASSES; u and v, in radii of the object, point right and
+# down. All are even in u and turn left as often as right, so that a mirrored shape stays in its class.
 _SILHOUETTES = (
     lambda u, v: np.hypot(u, v) - 0.85,
     lambda u, v: _box(u, v, 0.75, 0.75),
@@ -216,8 +203,7 @@ _SILHOUETTES = (
 
 
 def _draw_shapes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
-    count = len(labels)
-    mask = _silhouettes(labels, look, rng)[..., None]
+    count, mask = len(labels), _silhouettes(labels, look, rng)[..., None]
     lit = 1 + 0.15 * _smooth_field(rng, count, 3, 32)[..., None]
     hue = _uniform(rng, *look.hue, count) + np.floor(_uniform(rng, 0, 3, count)) / 3
     paint = lit * _colours(hue, _uniform(rng, 0.55, 1.0, count))

@@ -8,12 +8,31 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import USAGE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 from comparison.launch import ask, run_once
 from comparison.maths import check_maths
+from comparison.methods import Machine
 from comparison.plots import FIGURES
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, write_results
+
+
+def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
+    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
+    found = json.loads(ask("common.environment", "--json", "--data-root", arguments.data_root, "--output-dir",
+                           str(directory), fine=(0, MACHINE)))
+    environment = found["environment"]
+    for check in found["checks"]:
+        if check["status"] == "bad":
+            kind = "warning" if environment else "error"
+            print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
+    if not environment:
+        sys.exit(MACHINE)
+    gpus = len(environment["gpus"])
+    if arguments.device == "gpu" and not gpus:
+        raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
+                         "type --device cpu, or check with nvidia-smi", MACHINE)
+    return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
 def only_writer(directory: Path) -> None:
