@@ -41,5 +41,5 @@ def report_of(*rows, probe=(), maths=None, **settings) -> Report:
                                     None if failed else result))
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
-    return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": [], "cores": 2},
+    return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": [], "cores": 1},
                   {**PROBE, **dict(probe)}, plan, order, tuple(outcomes), maths or {})
