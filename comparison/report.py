@@ -96,8 +96,8 @@ def definitions(report: Report) -> list[str]:
         "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
         "every row.",
-        "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, and "
-        "BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
+        "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "
+        "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
     if report.maths:
         said.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of SGD "
