@@ -37,7 +37,7 @@ def end_with_parent(*_) -> None:
 def guard() -> subprocess.Popen:
     """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.
 
-    The kernel's way (end_with_parent) begins too late in a rank: it imports torch for two seconds first.
+    The kernel's way (end_with_parent) begins too late in a rank: it imports torch first.
     """
     return subprocess.Popen([sys.executable, "-I", __file__, str(os.getpid())], stdin=subprocess.PIPE,
                             start_new_session=True)  # no Ctrl-C reaches it there
