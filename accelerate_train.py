@@ -14,10 +14,11 @@ from datetime import timedelta
 from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
 from common.distributed import broadcast_buffers, gather, leave, name_lost_ranks, rank_device
-from common.engine import ParallelContext, build_optimizer, set_threads
+from common.engine import ParallelContext, build_optimizer
 from common.errors import MACHINE, SuiteError, run_script
 from common.loaders import make_loaders
 from common.models import build_model
+from common.process import prepare_process
 from common.run import run
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     add_dist_timeout(parser)
     config, options = parse(parser)
     try:
-        from accelerate import Accelerator, InitProcessGroupKwargs  # ACC:
+        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs  # ACC:
     except ImportError:
         raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
                          "type: pip install accelerate", MACHINE) from None
@@ -36,16 +37,17 @@ def main() -> None:
     # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
     # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
     image_set = load_image_set(config)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ACC: or it guesses a thread count; ours is set below
     # ACC: joins the process group that the launcher describes; "no", or a user's own defaults could change the maths
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))  # ACC:
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[timeout])
+    wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # ACC:
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[timeout, wrapper])
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
-    set_threads(config.threads, processes=local_world_size)
+    prepare_process(config, accelerator.device, processes=local_world_size)
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.
-    loaders = make_loaders(image_set, config, rank, world_size, pin_memory=accelerator.device.type == "cuda")
+    loaders = make_loaders(image_set, config, accelerator.device, rank, world_size)
 
-    model = build_model(config.model, image_set.image_shape, config.seed)
     optimizer = build_optimizer(model.parameters(), config)
     parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: moves the model and wraps it for DDP
 

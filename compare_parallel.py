@@ -17,16 +17,8 @@ import signal
 import sys
 from pathlib import Path
 
-from common.config import (
-    DEFAULT_MODEL,
-    OneLineParser,
-    add_training_flags,
-    check_writable,
-    one_of,
-    per_process,
-    positive_float,
-    positive_int,
-)
+from common.arguments import OneLineParser, one_of, positive_float, positive_int
+from common.config import DEFAULT_MODEL, add_training_flags, check_writable, parse_with_recipe, per_process
 from common.errors import FAILED, USAGE, SuiteError, run_script
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
@@ -36,8 +28,9 @@ from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import present
 from comparison.session import find_machine, only_writer, print_commands, run_comparison
 
-SHARED = ("data_root", "data_url", "train_size", "loader", "augment", "optimizer", "lr", "lr_milestones", "max_steps",
-          "seed")
+SHARED = ("recipe", "data_root", "data_url", "train_size", "loader", "augment", "precision", "allow_slow_precision",
+          "compile", "optimizer", "lr", "weight_decay", "schedule", "lr_milestones", "label_smoothing",
+          "target_accuracy", "max_steps", "seed")
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -66,7 +59,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--dry-run", action="store_true", help="print the commands and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
     add("--diff", nargs=2, metavar="FILE", help="compare two results.json; run nothing")
-    arguments = parser.parse_args()
+    arguments = parse_with_recipe(parser, several=True)
     if any(devices < 2 for devices in arguments.project):
         parser.error("argument --project: needs whole numbers of at least 2")
     if METHODS[arguments.baseline].times_only:

@@ -12,14 +12,16 @@ is computed. Lines marked DP belong to the method; the loop over the batches is 
 import torch
 from torch import nn
 
-from common.config import parse, positive_int, script_parser
+from common.arguments import positive_int
+from common.config import parse, script_parser
 from common.data import load_image_set
 from common.data_parallel import SimulatedDataParallel, TimedDataParallel
-from common.engine import ParallelContext, build_optimizer, set_threads
+from common.engine import ParallelContext, build_optimizer
 from common.environment import available_devices
 from common.errors import MACHINE, USAGE, SuiteError, run_script
 from common.loaders import make_loaders
 from common.models import build_model
+from common.process import prepare_process
 from common.run import run
 
 
@@ -31,11 +33,11 @@ def main() -> None:
                         help="go through DataParallel's steps for N devices on the one that there is")  # DP:
     config, options = parse(parser)
     devices = choose_devices(config, options)
-    set_threads(config.threads)
+    prepare_process(config, devices[0])
     image_set = load_image_set(config)
-    loaders = make_loaders(image_set, config, pin_memory=devices[0].type == "cuda")
+    loaders = make_loaders(image_set, config, devices[0])
 
-    model = build_model(config.model, image_set.image_shape, config.seed).to(devices[0])
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision).to(devices[0])
     parallel, method, note, extra = model, "single", "", {}
     if options.use_parallel is not None:  # DP:
         parallel, method = TimedDataParallel(model, devices), "dp"  # DP: nn.DataParallel that times its own work
@@ -45,7 +47,7 @@ def main() -> None:
         note = f"{options.simulate_devices} replicas take turns on one device"  # DP:
         extra = {"simulated": True}  # DP:
     if method == "dp":  # DP:
-        extra["method_milliseconds"] = parallel.timers.milliseconds  # DP:
+        extra |= {"method_milliseconds": parallel.timers.milliseconds, "compilable": False}  # DP:
     if method == "dp" and not config.quiet:  # DP:
         show_replicas(parallel, model, torch.zeros(config.batch_size, *image_set.image_shape, device=devices[0]))  # DP:
 

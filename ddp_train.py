@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.config import add_dist_timeout, parse, positive_int, script_parser
+from common.arguments import positive_int
+from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
 from common.distributed import broadcast_buffers, gather, leave, meet, name_lost_ranks, rank_device, spawn_ranks
-from common.engine import ParallelContext, build_optimizer, set_threads
+from common.engine import ParallelContext, build_optimizer
 from common.errors import USAGE, SuiteError, run_script
 from common.loaders import make_loaders
 from common.models import build_model
+from common.process import prepare_process
 from common.run import run
 
 
@@ -54,19 +56,21 @@ def train(config, options, init_method: str = "env://") -> None:
     rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)  # DDP:
     device = rank_device(config.device, local_rank, local_world_size)  # DDP:
     on_gpu = device.type == "cuda"
-    set_threads(config.threads, processes=local_world_size)
+    prepare_process(config, device, processes=local_world_size)
     # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
     # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
     image_set = load_image_set(config)
-    loaders = make_loaders(image_set, config, rank, world_size, pin_memory=on_gpu)
+    loaders = make_loaders(image_set, config, device, rank, world_size)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
 
     if on_gpu:
         torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
     timeout = timedelta(seconds=options.dist_timeout)  # DDP:
     dist.init_process_group("nccl" if on_gpu else "gloo", store=meet(init_method, rank, world_size, timeout), rank=rank,
                             world_size=world_size, timeout=timeout, device_id=device if on_gpu else None)  # DDP:
-    model = build_model(config.model, image_set.image_shape, config.seed).to(device)
-    parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)  # DDP:
+    model.to(device)
+    # DDP: the gradients lie where the all-reduce wants them, which saves a copy
+    parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
 
     optimizer = build_optimizer(model.parameters(), config)
     context = ParallelContext(

@@ -11,13 +11,15 @@ belong to the method; the loop over the batches is common.engine.train_one_epoch
 import torch
 from torch import nn
 
-from common.config import parse, positive_int, script_parser
+from common.arguments import positive_int
+from common.config import parse, script_parser
 from common.data import load_image_set
-from common.engine import ParallelContext, build_optimizer, set_threads
+from common.engine import ParallelContext, build_optimizer
 from common.environment import available_devices
 from common.errors import USAGE, SuiteError, run_script
 from common.loaders import make_loaders
 from common.models import balanced_split, build_model, split_index
+from common.process import prepare_process
 from common.run import run
 from common.timing import SampledTimers
 
@@ -60,11 +62,11 @@ def main() -> None:
     found = available_devices(config.device)
     devices = found[:2] if options.use_model_parallel and len(found) > 1 else [found[0], found[0]]  # MP:
     simulated = options.use_model_parallel and devices[0] == devices[1]  # MP:
-    set_threads(config.threads)
+    prepare_process(config, devices[0])
     image_set = load_image_set(config)
-    loaders = make_loaders(image_set, config, pin_memory=devices[0].type == "cuda")
+    loaders = make_loaders(image_set, config, devices[0])
 
-    model = build_model(config.model, image_set.image_shape, config.seed).to(devices[0])
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision).to(devices[0])
     if options.split_at:  # MP:
         cut = split_index(model, options.split_at)  # MP:
     else:  # MP:

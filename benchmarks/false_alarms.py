@@ -16,7 +16,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.config import OneLineParser, check_writable, positive_int
+from common.arguments import OneLineParser, positive_int
+from common.config import check_writable
 from common.errors import FAILED, SuiteError, run_script
 from common.results import write_json
 from comparison.launch import run_once

@@ -1,19 +1,138 @@
-"""The transforms of one image: PIL image (H, W[, 3]) in, normalised float32 tensor (C, H, W) out."""
+"""The same random augmentations twice: for one image, by torchvision, and for a whole batch, by tensor operations.
+
+Colour images (three channels): crop of the image padded by 4, then a mirror image half of the time, as in He et al.,
+"Deep Residual Learning", 2016, section 4.2. Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1,
+by the nearest neighbour.
+
+The classes for batches share two methods. draw(generator) → what is drawn at random for each of the N images, as a list
+of tensors whose first dimension is N. take(index, *drawn) → images (B, H, W, C) uint8, index: (B,) int64, drawn: the
+rows of the B images.
+"""
+
+import math
+
+import torch
+
+PADDING = 4  # pixels
+DEGREES, SHIFT, SCALE = 10, 0.1, 0.1
 
 
 def training_transform(mean: tuple[float, ...], std: tuple[float, ...], augment: bool):
     """Return the torchvision transform of a training image; mean and std are per channel, on a 0..1 scale.
 
-    Colour images (three channels): crop of the image padded by 4, then a mirror image half of the time, as in He et
-    al., "Deep Residual Learning", 2016, section 4.2. Grey images: rotation up to 10 degrees, shift up to 10 %, scale
-    0.9 to 1.1.
+    PIL image (H, W[, 3]) in, normalised float32 tensor (C, H, W) out.
     """
     from torchvision import transforms
 
     if not augment:
         random = []
     elif len(mean) == 3:
-        random = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        random = [transforms.RandomCrop(32, padding=PADDING), transforms.RandomHorizontalFlip()]
     else:
-        random = [transforms.RandomAffine(degrees=10, translate=(0.1, 0.1), scale=(0.9, 1.1))]
+        random = [transforms.RandomAffine(DEGREES, translate=(SHIFT, SHIFT), scale=(1 - SCALE, 1 + SCALE))]
     return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(mean, std)])
+
+
+def batch_transform(images: torch.Tensor, augment: bool):
+    """Return the object that augments batches of `images` (N, H, W, C) uint8, on the device where they are."""
+    if not augment:
+        return Unchanged(images)
+    return CropAndMirror(images) if images.shape[3] == 3 else Affine(images)
+
+
+def held_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
+    """Return the memory that batch_transform() needs for images of shape (N, H, W, C), these included."""
+    count, height, width, channels = shape
+    padding = 0 if not augment else PADDING if channels == 3 else _affine_padding(height, width)
+    copies = 2 if augment and channels == 3 else 1
+    padded = count * (height + 2 * padding) * (width + 2 * padding) * channels
+    return count * height * width * channels + (copies * padded if augment else 0)
+
+
+class Unchanged:
+    """No augmentation."""
+
+    def __init__(self, images: torch.Tensor):
+        self.images = images
+
+    def draw(self, _generator: torch.Generator) -> list[torch.Tensor]:
+        return []
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self.images[index]
+
+
+class CropAndMirror:
+    """RandomCrop(padding=4) and RandomHorizontalFlip.
+
+    The padded images and their mirror images lie in memory, seen through a sliding window: a batch is one gather.
+    """
+
+    def __init__(self, images: torch.Tensor):
+        self.count, self.height, self.width, channels = images.shape
+        padded = _padded(images, PADDING)
+        both = torch.stack((padded, padded.flip(2))).flatten(3)  # (2, N, H + 8, (W + 8) C)
+        # (2, N, 9, 9, H, W C): [mirrored, image, top, left]
+        self.windows = both.unfold(2, self.height, 1).unfold(3, self.width * channels, channels)
+
+    def draw(self, generator: torch.Generator) -> list[torch.Tensor]:
+        mirrored = torch.randint(2, (self.count,), generator=generator)
+        top, left = torch.randint(2 * PADDING + 1, (2, self.count), generator=generator)
+        return [mirrored, top, left]
+
+    def take(self, index: torch.Tensor, mirrored: torch.Tensor, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        left = torch.where(mirrored == 1, 2 * PADDING - left, left)  # the same window, in the mirror image
+        return self.windows[mirrored, index, top, left].view(len(index), self.height, self.width, -1)
+
+
+class Affine:
+    """RandomAffine by the nearest neighbour, in fixed-point numbers as Pillow does it, pixel for pixel.
+
+    The images lie in memory with so much black around them that no pixel is ever looked for outside.
+    """
+
+    BITS = 16  # of a fixed-point number, after the point
+
+    def __init__(self, images: torch.Tensor):
+        self.count, self.height, self.width, _ = images.shape
+        self.padding = _affine_padding(self.height, self.width)
+        padded = _padded(images, self.padding)  # (N, H + 2 P, W + 2 P, 1)
+        self.pixels, self.padded_size = padded.view(-1), padded.shape[1:3]
+        self.rows = torch.arange(self.height, dtype=torch.int32, device=images.device)
+        self.columns = torch.arange(self.width, dtype=torch.int32, device=images.device)
+
+    def draw(self, generator: torch.Generator) -> list[torch.Tensor]:
+        angle, horizontal, vertical, scale = torch.rand(4, self.count, dtype=torch.float64, generator=generator) * 2 - 1
+        shift_x, shift_y = (horizontal * SHIFT * self.width).round(), (vertical * SHIFT * self.height).round()
+        return [self.matrix(angle * math.radians(DEGREES), shift_x, shift_y, 1 + SCALE * scale)]
+
+    def matrix(self, angle, shift_x, shift_y, scale) -> torch.Tensor:
+        """Return (N, 6) int32: where in the padded image the pixel (x, y) of the result comes from.
+
+        All (N,) float64; angle in radians, shifts in pixels. The inverse of the rotation and scaling about the image's
+        centre followed by the shift, as torchvision.transforms.functional computes it; a pixel's place is its centre.
+        """
+        cosine, sine = angle.cos() / scale, angle.sin() / scale
+        centre_x, centre_y = self.width / 2, self.height / 2
+        x = centre_x - cosine * (centre_x + shift_x - 0.5) - sine * (centre_y + shift_y - 0.5) + self.padding
+        y = centre_y + sine * (centre_x + shift_x - 0.5) - cosine * (centre_y + shift_y - 0.5) + self.padding
+        return torch.stack((cosine, sine, x, -sine, cosine, y), 1).mul(1 << self.BITS).add(0.5).floor().int()
+
+    def take(self, index: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        x_by_x, x_by_y, x, y_by_x, y_by_y, y = matrix.T[:, :, None]  # (B, 1) each
+        x = (x_by_x * self.columns)[:, None, :] + (x_by_y * self.rows + x)[:, :, None]  # (B, H, W)
+        y = (y_by_x * self.columns)[:, None, :] + (y_by_y * self.rows + y)[:, :, None]
+        height, width = self.padded_size
+        place = (y >> self.BITS).mul_(width).add_(x >> self.BITS).add_((index.int() * (height * width))[:, None, None])
+        return self.pixels.index_select(0, place.view(-1)).view(*place.shape, 1)
+
+
+def _affine_padding(height, width):
+    """How far outside of the image, in pixels, Affine can look: the farthest pixel, shifted, scaled and turned."""
+    farthest = (0.5 + SHIFT) * max(height, width) + 1
+    turned = math.cos(math.radians(DEGREES)) + math.sin(math.radians(DEGREES))
+    return math.ceil(farthest * turned / (1 - SCALE) - min(height, width) / 2)
+
+
+def _padded(images, padding):
+    return torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))

@@ -13,8 +13,9 @@ from common.errors import DATA, USAGE, SuiteError
 from common.results import EpochRecord, epoch_from_dict, replacing
 
 FORMAT = 1
-DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "optimizer", "lr", "lr_milestones", "batch_size",
-            "max_steps", "seed")  # what a run that goes on must have in common with the run that began
+# what a run that goes on must have in common with the run that began
+DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "precision", "optimizer", "lr", "weight_decay",
+            "schedule", "lr_milestones", "label_smoothing", "batch_size", "max_steps", "seed")
 
 
 def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, optimizer, schedule,
@@ -96,4 +97,5 @@ def random_state(gpus: list[torch.device]) -> dict:
 
 def _decisive(config, options):
     own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
-    return {**{name: getattr(config, name) for name in DECISIVE}, **own}
+    length = {"epochs": config.epochs} if config.schedule == "one-cycle" else {}  # it ends with the last epoch
+    return {**{name: getattr(config, name) for name in DECISIVE}, **length, **own}

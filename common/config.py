@@ -1,13 +1,13 @@
 """What a run is asked to do: RunConfig, and the one command-line parser that all scripts share."""
 
 import argparse
-import difflib
-import math
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from common.arguments import OneLineParser, non_negative_int, one_of, positive_float, positive_int, share
 from common.errors import USAGE, SuiteError
+from common.recipes import RECIPES
 
 DEFAULT_MODEL = {
     "cifar10": "vgg",
@@ -17,7 +17,8 @@ DEFAULT_MODEL = {
     "synthetic-mnist": "lenet",
 }
 DATASETS = tuple(DEFAULT_MODEL)
-MODELS = ("lenet", "mlp", "vgg", "resnet18")
+LOADERS = ("workers", "resident")
+MODELS = ("lenet", "mlp", "strided", "vgg", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RunConfig:
     """
 
     dataset: str
+    recipe: str | None
     data_root: str
     data_url: str | None
     train_size: int | None
@@ -36,10 +38,17 @@ class RunConfig:
     num_workers: int | None
     augment: bool
     model: str
+    precision: str
+    allow_slow_precision: bool
+    compile: bool
     optimizer: str
     lr: float
+    weight_decay: float
+    schedule: str
     lr_milestones: tuple[int, ...]
+    label_smoothing: float
     epochs: int
+    target_accuracy: float | None
     batch_size: int
     max_steps: int | None
     device: str
@@ -54,51 +63,6 @@ class RunConfig:
     debug: bool
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front."""
-
-    def error(self, message: str):
-        raise SuiteError(f"bad usage of {self.prog}", message, f"see: python {self.prog} --help", USAGE)
-
-
-def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1 (and below 2^31)."""
-    return _number(text, int, lambda value: 1 <= value < 2**31, "a whole number of at least 1")
-
-
-def non_negative_int(text: str) -> int:
-    """Parse a whole number of at least 0 (and below 2^31)."""
-    return _number(text, int, lambda value: 0 <= value < 2**31, "a whole number of at least 0")
-
-
-def positive_float(text: str) -> float:
-    """Parse a finite number above 0."""
-    return _number(text, float, lambda value: math.isfinite(value) and value > 0, "a finite number above 0")
-
-
-def _number(text, kind, accepts, wanted):
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not accepts(value):
-        raise argparse.ArgumentTypeError(f"needs {wanted}, found {text!r}")
-    return value
-
-
-def one_of(names):
-    """Return a parser for one of `names` that suggests the nearest name when it is given another."""
-
-    def parse(text: str) -> str:
-        if text in names:
-            return text
-        near = difflib.get_close_matches(text, names, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {', '.join(names)})")
-
-    return parse
-
-
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the flags that decide what is trained: the ones that a fair comparison keeps equal in every row.
 
@@ -107,22 +71,35 @@ def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -
     add = parser.add_argument
     count = {"nargs": "+"} if several else {}
     add("--dataset", type=one_of(DATASETS), default="cifar10", metavar="NAME", help=" | ".join(DATASETS))
+    add("--recipe", type=one_of(RECIPES), metavar="NAME",
+        help="fast: other defaults for the flags below, for the shortest training (README)")
     add("--data-root", default="./data", metavar="DIR", help="where the data sets are, or are put (%(default)s)")
     add("--data-url", metavar="URL", help="download the data set from this directory instead of its usual place")
     add("--train-size", type=positive_int, metavar="N", help="use only the first N training images")
-    add("--loader", type=one_of(("workers",)), default="workers", metavar="NAME",
-        help="workers: DataLoader, one image at a time, in --num-workers processes")
+    add("--loader", type=one_of(LOADERS), default="workers", metavar="NAME",
+        help="workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
+             "device, augmented there a batch at a time")
     add("--num-workers", type=non_negative_int, metavar="N", **count,
         help="loader processes, in total over all ranks (2, or one per rank if there are more ranks)")
     add("--augment", action=argparse.BooleanOptionalAction, default=True,
         help="random crop + flip (CIFAR-10) or random affine (MNIST)")
     add("--model", type=one_of(MODELS), metavar="NAME", **count,
         help=" | ".join(MODELS) + " (lenet for MNIST, else vgg)")
-    add("--optimizer", type=one_of(("adam", "sgd")), default="adam", metavar="NAME", help="adam | sgd, momentum 0.9")
+    add("--precision", type=one_of(("fp32", "bf16")), default="fp32", metavar="TYPE",
+        help="fp32 | bf16: convolutions and matrix products in bfloat16 (autocast)")
+    add("--allow-slow-precision", action="store_true", help="go on where bf16 was measured to be slower than fp32")
+    add("--compile", action="store_true", help="let torch.compile rewrite the model; the first epoch pays for it")
+    add("--optimizer", type=one_of(("adam", "sgd", "nesterov")), default="adam", metavar="NAME",
+        help="adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum")
     add("--lr", type=positive_float, default=1e-3, help="learning rate (%(default)s)")
-    add("--lr-milestones", type=positive_int, nargs="+", default=(), metavar="EPOCH",
-        help="multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (never)")
+    add("--weight-decay", type=share, default=0.0, metavar="X", help="(%(default)s)")
+    add("--schedule", type=one_of(("steps", "one-cycle")), default="steps", metavar="NAME",
+        help="steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then to 0")
+    add("--lr-milestones", type=positive_int, nargs="+", metavar="EPOCH",
+        help="multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)")
+    add("--label-smoothing", type=share, default=0.0, metavar="X", help="in the training loss (%(default)s)")
     add("--epochs", type=positive_int, default=10, help="(%(default)s)")
+    add("--target-accuracy", type=share, metavar="X", help="end after the epoch whose test accuracy is X, e.g. 0.99")
     add("--batch-size", type=positive_int, default=[128] if several else 128, metavar="N", **count,
         help="images per optimizer step, in total over all devices (128)")
     add("--max-steps", type=positive_int, metavar="N", help="end every epoch after N steps")
@@ -155,14 +132,32 @@ def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
                         help="give up when another rank does not answer for so many seconds (%(default)g)")
 
 
+def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
+    """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts.
+
+    several: see add_training_flags().
+    """
+    arguments = parser.parse_args()
+    if arguments.recipe is None:
+        return arguments
+    values = RECIPES[arguments.recipe][arguments.dataset]
+    lists = ("model", "batch_size") if several else ()
+    parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
+    return parser.parse_args()
+
+
 def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespace]:
     """Parse sys.argv into the shared RunConfig and a Namespace of the script's own flags.
 
     Raises SuiteError (USAGE) for bad values and for output paths that cannot be written: before training, not after.
     """
-    values = vars(parser.parse_args())
+    values = vars(parse_with_recipe(parser))
     values["model"] = values["model"] or DEFAULT_MODEL[values["dataset"]]
-    values["lr_milestones"] = tuple(values["lr_milestones"])
+    late = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
+    values["lr_milestones"] = tuple(late if values["lr_milestones"] is None else values["lr_milestones"])
+    check_workers(values["loader"], values["num_workers"])
+    if values["loader"] == "resident":
+        values["num_workers"] = 0
     config = RunConfig(**{field.name: values.pop(field.name) for field in fields(RunConfig)})
     check_writable(config.figure_dir)
     for file in (config.output, config.save, config.checkpoint):
@@ -191,6 +186,14 @@ def per_process(flag: str, total: int, world_size: int) -> int:
         raise SuiteError(f"{flag} is a total and must divide by the number of processes",
                          f"found {total} for {world_size} processes", f"type e.g. {flag} {above}", USAGE)
     return total // world_size
+
+
+def check_workers(loader: str, num_workers: int | None) -> None:
+    """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
+    if loader == "resident" and num_workers:
+        raise SuiteError("--loader resident has no workers: it cuts batches where the training runs",
+                         f"found --num-workers {num_workers}", "leave out --num-workers, or type --loader workers",
+                         USAGE)
 
 
 def total_workers(num_workers: int | None, world_size: int) -> int:

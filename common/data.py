@@ -5,7 +5,9 @@
 downloads or generates a data set ahead of time; the training scripts do the same when they need it.
 """
 
+import contextlib
 import hashlib
+import json
 import sys
 import zipfile
 from dataclasses import dataclass, replace
@@ -14,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from common import synthetic
-from common.config import OneLineParser, RunConfig, add_training_flags
+from common.arguments import OneLineParser
+from common.config import RunConfig, add_training_flags
 from common.download import download
 from common.environment import require_torchvision
 from common.errors import DATA, SuiteError, run_script
 from common.files import archives, first_problem, md5_of, only_one_process, unpack
-from common.results import replacing
+from common.results import replacing, write_json
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
 STATISTICS = {
@@ -27,6 +30,7 @@ STATISTICS = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),
 }
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 SYNTHETIC = {
     "synthetic-cifar10": (synthetic.synthetic_cifar10, synthetic.CIFAR10_CLASSES),
     "synthetic-mnist": (synthetic.synthetic_mnist, synthetic.MNIST_CLASSES),
@@ -57,12 +61,13 @@ def load_image_set(config: RunConfig) -> ImageSet:
 
     Raises SuiteError (DATA) if it is missing and cannot be had, if a file is damaged, or if train_size is too large.
     """
-    require_torchvision()
+    if config.loader == "workers":
+        require_torchvision()  # it transforms the images
     root = Path(config.data_root)
     if config.dataset in SYNTHETIC:
         image_set = _load_synthetic(config.dataset, root)
     else:
-        image_set = _load_real(config.dataset, root, config.data_url)
+        image_set = _read_decoded(config.dataset, root) or _load_real(config.dataset, root, config.data_url)
     _check(image_set, root)
     size = config.train_size
     if size is None:
@@ -119,9 +124,7 @@ def _write_cache(cache, arrays):
 
 
 def _load_real(name, root, data_url):
-    from torchvision import datasets
-    from torchvision.datasets import mnist
-
+    require_torchvision()
     found = archives(name)
     files = {file: md5 for archive in found for file, md5 in archive.files.items()}
     if not all((root / file).is_file() for file in files):
@@ -131,17 +134,59 @@ def _load_real(name, root, data_url):
                     _get(archive, root, data_url)
     if problem := first_problem(root, files):
         raise SuiteError(*problem, "delete it and run again", DATA)
+    stamps = _stamps(root, files)
+    image_set = ImageSet(name, *_decode(name, root, files), *STATISTICS[name])
+    with contextlib.suppress(OSError):  # a full disk, or a directory that is only read: decoded again next time
+        _keep_decoded(image_set, root, stamps)
+    return image_set
+
+
+def _decode(name, root, files):
+    """Return training images and labels, test images and labels, and the classes."""
+    from torchvision import datasets
+    from torchvision.datasets import mnist
+
     if name != "cifar10":
         read = (mnist.read_image_file, mnist.read_label_file) * 2
         arrays = [one(str(root / file)).numpy() for one, file in zip(read, files, strict=True)]
-        classes = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name].classes
-        return ImageSet(name, *arrays, tuple(classes), *STATISTICS[name])
+        return *arrays, tuple({"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name].classes)
     try:
         train, test = datasets.CIFAR10(root, train=True), datasets.CIFAR10(root, train=False)
     except RuntimeError as error:  # it sums the files again, before it unpickles them
         raise SuiteError(f"data set {name} in {root} is damaged", str(error), "delete it and run again", DATA) from None
-    arrays = (np.asarray(values) for split in (train, test) for values in (split.data, split.targets))
-    return ImageSet(name, *arrays, tuple(train.classes), *STATISTICS[name])
+    return *(np.asarray(values) for split in (train, test) for values in (split.data, split.targets)), (*train.classes,)
+
+
+def _stamps(root, files):
+    """Size and modification time, in ns, of each of `files`: they stand for a content that has been verified."""
+    return {str(file): [(root / file).stat().st_size, (root / file).stat().st_mtime_ns] for file in files}
+
+
+def _decoded_files(name):
+    return [Path("decoded", f"{name}-{part}.npy") for part in ARRAYS]
+
+
+def _keep_decoded(image_set, root, stamps):
+    """Write the arrays, and last a note that says which files they were made from."""
+    (root / "decoded").mkdir(exist_ok=True)
+    files = _decoded_files(image_set.name)
+    for file, part in zip(files, ARRAYS, strict=True):
+        with replacing(root / file) as target:
+            np.save(target, getattr(image_set, part))
+    note = {"files": {**stamps, **_stamps(root, files)}, "classes": image_set.classes}
+    write_json(note, root / "decoded" / f"{image_set.name}.json")
+
+
+def _read_decoded(name, root):
+    """Return what _keep_decoded wrote, mapped into memory; None if it is missing or any file changed since then."""
+    try:
+        note = json.loads((root / "decoded" / f"{name}.json").read_text(encoding="utf-8"))
+        if note["files"] != _stamps(root, note["files"]):
+            return None
+        arrays = [np.asarray(np.load(root / file, mmap_mode="c")) for file in _decoded_files(name)]
+        return ImageSet(name, *arrays, tuple(note["classes"]), *STATISTICS[name])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _get(archive, root, data_url):

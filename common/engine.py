@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.config import RunConfig
-from common.environment import available_cores
 from common.errors import naming
 from common.models import CLASSES
 from common.results import EpochRecord, PhaseTimes, phase_names
@@ -25,7 +24,8 @@ class ParallelContext:
     into, over all devices of all processes. simulated, note: see RunResult (`note` becomes its `reason`).
     backward(loss): what one step does to get gradients. gather(value): the list of all ranks' values, on every rank.
     before_evaluation(): makes all ranks hold the same model. leave(): the last thing that the ranks do together.
-    method_milliseconds(): see RunResult.
+    method_milliseconds(): see RunResult. compilable: whether torch.compile may rewrite the network; not where the
+    method makes copies of it in every step.
     """
 
     method: str
@@ -44,6 +44,7 @@ class ParallelContext:
     before_evaluation: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
+    compilable: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,31 +68,40 @@ class Evaluation:
     counts: list[int]
 
 
-def set_threads(threads: int | None, processes: int = 1) -> None:
-    """Use `threads` CPU threads in this process, by default the cores ÷ processes on this machine.
-
-    Called by every process, because torchrun sets OMP_NUM_THREADS=1 where there are several, and one process alone
-    would keep all cores.
-    """
-    torch.set_num_threads(threads or max(1, available_cores() // processes))
-
-
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
-    """Return Adam, or SGD with momentum 0.9, at the learning rate of `config`."""
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr, momentum=0.9)
-    return torch.optim.Adam(parameters, lr=config.lr)
+    """Return Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
+
+    Fused: one kernel updates all parameters.
+    """
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, **common)
+    return torch.optim.SGD(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
 
 
-def build_schedule(optimizer, config: RunConfig):
-    """Return the schedule that multiplies the learning rate by 0.1 after each of `config.lr_milestones`."""
-    return torch.optim.lr_scheduler.MultiStepLR(optimizer, config.lr_milestones, gamma=0.1)
+def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
+    """Return the learning rate's schedule, to be stepped after every training step.
+
+    steps: multiply it by 0.1 after each epoch of `config.lr_milestones`. one-cycle: rise to it over the first quarter
+    of the training, then fall to almost nothing, in straight lines (L. Smith, "Super-convergence", 2018).
+    """
+    if config.schedule == "one-cycle":
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, config.lr, epochs=config.epochs, steps_per_epoch=steps_per_epoch, pct_start=0.25,
+            anneal_strategy="linear", cycle_momentum=False)
+    milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
 
 
-def train_one_epoch(context: ParallelContext, optimizer, loader, max_steps: int | None) -> Training:
-    """Train on every batch of `loader`, or on its first `max_steps`. Nothing in the loop waits for a GPU."""
+def steps_of(loader, config: RunConfig) -> int:
+    """Return how many training steps an epoch has."""
+    return min(len(loader), config.max_steps or len(loader))
+
+
+def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, config: RunConfig) -> Training:
+    """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU."""
     context.model.train()
-    steps = min(len(loader), max_steps or len(loader))
+    steps = steps_of(loader, config)
     timer = PhaseTimer(context.devices)
     loss_sum, samples = torch.zeros((), device=context.output_device), 0
     with Stopwatch(context.devices) as watch:
@@ -103,12 +113,14 @@ def train_one_epoch(context: ParallelContext, optimizer, loader, max_steps: int 
             images = images.to(context.input_device, non_blocking=True)
             labels = labels.to(context.output_device, non_blocking=True)
             timer.mark("transfer")
-            loss = F.cross_entropy(context.model(images), labels)
+            logits = context.model(images)  # (B, 10), in float32 or less
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
             timer.mark("forward", join=True)  # costs nothing: backward starts where forward ended
             context.backward(loss)
             timer.mark("backward", join=True)
             optimizer.step()
             optimizer.zero_grad()
+            schedule.step()
             loss_sum += loss.detach() * len(labels)
             samples += len(labels)
             timer.mark("update")
@@ -124,7 +136,7 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
     with Stopwatch(context.devices) as watch:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
-            logits = context.evaluation_model(images.to(context.input_device, non_blocking=True))  # (B, 10)
+            logits = context.evaluation_model(images.to(context.input_device, non_blocking=True)).float()  # (B, 10)
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
             correct += labels[logits.argmax(1) == labels].bincount(minlength=CLASSES)
             counts += labels.bincount(minlength=CLASSES)
@@ -155,21 +167,21 @@ def fit(
     """Train and evaluate until there were `config.epochs`; return all epochs' records and all ranks' last Evaluations.
 
     earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
-    epoch. Ends early, after the first epoch whose training or test loss is not finite.
+    epoch. Ends early, after the first epoch whose training or test loss is not finite, or whose test accuracy is
+    `config.target_accuracy`.
     """
     train_loader, test_loader = loaders
     records, evaluations = [*earlier], None
     for epoch in range(len(earlier) + 1, config.epochs + 1):
         with naming(f"epoch {epoch}"):
             train_loader.sampler.set_epoch(epoch)
-            trainings = context.gather(train_one_epoch(context, optimizer, train_loader, config.max_steps))
-            schedule.step()
+            trainings = context.gather(train_one_epoch(context, optimizer, schedule, train_loader, config))
             context.before_evaluation()
             evaluations = context.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
             context.gather(None)  # wait for rank 0, or its writing would count as the others' next epoch
-        if not is_finite(records[-1]):
+        if not is_finite(records[-1]) or reached(records[-1], config):
             break
     return records, evaluations or context.gather(evaluate(context, test_loader))
 
@@ -177,3 +189,8 @@ def fit(
 def is_finite(record: EpochRecord) -> bool:
     """Return whether an epoch's losses are numbers: training that diverged has NaN or infinity there."""
     return math.isfinite(record.train_loss + record.test_loss)
+
+
+def reached(record: EpochRecord, config: RunConfig) -> bool:
+    """Return whether an epoch's test accuracy is what was asked for; never, if nothing was."""
+    return config.target_accuracy is not None and record.test_accuracy >= config.target_accuracy

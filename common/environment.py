@@ -5,6 +5,7 @@
 checks whether it is ready for a comparison (common.preflight); --json prints all that is known.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -44,6 +45,25 @@ def available_devices(kind: str) -> list:
         found = f"PyTorch {torch.__version__} sees no GPU" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
         raise SuiteError("--device gpu needs a GPU", found, "type --device cpu, or check with nvidia-smi", MACHINE)
     return [torch.device("cpu")]
+
+
+def free_memory(device) -> int | None:
+    """Return how many bytes are free on a torch.device; None where that cannot be told (a CPU, but not on Linux).
+
+    On a CPU: what Linux calls available (proc_meminfo(5)), or less if a control group allows less.
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    available = 1024 * int(re.search(r"MemAvailable: *(\d+) kB", text)[1])
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return available
 
 
 def device_name(device) -> str:

@@ -1,13 +1,14 @@
-"""The batches of one rank: which images, in which order, augmented how, by how many worker processes."""
+"""The batches of one rank: which images, in which order, augmented how, one at a time by workers or all at once."""
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
-from common.augment import training_transform
+from common.augment import batch_transform, held_bytes, training_transform
 from common.config import RunConfig, per_process, total_workers
 from common.data import ImageSet
-from common.errors import USAGE, SuiteError
+from common.environment import free_memory
+from common.errors import MACHINE, USAGE, SuiteError
 from common.lifetime import end_with_parent
 
 
@@ -39,38 +40,83 @@ class EpochSampler(DistributedSampler):
         return (self.epoch * len(self.dataset) + index for index in super().__iter__())
 
 
-def make_loaders(
-    image_set: ImageSet, config: RunConfig, rank: int = 0, world_size: int = 1, pin_memory: bool = False
-) -> tuple[DataLoader, DataLoader]:
+class ResidentLoader:
+    """Batches cut from a data set that lies on `device` as a whole; augmented and normalised there, a batch at a time.
+
+    What is drawn at random for an image depends on the seed, the epoch and the image alone, as in AugmentedImages.
+    sampler: decides which images, in which order; without one, all of them as they are.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, image_set: ImageSet, batch_size: int,
+                 device: torch.device, augment: bool = False, sampler: DistributedSampler | None = None):
+        channels = len(image_set.mean)
+        images = images.reshape(*images.shape[:3], channels)  # (N, H, W, C) uint8
+        _check_memory(held_bytes(images.shape, augment), device)
+        self.transform = batch_transform(torch.from_numpy(images).to(device), augment)
+        self.labels = torch.from_numpy(labels).to(device)
+        self.batch_size, self.device, self.sampler = batch_size, device, sampler
+        self.shape, pixels = images.shape[1:], images[0].size // channels
+        mean, std = (torch.tensor(values, device=device).repeat(pixels) for values in (image_set.mean, image_set.std))
+        self.factor, self.offset = 1 / (255 * std), -mean / std  # (H W C): for each value of an image
+
+    def __len__(self) -> int:
+        return -(-self._count() // self.batch_size)
+
+    def _count(self):
+        return len(self.labels) if self.sampler is None else len(self.sampler)
+
+    def __iter__(self):
+        order, generator = torch.arange(self._count()), torch.Generator()
+        if self.sampler is not None:
+            order = torch.tensor(list(self.sampler))
+            generator.manual_seed(hash((self.sampler.seed, self.sampler.epoch)) % 2**32)
+        drawn = [values[order].to(self.device) for values in self.transform.draw(generator)]
+        order = order.to(self.device)
+        labels = self.labels[order]
+        for start in range(0, len(order), self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            images = self.transform.take(order[batch], *(values[batch] for values in drawn))  # (B, H, W, C) uint8
+            images = images.view(-1, len(self.factor)).float().mul_(self.factor).add_(self.offset)
+            yield images.view(-1, *self.shape).permute(0, 3, 1, 2), labels[batch]  # (B, C, H, W), channels-last
+
+
+def _check_memory(size, device):
+    """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
+    free = free_memory(device)
+    if free is not None and size > free:
+        raise SuiteError(f"the data set does not fit into the memory of {device}", f"{size / 2**20:,.0f} MiB needed, "
+                         f"{free / 2**20:,.0f} MiB free", "type --loader workers, or give a smaller --train-size",
+                         MACHINE)
+
+
+def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, rank: int = 0, world_size: int = 1):
     """Return (train_loader, test_loader) of one rank; batches are images (B, C, H, W) float32 and labels (B,) int64.
 
-    Training: batch k of all ranks together is the same set of images for every world size, because DistributedSampler
-    deals out one permutation in turn. At most world_size - 1 images per epoch are left out, so that all ranks take
-    equally many steps; none is used twice. Test: every world_size-th image, without padding, so that over all ranks
-    each image counts once. Raises SuiteError (USAGE) if batch size or workers do not divide by the world size.
+    device: where the rank trains. Training: batch k of all ranks together is the same set of images for every world
+    size, because DistributedSampler deals out one permutation in turn. At most world_size - 1 images per epoch are left
+    out, so that all ranks take equally many steps; none is used twice. Test: every world_size-th image, without
+    padding, so that over all ranks each image counts once; always resident.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by the world size; (MACHINE) if a resident data set
+    does not fit.
     """
     batch_size = per_process("--batch-size", config.batch_size, world_size)
     workers = per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
-    if len(image_set.train_labels) < world_size:
-        raise SuiteError("every rank needs an image", f"{len(image_set.train_labels)} images for {world_size} ranks",
+    images, labels = image_set.train_images, image_set.train_labels
+    if len(labels) < world_size:
+        raise SuiteError("every rank needs an image", f"{len(labels)} images for {world_size} ranks",
                          "give a larger --train-size", USAGE)
-    transform = training_transform(image_set.mean, image_set.std, config.augment)
-    train = AugmentedImages(image_set.train_images, image_set.train_labels, transform, config.seed)
-    sampler = EpochSampler(train, world_size, rank, shuffle=True, seed=config.seed, drop_last=True)
-    train_loader = DataLoader(
-        train, batch_size, sampler=sampler, num_workers=workers, pin_memory=pin_memory, persistent_workers=workers > 0,
-        worker_init_fn=end_with_parent, generator=torch.Generator(),  # or it draws from the one that training uses
-    )
+    dealt = {"num_replicas": world_size, "rank": rank, "shuffle": True, "seed": config.seed, "drop_last": True}
+    if config.loader == "resident":
+        sampler = DistributedSampler(range(len(labels)), **dealt)
+        train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
+    else:
+        transform = training_transform(image_set.mean, image_set.std, config.augment)
+        train = AugmentedImages(images, labels, transform, config.seed)
+        train_loader = DataLoader(
+            train, batch_size, sampler=EpochSampler(train, **dealt), num_workers=workers,
+            pin_memory=device.type == "cuda", persistent_workers=workers > 0, worker_init_fn=end_with_parent,
+            generator=torch.Generator(),  # or it draws from the one that training uses
+        )
     shard = slice(rank, None, world_size)
-    test = TensorDataset(
-        normalize(image_set.test_images[shard], image_set.mean, image_set.std),
-        torch.from_numpy(image_set.test_labels[shard]),
-    )
-    return train_loader, DataLoader(test, batch_size, pin_memory=pin_memory, generator=torch.Generator())
-
-
-def normalize(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Return uint8 images (N, H, W[, C]) as float32 (N, C, H, W), as torchvision's ToTensor and Normalize do."""
-    tensor = torch.from_numpy(images.reshape(*images.shape[:3], -1)).permute(0, 3, 1, 2)
-    scaled = tensor.contiguous().float().div_(255)
-    return scaled.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+    return train_loader, ResidentLoader(image_set.test_images[shard], image_set.test_labels[shard], image_set,
+                                        batch_size, device)

@@ -1,4 +1,4 @@
-"""Four networks, each an nn.Sequential of named blocks, so that any of them can be cut in two at a block's name."""
+"""Five networks, each an nn.Sequential of named blocks, so that any of them can be cut in two at a block's name."""
 
 from collections import OrderedDict
 
@@ -11,15 +11,40 @@ from common.timing import Stopwatch
 CLASSES = 10
 
 
-def build_model(name: str, image_shape: tuple[int, int, int], seed: int) -> nn.Sequential:
+class Network(nn.Sequential):
+    """Named blocks in a row; with `bf16`, matrix products and convolutions are computed in bfloat16 (autocast).
+
+    The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
+    """
+
+    bf16 = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.bf16:
+            return super().forward(images)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return super().forward(images)
+
+    def __getitem__(self, index):
+        part = super().__getitem__(index)
+        if isinstance(part, Network):  # a slice
+            part.bf16 = self.bf16
+        return part
+
+
+def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32") -> Network:
     """Return the network `name` (one of config.MODELS) on the CPU, with the same weights for the same seed.
 
-    image_shape: (C, H, W), with H and W 28 or 32. The network maps images (B, C, H, W) to logits (B, 10).
+    image_shape: (C, H, W), with H and W 28 or 32. The network maps images (B, C, H, W) to logits (B, 10), in bfloat16
+    for precision "bf16". Its weights lie channels-last in memory, which makes convolutions do so too: how much faster
+    that is, is in docs/performance.md.
     """
     torch.manual_seed(seed)
-    builder = {"lenet": _lenet, "mlp": _mlp, "vgg": _vgg, "resnet18": _resnet18}[name]
+    builder = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet18": _resnet18}[name]
     channels, height, width = image_shape
-    return nn.Sequential(OrderedDict(builder(channels, height, width)))
+    network = Network(OrderedDict(builder(channels, height, width))).to(memory_format=torch.channels_last)
+    network.bf16 = precision == "bf16"
+    return network
 
 
 def _lenet(channels, height, _width):
@@ -28,8 +53,8 @@ def _lenet(channels, height, _width):
     The convolutions have 16 and 32 channels instead of 6 and 16, which stayed below 99 % on MNIST after ten epochs.
     """
     padding = (32 - height) // 2
-    yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
-    yield "conv2", nn.Sequential(nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
+    yield "conv2", nn.Sequential(nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
     yield "full1", nn.Sequential(nn.Linear(32 * 5 * 5, 120), nn.ReLU())
     yield "full2", nn.Sequential(nn.Linear(120, 84), nn.ReLU())
     yield "head", nn.Linear(84, CLASSES)
@@ -40,11 +65,22 @@ def _mlp(channels, height, width):
     yield "head", nn.Linear(512, CLASSES)
 
 
+def _strided(channels, height, width):
+    """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99 % on MNIST."""
+    yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
+    yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
+    yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
+    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * (height // 4 - 2) * (width // 4 - 2), CLASSES))
+
+
 def _vgg(channels, height, width):
-    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32."""
+    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32.
+
+    Pooling comes right after the convolution: what follows has a quarter of the work.
+    """
     for stage, out in enumerate((32, 64, 128), start=1):
-        for index, (fan_in, pool) in enumerate(((channels, nn.Identity()), (out, nn.MaxPool2d(2))), start=1):
-            yield f"conv{stage}_{index}", nn.Sequential(*_conv_norm_relu(fan_in, out), pool)
+        yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
+        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
         channels = out
     yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), CLASSES))
 
@@ -65,9 +101,9 @@ def _resnet18(channels, _height, _width):
     yield "head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, CLASSES))
 
 
-def _conv_norm_relu(fan_in, out):
+def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     # no bias: the BatchNorm that follows has one
-    return nn.Conv2d(fan_in, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()
+    return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
 
 
 def split_index(model: nn.Sequential, block: str) -> int:

@@ -3,8 +3,8 @@
     python -m common.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
---ceiling: how many images/s the loader delivers to nobody. --link: how fast two ranks exchange gradients. It also puts
-the data set in place, so that no run has to.
+How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question. --link: how fast two
+ranks exchange gradients. It also puts the data set in place, so that no run has to.
 """
 
 import argparse
@@ -20,15 +20,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from common.config import DEFAULT_MODEL, OneLineParser, add_training_flags, positive_int
+from common.arguments import OneLineParser, positive_int
+from common.config import DEFAULT_MODEL, add_training_flags
 from common.data import ImageSet, load_image_set
 from common.distributed import leave
-from common.engine import build_optimizer, set_threads
+from common.engine import build_optimizer
 from common.environment import available_devices
 from common.errors import run_script
 from common.lifetime import end_with_parent
 from common.loaders import make_loaders
 from common.models import CLASSES, build_model
+from common.process import prepare_process
 from common.timing import Stopwatch, command_start
 
 SECONDS_PER_MEASUREMENT = 2.0
@@ -104,11 +106,11 @@ def _exchange(rank, directory, size, on_gpu):
 def measure(arguments, image_set: ImageSet) -> dict:
     """Return all that was asked for, JSON-ready. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
-    set_threads(arguments.threads)
+    prepare_process(arguments, device)
     found = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
              "startup_seconds": time.time() - command_start(), "steps": [], "models": [], "loaders": []}
     for name in arguments.model or [DEFAULT_MODEL[arguments.dataset]]:
-        model = build_model(name, image_set.image_shape, arguments.seed).to(device)
+        model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision).to(device)
         optimizer = build_optimizer(model.parameters(), arguments)
         for size in arguments.sizes:
             with contextlib.suppress(torch.OutOfMemoryError):
@@ -117,11 +119,16 @@ def measure(arguments, image_set: ImageSet) -> dict:
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         found["models"].append({"model": name, "gradient_bytes": size,
                                 "link_gbps": link_gbps(size, device.type) if arguments.link else None})
-    for workers in arguments.num_workers if arguments.ceiling else ():
-        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0],
+
+    def speed(loader, workers):
+        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": loader,
                                        "num_workers": workers})
-        found["loaders"].append({"num_workers": workers,
-                                 "images_per_second": loader_images_per_second(make_loaders(image_set, config)[0])})
+        return loader_images_per_second(make_loaders(image_set, config, device)[0])
+
+    for workers in arguments.num_workers if arguments.ceiling else ():
+        found["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})
+    if arguments.loader == "workers":
+        found["resident_images_per_second"] = speed("resident", 0)
     return found
 
 

@@ -45,7 +45,8 @@ class EpochRecord:
 class RunResult:
     """One run of one training script. Times are in seconds, memory in bytes, accuracies in 0..1.
 
-    status: ok, skipped, failed, timed out, diverged or invalid; `reason` says why where it is not ok.
+    status: ok, skipped, failed, timed out, diverged, not reached (the target accuracy) or invalid; `reason` says why
+    where it is not ok.
     simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
     startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
     of the last evaluation.
@@ -180,12 +181,21 @@ def describe_epoch(record: EpochRecord, epochs: int) -> str:
     )
 
 
+def training_seconds(result: RunResult) -> float:
+    """Seconds of training over all epochs, without evaluation; of a run that reached its target, time to accuracy."""
+    return sum(record.train_seconds for record in result.epochs)
+
+
 def describe_end(result: RunResult) -> str:
     """Total time and final accuracies, as a block of text."""
     classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
     own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
+    target = result.config.get("target_accuracy")
+    words = "" if target is None else f" to a test accuracy of {target:.2%}"
+    if result.status == "not reached":
+        words = f" without reaching a test accuracy of {target:.2%}"
     return (
-        f"Training took {sum(record.train_seconds for record in result.epochs):.2f} s; "
+        f"Training took {training_seconds(result):.2f} s{words}; "
         f"{result.total_seconds:.2f} s from start to end\n"
         f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}{own}"
     )

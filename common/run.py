@@ -13,9 +13,10 @@ from torch import nn
 from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
 from common.config import total_workers
 from common.data import ImageSet
-from common.engine import ParallelContext, build_schedule, fit, is_finite
+from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.environment import command_line, describe_environment, device_name
 from common.errors import FAILED, USAGE, SuiteError
+from common.models import Network
 from common.plots import draw_curves
 from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start
@@ -30,7 +31,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
-    schedule = build_schedule(optimizer, config)
+    schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
     gpus = [device for device in context.devices if device.type == "cuda"]
     records, state = [], read_checkpoint(config, options, context.world_size)
@@ -44,6 +45,8 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         records = restore(state, context.rank, gpus, model, optimizer, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
+    if config.compile:
+        _compile(context)
     say(describe_start(result))
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
@@ -57,11 +60,27 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         last = records[-1]
         found = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
         result = replace(result, status="diverged", reason=found)
+    elif config.target_accuracy is not None and not reached(records[-1], config):
+        best = max(record.test_accuracy for record in records)
+        found = f"the best test accuracy of {len(records)} epoch(s) was {best:.2%}"
+        result = replace(result, status="not reached", reason=found)
     if context.rank == 0:
         _conclude(result, model, config, say)
     context.leave()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
+    if context.rank == 0 and result.status == "not reached":
+        raise SuiteError(f"--target-accuracy {config.target_accuracy} was not reached", result.reason,
+                         "give more --epochs, or a lower target", FAILED)
+
+
+def _compile(context):
+    if not context.compilable:
+        raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
+                         "leave out --compile", USAGE)
+    for part in context.model.modules():
+        if isinstance(part, Network):
+            part.compile()
 
 
 def _settle(context, image_shape, optimizer):
@@ -91,7 +110,7 @@ def _write_unfinished(result, records, config):
 def _conclude(result, model, config, say):
     if config.output:
         write_result(result, config.output)
-    if result.status != "ok":
+    if result.status == "diverged":
         return
     if config.save:
         with replacing(config.save) as file:
@@ -122,10 +141,11 @@ def _before(context, model, config, options):
 
 
 def _precision(model, devices):
-    """The parameters' type; on a GPU also whether convolutions may round their inputs to TF32, PyTorch's default."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32, PyTorch's default."""
+    if model.bf16:
+        return "bfloat16 autocast"
     rounded = devices[0].type == "cuda" and torch.backends.cudnn.allow_tf32
-    return f"{dtype}, TF32 convolutions" if rounded else dtype
+    return "float32, TF32 convolutions" if rounded else "float32"
 
 
 def _after(context, image_set, evaluations, result):

@@ -33,7 +33,8 @@ def differences(result: RunResult, reference: RunResult, scaling: str) -> list[s
     N - 1 images of an epoch, which can be one step: that is no difference.
     """
     mine, theirs = ({**effective(one), **{name: one.config.get(name) for name in (
-        "dataset", "model", "train_size", "max_steps", "augment", "optimizer", "lr", "epochs")},
+        "dataset", "model", "train_size", "max_steps", "augment", "compile", "optimizer", "lr", "weight_decay",
+        "schedule", "label_smoothing", "epochs")},
         "torch": one.environment["torch"]} for one in (result, reference))
     may_differ = set(MAY_DIFFER[scaling])
     if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 
-from common.config import non_negative_int, one_of, per_process, positive_int, total_workers
+from common.arguments import non_negative_int, one_of, positive_int
+from common.config import check_workers, per_process, total_workers
 from common.errors import USAGE, SuiteError
 from comparison.methods import LADDER, METHODS, Machine, python
 
@@ -56,11 +57,14 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
     batch and workers divide by the number of devices; one of several that does not is skipped with its reason.
     """
     devices = arguments.nproc or [machine.gpus or 2]
-    if not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
+    resident = arguments.loader == "resident"
+    for count in arguments.num_workers or ():
+        check_workers(arguments.loader, count)
+    if not resident and not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
         raise SuiteError("--num-workers is a total and must divide by every --nproc", f"{math.lcm(*devices)} workers "
                          "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
                          USAGE)
-    workers = arguments.num_workers or [total_workers(None, math.lcm(*devices))]
+    workers = arguments.num_workers or [0 if resident else total_workers(None, math.lcm(*devices))]
     threads = arguments.threads_per_device or max(1, machine.cores // max(devices))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}

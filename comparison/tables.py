@@ -4,6 +4,7 @@ import statistics
 
 from tabulate import tabulate
 
+from common.results import training_seconds
 from comparison.fairness import effective, standing
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL, project
@@ -37,8 +38,10 @@ def main_table(report: Report, tablefmt: str) -> str:
     """Return one line per row: times, speed-up with its interval, and what that means."""
     swept = [SWEEPS[name] for name in report.swept]
     maths = ["max |Δ parameter|"] if report.maths else []
-    header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", "Time per epoch (s)", "min–max", "Runs",
-              "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", *maths, "Result"]
+    target = report.settings.get("target_accuracy")
+    reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
+    header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
+              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", *maths, "Result"]
     rows = [_main_cells(report, row) for row in report.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
@@ -50,7 +53,7 @@ def _main_cells(report, row):
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
         report.settings["dataset"], cell(devices),
-        percent(numbers.accuracy),
+        percent(numbers.accuracy), *([_target_cell(row)] if report.settings.get("target_accuracy") is not None else []),
         cell(numbers.epoch_seconds, ".2f"),
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if measured else DASH,
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(stands.speed_up),
@@ -58,6 +61,12 @@ def _main_cells(report, row):
         cell(numbers.total_seconds, ".1f"), *([_maths_cell(report, row)] if report.maths else []),
         result_words(report, row),
     ]
+
+
+def _target_cell(row):
+    if row.results:
+        return f"{statistics.median(training_seconds(result) for result in row.results):.2f}"
+    return "not reached" if any(outcome.status == "not reached" for outcome in row.outcomes) else DASH
 
 
 def _maths_cell(report, row):

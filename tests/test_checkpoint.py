@@ -33,8 +33,8 @@ def train(data_root, tmp_path):
         model = build_model(config.model, image_set.image_shape, config.seed)
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
         context = ParallelContext("single", model, model, (CPU,), CPU, CPU)
-        run(context, model, build_optimizer(model.parameters(), config), make_loaders(image_set, config), image_set,
-            config, Namespace())
+        loaders = make_loaders(image_set, config, CPU)
+        run(context, model, build_optimizer(model.parameters(), config), loaders, image_set, config, Namespace())
         return learned(config.output), torch.load(config.checkpoint, weights_only=True)
 
     return train

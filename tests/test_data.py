@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from common import data
-from common.augment import training_transform
-from common.config import RunConfig, script_parser
+from common.config import LOADERS, RunConfig, script_parser
 from common.data import ImageSet, load_image_set
 from common.errors import DATA, USAGE, SuiteError
-from common.loaders import make_loaders, normalize
+from common.loaders import make_loaders
+
+CPU = torch.device("cpu")
 
 
 def make_config(**values) -> RunConfig:
     """A RunConfig of the parser's defaults with `values` in their place."""
     defaults = vars(script_parser("").parse_args([]))
-    return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, **values})
+    return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
 
 
 def make_image_set(size=60, channels=1) -> ImageSet:
@@ -28,14 +29,15 @@ def make_image_set(size=60, channels=1) -> ImageSet:
 
 
 def batches(image_set, config, rank, world_size, epoch):
-    train_loader, _ = make_loaders(image_set, config, rank, world_size)
+    train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size)
     train_loader.sampler.set_epoch(epoch)
     return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in train_loader]
 
 
+@pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_shards_are_disjoint_cover_the_set_and_change_with_the_epoch(world_size):
-    config = make_config(batch_size=12, augment=False)
+def test_shards_are_disjoint_cover_the_set_and_change_with_the_epoch(world_size, loader):
+    config = make_config(batch_size=12, augment=False, loader=loader)
     epochs = []
     for epoch in (1, 2):
         shards = [sum(batches(make_image_set(60), config, rank, world_size, epoch), []) for rank in range(world_size)]
@@ -44,18 +46,20 @@ def test_shards_are_disjoint_cover_the_set_and_change_with_the_epoch(world_size)
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size):
-    config = make_config(batch_size=12, augment=False)
+def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size, loader):
+    config = make_config(batch_size=12, augment=False, loader=loader)
     alone = batches(make_image_set(60), config, 0, 1, epoch=1)
     ranks = [batches(make_image_set(60), config, rank, world_size, epoch=1) for rank in range(world_size)]
     assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] \
         == [sorted(batch) for batch in alone]
 
 
-def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twice():
-    shards = [sum(batches(make_image_set(59), make_config(batch_size=12, augment=False), rank, 3, 1), [])
-              for rank in range(3)]
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twice(loader):
+    config = make_config(batch_size=12, augment=False, loader=loader)
+    shards = [sum(batches(make_image_set(59), config, rank, 3, 1), []) for rank in range(3)]
     assert [len(shard) for shard in shards] == [19, 19, 19]
     assert len(set(sum(shards, []))) == 57
 
@@ -64,7 +68,7 @@ def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twi
 def test_every_test_image_is_evaluated_once(world_size):
     seen = []
     for rank in range(world_size):
-        _, test_loader = make_loaders(make_image_set(59), make_config(batch_size=12), rank, world_size)
+        _, test_loader = make_loaders(make_image_set(59), make_config(batch_size=12), CPU, rank, world_size)
         seen += [int(value) for images, _ in test_loader for value in (images[:, 0, 0, 0] * 255).round()]
     assert sorted(seen) == list(range(59))
 
@@ -73,46 +77,25 @@ def test_every_test_image_is_evaluated_once(world_size):
 def test_totals_that_do_not_divide_are_errors(flag):
     config = make_config(**{"batch_size": 12, "num_workers": 2, flag: 5})
     with pytest.raises(SuiteError, match=f"--{flag.replace('_', '-')} .*found 5 for 2 processes") as caught:
-        make_loaders(make_image_set(), config, 0, 2)
+        make_loaders(make_image_set(), config, CPU, 0, 2)
     assert caught.value.exit_code == USAGE
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_augment_differently_and_seeds_repeat(workers):
-    image_set = make_image_set(24, channels=3)
-    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
-
-    def first_batch(seed):
-        train_loader, _ = make_loaders(image_set, make_config(batch_size=8, num_workers=workers, seed=seed))
-        return next(iter(train_loader))[0]
-
-    assert torch.equal(first_batch(1), first_batch(1))
-    assert not torch.equal(first_batch(1), first_batch(2))
-
-
-def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epoch():
-    image_set = make_image_set(24, channels=3)
-    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
-
-    def images(epoch, rank=0, world_size=1, workers=0):
-        loader, _ = make_loaders(image_set, make_config(batch_size=12, num_workers=workers), rank, world_size)
-        loader.sampler.set_epoch(epoch)
-        return {image.numpy().tobytes() for batch, _ in loader for image in batch}
-
-    assert images(1) == images(1, workers=2) == images(1, 0, 2) | images(1, 1, 2)
-    assert not images(1) & images(2)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalize_is_what_torchvision_does_image_by_image(channels):
-    from PIL import Image
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epoch_and_for_every_seed(loader, channels):
+    image_set = make_image_set(24, channels)
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
 
-    image_set = make_image_set(channels=channels)
-    images = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape).astype(np.uint8)
-    mean, std = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels]
-    transform = training_transform(mean, std, augment=False)
-    expected = torch.stack([transform(Image.fromarray(image)) for image in images])
-    assert torch.equal(normalize(images, mean, std), expected)
+    def images(epoch, rank=0, world_size=1, workers=0, seed=1):
+        config = make_config(batch_size=12, num_workers=workers, seed=seed, loader=loader)
+        train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size)
+        train_loader.sampler.set_epoch(epoch)
+        return {image.numpy().tobytes() for batch, _ in train_loader for image in batch}
+
+    assert images(1) == images(1, workers=0 if loader == "resident" else 2) == images(1, 0, 2) | images(1, 1, 2)
+    assert len(images(1)) == 24
+    assert not images(1) & images(2) and not images(1) & images(1, seed=2)
 
 
 def test_train_size_cuts_the_training_images_only(data_root):

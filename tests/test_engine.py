@@ -45,9 +45,16 @@ class SlowLoader:
             yield torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
 
 
+def train(model, loader, max_steps=None, **values):
+    """One epoch of plain gradient descent at the rate 0.1."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    config = make_config(max_steps=max_steps, **values)
+    return train_one_epoch(make_context(model), optimizer, build_schedule(optimizer, config, 5), loader, config)
+
+
 def test_phases_add_up_to_the_epoch_and_waiting_is_data():
     model = nn.Linear(3, 10)
-    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), SlowLoader(0.02, 5), None)
+    part = train(model, SlowLoader(0.02, 5))
     assert part.phase_milliseconds["data"] >= 5 * 20
     assert list(part.phase_milliseconds) == ["data", "transfer", "forward", "backward", "update"]
     assert sum(part.phase_milliseconds.values()) <= part.seconds * 1000
@@ -57,19 +64,20 @@ def test_phases_add_up_to_the_epoch_and_waiting_is_data():
 
 def test_max_steps_ends_an_epoch_early():
     model = nn.Linear(3, 10)
-    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), SlowLoader(0, 5), 2)
+    part = train(model, SlowLoader(0, 5), max_steps=2)
     assert (part.samples, part.steps) == (8, 2)
 
 
-def test_a_step_is_the_textbook_step():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_step_is_the_textbook_step(smoothing):
     torch.manual_seed(0)
     model, by_hand = nn.Linear(3, 10), nn.Linear(3, 10)
     by_hand.load_state_dict(model.state_dict())
     batches = [(torch.randn(4, 3), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
-    part = train_one_epoch(make_context(model), torch.optim.SGD(model.parameters(), 0.1), batches, None)
+    part = train(model, batches, label_smoothing=smoothing)
     losses = []
     for images, labels in batches:
-        loss = nn.functional.cross_entropy(by_hand(images), labels)
+        loss = nn.functional.cross_entropy(by_hand(images), labels, label_smoothing=smoothing)
         losses.append(loss.item() * 4)
         gradients = torch.autograd.grad(loss, list(by_hand.parameters()))
         with torch.no_grad():
@@ -110,7 +118,7 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
     config = make_config(epochs=4, lr=1.0, lr_milestones=(1, 3), optimizer="sgd", batch_size=20)
     optimizer = build_optimizer(model.parameters(), config)
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    loaders = make_loaders(make_image_set(), config)
+    loaders = make_loaders(make_image_set(), config, CPU)
     rates, epochs, lines = [], [], []
 
     def before_evaluation():
@@ -118,7 +126,7 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
         epochs.append(loaders[0].sampler.epoch)
 
     records, _ = fit(make_context(model, before_evaluation=before_evaluation), optimizer,
-                     build_schedule(optimizer, config), loaders, config, [], lines.append)
+                     build_schedule(optimizer, config, 3), loaders, config, [], lines.append)
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert epochs == [1, 2, 3, 4]
     assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
@@ -130,8 +138,8 @@ def test_fit_stops_where_the_loss_is_no_number():
         model[1].weight.fill_(float("nan"))
     config = make_config(epochs=4, batch_size=20)
     optimizer = build_optimizer(model.parameters(), config)
-    records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config),
-                     make_loaders(make_image_set(), config), config, [], lambda _: None)
+    records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config, 3),
+                     make_loaders(make_image_set(), config, CPU), config, [], lambda _: None)
     assert len(records) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.data import load_image_set
-from common.loaders import normalize
+from common.loaders import make_loaders
 from common.models import build_model
 from processes import PROJECT, child_environment
 from test_data import make_config
@@ -114,9 +114,9 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     model = build_model("vgg", image_set.image_shape, seed=0)
     model.load_state_dict(weights)
-    images = normalize(image_set.test_images, image_set.mean, image_set.std)
+    _, test_loader = make_loaders(image_set, make_config(batch_size=500), torch.device("cpu"))
     with torch.no_grad():
-        predictions = torch.cat([model.eval()(part).argmax(1) for part in images.split(500)])
+        predictions = torch.cat([model.eval()(images).argmax(1) for images, _ in test_loader])
     labels = torch.from_numpy(image_set.test_labels)
     accuracy = (predictions == labels).float().mean().item()
     assert result["epochs"][0]["test_accuracy"] == pytest.approx(accuracy, abs=1.5 / len(labels))  # one may tip over

@@ -31,6 +31,7 @@ def test_the_probe_measures_what_it_was_asked_for(data_root):
     assert {model["model"]: model["gradient_bytes"] for model in found["models"]} == {
         name: 4 * count for name, count in parameters.items()}
     assert all(0.01 < model["link_gbps"] < 1000 for model in found["models"])
+    assert found["resident_images_per_second"] > 10_000
     (loader,) = found["loaders"]
     assert loader["num_workers"] == 0 and loader["images_per_second"] > 100
 

@@ -43,6 +43,18 @@ def test_waiting_for_data():
     assert "slower than “SINGLE”" in verdict(report)[1]
 
 
+def test_what_the_resident_loader_would_save():
+    rows = SINGLE, (ddp(), two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
+    report = report_of(*rows, probe={"resident_images_per_second": 50_000})
+    assert kinds(report) == ["resident loader"] and kinds(report, 0) == []
+    # a global batch of 100 on two ranks: 50 images a step for each loader
+    assert "save 3.0 of 67.5 ms per step (4%): it was measured to cut 50,000 images/s" in sentence(report)
+    assert "1.00 ms for a step's" in sentence(report)
+    resident = two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0), 
+                   config={**runs()[0].config, "loader": "resident"})
+    assert kinds(report_of(SINGLE, (ddp(), resident), probe={"resident_images_per_second": 50_000})) == ["unequal"]
+
+
 def test_waiting_for_data_with_a_measured_remedy():
     waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
     report = report_of((configuration(values={"num_workers": 0}), waits),

@@ -21,7 +21,7 @@ def checkpoint(tmp_path):
     config = make_config(checkpoint=str(tmp_path / "file.pt"), model="mlp")
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config),
+    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config, 1),
                     make_result().epochs[:1], [random_state([])])
     assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), Namespace(), 1)["records"]
     return tmp_path / "file.pt"

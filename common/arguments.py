@@ -1,0 +1,57 @@
+"""Parsers of a command line's values, whose errors say what is needed and what was found."""
+
+import argparse
+import difflib
+import math
+
+from common.errors import USAGE, SuiteError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front."""
+
+    def error(self, message: str):
+        raise SuiteError(f"bad usage of {self.prog}", message, f"see: python {self.prog} --help", USAGE)
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1 (and below 2^31)."""
+    return _number(text, int, lambda value: 1 <= value < 2**31, "a whole number of at least 1")
+
+
+def non_negative_int(text: str) -> int:
+    """Parse a whole number of at least 0 (and below 2^31)."""
+    return _number(text, int, lambda value: 0 <= value < 2**31, "a whole number of at least 0")
+
+
+def positive_float(text: str) -> float:
+    """Parse a finite number above 0."""
+    return _number(text, float, lambda value: math.isfinite(value) and value > 0, "a finite number above 0")
+
+
+def share(text: str) -> float:
+    """Parse a number of at least 0 and below 1."""
+    return _number(text, float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
+
+
+def _number(text, kind, accepts, wanted):
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not accepts(value):
+        raise argparse.ArgumentTypeError(f"needs {wanted}, found {text!r}")
+    return value
+
+
+def one_of(names):
+    """Return a parser for one of `names` that suggests the nearest name when it is given another."""
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        near = difflib.get_close_matches(text, names, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {', '.join(names)})")
+
+    return parse

@@ -1,0 +1,72 @@
+"""What a process sets up before it trains, and what it checks first: threads, memory, bfloat16, a compiler."""
+
+import ctypes
+import os
+import shutil
+
+import torch
+
+from common.config import RunConfig
+from common.environment import available_cores, device_name
+from common.errors import MACHINE, SuiteError
+from common.timing import Stopwatch
+
+
+def prepare_process(config: RunConfig, device: torch.device, processes: int = 1) -> None:
+    """Make this process, one of `processes` on this machine, ready to train on `device`.
+
+    It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
+    where there are several processes, and one alone would keep all cores. cuDNN tries out its algorithms in the first
+    steps, and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 or --compile cannot do here what they
+    are for.
+    """
+    torch.set_num_threads(config.threads or max(1, available_cores() // processes))
+    torch.backends.cudnn.benchmark = True
+    keep_freed_memory()
+    if config.precision == "bf16" and not config.allow_slow_precision:
+        check_bf16(device)
+    if config.compile:
+        check_compiler()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what was freed: by default it gives large blocks back to the kernel, which clears them anew.
+
+    On a CPU, every step's activations are such blocks. mallopt(3): at most 0 blocks by mmap, no trimming of the heap
+    below 2 GiB, growth in steps of 256 MiB. What that saves is in docs/performance.md. Other C libraries have no such
+    function.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            mallopt(name, value)
+
+
+def check_bf16(device: torch.device) -> None:
+    """Raise SuiteError (MACHINE) if a product of matrices takes longer in bfloat16 than in float32 on `device`.
+
+    Where the hardware has no such instructions, they are emulated, or left to a slow fallback.
+    """
+    fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
+    if bf16 > fp32:
+        raise SuiteError(f"--precision bf16 is slower than fp32 on {device_name(device)}",
+                         f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long",
+                         "leave it out, or type --allow-slow-precision to go on", MACHINE)
+
+
+def _product_seconds(dtype, device):
+    matrix = torch.randn(512, 512, device=device).to(dtype)
+    seconds = []
+    for _ in range(6):
+        with Stopwatch([device]) as watch:
+            matrix @ matrix
+        seconds.append(watch.seconds)
+    return min(seconds[1:])
+
+
+def check_compiler() -> None:
+    """Raise SuiteError (MACHINE) if there is no C++ compiler, which torch.compile needs on a CPU and on a GPU."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if not any(map(shutil.which, names)):
+        raise SuiteError("--compile needs a C++ compiler", f"none of {', '.join(names)} is on the PATH",
+                         "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)

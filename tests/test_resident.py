@@ -1,0 +1,151 @@
+"""The resident loader gives the batches that the workers give: the same images, augmented alike in distribution."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import functional
+
+from common import data, loaders
+from common.augment import Affine, CropAndMirror, batch_transform, held_bytes, training_transform
+from common.data import load_image_set
+from common.errors import MACHINE, SuiteError
+from common.loaders import make_loaders
+from test_data import CPU, make_config, make_image_set
+
+
+def random_images(count, channels, seed=0):
+    size = 32 if channels == 3 else 28
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (count, size, size, channels), np.uint8))
+
+
+def as_pil(image):
+    return Image.fromarray(image.squeeze(2).numpy())
+
+
+def test_crop_and_mirror_are_torchvisions_pixel_for_pixel():
+    images = random_images(50, 3)
+    augmentation = CropAndMirror(images)
+    mirrored, top, left = augmentation.draw(torch.Generator().manual_seed(1))
+    index = torch.randperm(50)
+    for place, one in enumerate(augmentation.take(index, mirrored[index], top[index], left[index])):
+        of = index[place]
+        expected = functional.crop(functional.pad(as_pil(images[of]), 4), int(top[of]), int(left[of]), 32, 32)
+        assert np.array_equal(one, functional.hflip(expected) if mirrored[of] else expected)
+
+
+def test_affine_is_torchvisions_pixel_for_pixel():
+    images = random_images(200, 1)
+    augmentation = Affine(images)
+    # the corners of what can be drawn, and points between them; at exactly 0 degrees Pillow computes another way
+    planted = [-10, -3.3, 0.1, 10], [-3, 0, 2, 3], [-3, 0, 3], [0.9, 1, 1.1]
+    angle, x, y, scale = (torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double()
+                          for seed, values in enumerate(planted))
+    index = torch.arange(200)
+    found = augmentation.take(index, augmentation.matrix(angle * math.pi / 180, x, y, scale))
+    for of in index:
+        shift = [int(x[of]), int(y[of])]
+        expected = functional.affine(as_pil(images[of]), angle[of].item(), shift, scale[of].item(), [0.0, 0.0])
+        assert np.array_equal(found[of].squeeze(2), expected)
+
+
+def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
+    count = 4000
+    images, generator = random_images(count, 3), torch.Generator().manual_seed(1)
+    mirrored, top, left = CropAndMirror(images).draw(generator)
+    assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.05)
+    crop = transforms.RandomCrop(32, padding=4)
+    for drawn, place in ((top, 0), (left, 1)):
+        theirs = torch.tensor([crop.get_params(torch.empty(3, 40, 40), (32, 32))[place] for _ in range(count)])
+        assert (drawn.bincount(minlength=9) - theirs.bincount(minlength=9)).abs().max() < 0.04 * count
+        assert len(drawn.bincount()) == 9
+    affine = Affine(random_images(count, 1))
+    ours = {}
+    monkeypatch.setattr(affine, "matrix", lambda *drawn: ours.update(zip("axys", drawn, strict=True)))
+    affine.draw(generator)
+    ours["a"] = ours["a"].rad2deg()
+    random = training_transform((0.1,), (0.3,), True).transforms[0]
+    theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
+    theirs = {"a": [one[0] for one in theirs], "x": [one[1][0] for one in theirs], "y": [one[1][1] for one in theirs],
+              "s": [one[2] for one in theirs]}
+    for name, values in theirs.items():
+        values = torch.tensor(values, dtype=torch.float64)
+        for share in (0.0, 0.1, 0.5, 0.9, 1.0):  # quantiles
+            assert ours[name].quantile(share).item() == pytest.approx(
+                values.quantile(share).item(), abs=0.05 * (values.max() - values.min()).item())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_are_the_workers_batches_image_by_image(channels):
+    image_set = make_image_set(60, channels)
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+    batches = []
+    for loader in ("workers", "resident"):
+        config = make_config(batch_size=16, augment=False, loader=loader)
+        train_loader, _ = make_loaders(image_set, config, CPU, 1, 2)
+        train_loader.sampler.set_epoch(3)
+        assert len(train_loader) == 4
+        batches.append(list(train_loader))
+    for (one, one_labels), (other, other_labels) in zip(*batches, strict=True):
+        torch.testing.assert_close(one, other)
+        assert torch.equal(one_labels, other_labels)
+        assert other.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_test_images_are_normalised_as_torchvision_does_it(channels):
+    mean, std = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels]
+    image_set = data.replace(make_image_set(channels=channels), mean=mean, std=std)
+    image_set.test_images[:] = np.random.default_rng(0).integers(0, 256, image_set.test_images.shape)
+    _, test_loader = make_loaders(image_set, make_config(batch_size=12), CPU)
+    transform = training_transform(mean, std, augment=False)
+    expected = torch.stack([transform(Image.fromarray(image)) for image in image_set.test_images])
+    torch.testing.assert_close(torch.cat([images for images, _ in test_loader]), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(channels, augment, monkeypatch):
+    image_set, config = make_image_set(60, channels), make_config(loader="resident", augment=augment)
+    needed = held_bytes((60, *image_set.image_shape[1:], channels), augment)
+    transform = batch_transform(random_images(60, channels), augment)
+    held = {id(value.untyped_storage()): value.untyped_storage().nbytes() for value in vars(transform).values()
+            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8}
+    assert needed == sum(held.values()) + (random_images(60, channels).nbytes if augment else 0)
+    monkeypatch.setattr(loaders, "free_memory", lambda device: needed)
+    make_loaders(image_set, config, CPU)
+    monkeypatch.setattr(loaders, "free_memory", lambda device: needed - 1)
+    with pytest.raises(SuiteError, match=r"memory of cpu; .* MiB needed, .* MiB free; type --loader workers") as caught:
+        make_loaders(image_set, config, CPU)
+    assert caught.value.exit_code == MACHINE
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_decoded_set_is_found_again_and_made_anew_when_a_file_changes(name, real_data, tmp_path, monkeypatch):
+    for directory in ("MNIST", "cifar-10-batches-py"):
+        (tmp_path / directory).symlink_to(real_data / directory)
+    config = make_config(dataset=name, data_root=str(tmp_path), loader="resident")
+    first = load_image_set(config)
+    slow = data._decode
+    decoded = []
+    monkeypatch.setattr(data, "_decode", lambda *arguments: decoded.append(1) or slow(*arguments))
+    second = load_image_set(config)
+    assert not decoded
+    for part in ("train_images", "train_labels", "test_images", "test_labels"):
+        one, other = getattr(first, part), getattr(second, part)
+        assert np.array_equal(one, other) and one.dtype == other.dtype
+    assert second.classes == first.classes
+    kept = tmp_path / "decoded" / f"{name}-test_images.npy"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(decoded) == 1
+    note = tmp_path / "decoded" / f"{name}.json"
+    sources = json.loads(note.read_text())
+    source = next(file for file in sources["files"] if not file.startswith("decoded"))
+    sources["files"][source][1] -= 1  # as if the file had been touched since
+    note.write_text(json.dumps(sources))
+    load_image_set(config)
+    assert len(decoded) == 2
