@@ -1,10 +1,10 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test test-faults
+.PHONY: compare test test-faults benchmark
 
 compare: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .
@@ -14,6 +14,11 @@ test: .venv/installed-dev
 test-faults: .venv/installed-dev
 	mkdir -p figures/faults
 	FAULTS_JSON=figures/faults/faults.json .venv/bin/python -m pytest -m "fault or slow"
+
+# How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
+benchmark: .venv/installed-dev
+	.venv/bin/pip install lightning-fabric
+	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE))
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv

@@ -71,7 +71,8 @@ def simulated_table(comparisons: int) -> list[dict]:
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
     arguments = argparse.Namespace(methods=[("single", {})], model=["lenet"], batch_size=[128], num_workers=[0],
-                                   nproc=[2], micro_batches=[1], threads_per_device=1, scaling="strong")
+                                   nproc=[2], micro_batches=[1], threads_per_device=1, scaling="strong",
+                                   loader="workers")
     (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     found = []

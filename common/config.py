@@ -18,7 +18,7 @@ DEFAULT_MODEL = {
 }
 DATASETS = tuple(DEFAULT_MODEL)
 LOADERS = ("workers", "resident")
-MODELS = ("lenet", "mlp", "strided", "vgg", "resnet18")
+MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class RunConfig:
     precision: str
     allow_slow_precision: bool
     compile: bool
+    cuda_graph: bool
     optimizer: str
     lr: float
     weight_decay: float
@@ -117,6 +118,7 @@ def script_parser(description: str) -> OneLineParser:
     add_training_flags(parser)
     add = parser.add_argument
     add("--threads", type=positive_int, metavar="N", help="CPU threads per process (all cores ÷ processes)")
+    add("--cuda-graph", action="store_true", help="one GPU: replay every step's kernels as one recorded graph")
     add("--output", metavar="FILE", help="write everything measured to this JSON file")
     add("--figure-dir", default="figures", metavar="DIR", help="where the curve PNG goes (%(default)s)")
     add("--save", metavar="FILE", help="write the trained weights (a plain state_dict) to this file")

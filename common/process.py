@@ -1,8 +1,6 @@
-"""What a process sets up before it trains, and what it checks first: threads, memory, bfloat16, a compiler."""
+"""What a process sets up before it trains: threads, memory, and whether its device has bfloat16."""
 
 import ctypes
-import os
-import shutil
 
 import torch
 
@@ -17,16 +15,13 @@ def prepare_process(config: RunConfig, device: torch.device, processes: int = 1)
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
     where there are several processes, and one alone would keep all cores. cuDNN tries out its algorithms in the first
-    steps, and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 or --compile cannot do here what they
-    are for.
+    steps, and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32.
     """
     torch.set_num_threads(config.threads or max(1, available_cores() // processes))
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
     if config.precision == "bf16" and not config.allow_slow_precision:
         check_bf16(device)
-    if config.compile:
-        check_compiler()
 
 
 def keep_freed_memory() -> None:
@@ -62,11 +57,3 @@ def _product_seconds(dtype, device):
             matrix @ matrix
         seconds.append(watch.seconds)
     return min(seconds[1:])
-
-
-def check_compiler() -> None:
-    """Raise SuiteError (MACHINE) if there is no C++ compiler, which torch.compile needs on a CPU and on a GPU."""
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    if not any(map(shutil.which, names)):
-        raise SuiteError("--compile needs a C++ compiler", f"none of {', '.join(names)} is on the PATH",
-                         "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)

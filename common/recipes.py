@@ -3,10 +3,10 @@
 Chosen by the shortest training to an accuracy on 2 CPU cores; what was tried is in docs/performance.md.
 """
 
-_FAST = {"loader": "resident", "precision": "bf16", "optimizer": "nesterov", "schedule": "one-cycle", "lr": 0.2,
+_FAST = {"loader": "resident", "precision": "bf16", "optimizer": "nesterov", "schedule": "one-cycle",
          "weight_decay": 5e-4, "batch_size": 256}
-_MNIST = {**_FAST, "model": "strided", "augment": False, "label_smoothing": 0.05, "epochs": 1}
-_CIFAR10 = {**_FAST, "model": "vgg", "label_smoothing": 0.1, "epochs": 10}
+_MNIST = {**_FAST, "model": "strided", "augment": False, "label_smoothing": 0.05, "lr": 0.2, "epochs": 1}
+_CIFAR10 = {**_FAST, "model": "resnet8", "label_smoothing": 0.1, "lr": 0.4, "epochs": 8}
 
 RECIPES = {
     "fast": {

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
+from common.compiled import replace_network
 from common.config import total_workers
 from common.data import ImageSet
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.environment import command_line, describe_environment, device_name
 from common.errors import FAILED, USAGE, SuiteError
-from common.models import Network
 from common.plots import draw_curves
 from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start
@@ -45,8 +45,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         records = restore(state, context.rank, gpus, model, optimizer, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
-    if config.compile:
-        _compile(context)
+    replace_network(context, image_set.image_shape, config)
     say(describe_start(result))
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
@@ -72,15 +71,6 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     if context.rank == 0 and result.status == "not reached":
         raise SuiteError(f"--target-accuracy {config.target_accuracy} was not reached", result.reason,
                          "give more --epochs, or a lower target", FAILED)
-
-
-def _compile(context):
-    if not context.compilable:
-        raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
-                         "leave out --compile", USAGE)
-    for part in context.model.modules():
-        if isinstance(part, Network):
-            part.compile()
 
 
 def _settle(context, image_shape, optimizer):

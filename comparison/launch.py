@@ -30,7 +30,7 @@ class Outcome:
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
     it is whole; else "failed" with the cause. foreign_cores: how many cores processes other than the run's kept busy,
-    on average, where that is known (see _busy_seconds).
+    on average, where that is known (see busy_seconds).
     """
 
     configuration: str
@@ -57,12 +57,12 @@ def run_once(
     command = (*configuration.command, "--seed", str(seed), "--output", str(file), "--figure-dir", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # or an old result would pass for this run's
-    start, busy, own = time.perf_counter(), _busy_seconds(), _children_seconds()
+    start, busy, own = time.perf_counter(), busy_seconds(), children_seconds()
     exit_code = run_child(command, log, timeout=timeout)
     known = {"configuration": configuration.name, "block": block, "command": shlex.join(command), "log": str(log),
              "exit_code": exit_code, "wall_seconds": time.perf_counter() - start}
     if busy is not None:
-        foreign = _busy_seconds() - busy - (_children_seconds() - own)
+        foreign = busy_seconds() - busy - (children_seconds() - own)
         known["foreign_cores"] = max(0.0, foreign / known["wall_seconds"])
     timed_out = exit_code == TIMED_OUT and timeout and known["wall_seconds"] >= timeout
     status, why = ("timed out", f"stopped after {timeout:g} s") if timed_out else ("failed", cause(exit_code, log))
@@ -78,8 +78,8 @@ def run_once(
     return Outcome(status=result.status, reason=result.reason, result=result, **known)
 
 
-def _busy_seconds():
-    """CPU seconds that all processes of this machine used since it started, also those lost to other machines.
+def busy_seconds() -> float | None:
+    """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
 
     The first line of /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks. None
     where that is more than the cores that this process may use, and so says nothing about them.
@@ -90,7 +90,8 @@ def _busy_seconds():
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def _children_seconds():
+def children_seconds() -> float:
+    """Return the CPU seconds that this process's children used which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -27,9 +27,9 @@ ALL = [(method, {}) for method in METHODS]
 
 
 def plan(gpus=0, methods=DEFAULT_METHODS, **values):
-    arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "loader": "workers", "num_workers": None,
-                             "model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong",
-                             **values})
+    arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "num_workers": None,
+                             "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
+                             "scaling": "strong", **values})
     return {row.name: row for row in make_plan(arguments, Machine(gpus, cores=8), ["--epochs", "1"])}
 
 

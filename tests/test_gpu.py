@@ -58,6 +58,27 @@ def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note
     assert (result["method"], result["reason"]) == (method, note)
 
 
+@pytest.mark.parametrize("model", ["lenet", "vgg"])
+def test_a_recorded_step_trains_the_same(model, train):
+    # 480 images in batches of 112: the last batch has another shape and goes the usual way
+    command = "data_parallel_train.py", "--model", model, "--optimizer", "sgd", "--batch-size", 112
+    (_, reference, _), (result, weights, _) = train(*command), train(*command, "--cuda-graph")
+    assert result["config"]["cuda_graph"]
+    for name, expected in reference.items():
+        torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project):
+    done = project("data_parallel_train.py", "--model", "mlp", "--precision", "bf16", "--quiet")
+    assert done.returncode == 0 or "was measured to take" in done.stderr
+
+
+@two_gpus
+def test_a_recorded_step_is_refused_where_the_method_wraps_the_network(project):
+    done = project("ddp_train.py", "--spawn", 2, "--cuda-graph", "--quiet")
+    assert done.returncode == 2 and "--cuda-graph does not go with ddp" in done.stderr
+
+
 @two_gpus
 @pytest.mark.parametrize("command", [
     ("data_parallel_train.py", "--use-parallel", 2),

@@ -73,10 +73,16 @@ def refused(keep):
 
 
 @pytest.fixture
-def small_disk():
-    """small_disk(size, directory): what to put in front of a command for which `directory` is a disk of that size."""
+def mounted():
+    """mounted(how, what, where): what to put in front of a command for which `mount how what where` was done."""
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a small disk (unshare)")
-    script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
-    return lambda size, directory: [*unshare, "sh", "-c", script, "sh", size, str(directory)]
+        pytest.skip("this system lets nobody mount something for one command (unshare)")
+    script = 'mount $1 "$2" "$3" && shift 3 && exec "$@"'
+    return lambda how, what, where: [*unshare, "sh", "-c", script, "sh", how, str(what), str(where)]
+
+
+@pytest.fixture
+def small_disk(mounted):
+    """small_disk(size, directory): what to put in front of a command for which `directory` is a disk of that size."""
+    return lambda size, directory: mounted(f"-t tmpfs -o size={size}", "tmpfs", directory)

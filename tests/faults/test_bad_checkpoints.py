@@ -2,6 +2,7 @@
 
 import pickle
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,20 @@ def test_weights_are_no_checkpoint(tmp_path, refused):
 def test_of_another_training(fault, values, world_size, said, checkpoint, refused):
     with refused(fault, USAGE, "that was another training", said):
         read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), world_size)
+
+
+def test_of_a_shorter_cycle(tmp_path, refused):
+    config = make_config(schedule="one-cycle", epochs=4, model="mlp", checkpoint=str(tmp_path / "file.pt"))
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config, 2),
+                    make_result().epochs[:1], [random_state([])])
+    again = replace(config, resume=config.checkpoint)
+    assert read_checkpoint(again, Namespace(), 1)["records"]
+    with refused("one-cycle checkpoint, other --epochs", USAGE, "that was another training", "--epochs 4 → 6"):
+        read_checkpoint(replace(again, epochs=6), Namespace(), 1)
+    with refused("one-cycle checkpoint, --schedule steps", USAGE, "--schedule one-cycle → steps"):
+        read_checkpoint(replace(again, schedule="steps"), Namespace(), 1)
 
 
 def test_of_another_method(checkpoint, refused):

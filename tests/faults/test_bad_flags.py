@@ -1,17 +1,23 @@
 """Bad input gives one clear line on stderr and the right exit code, and leaves nothing half-written."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
+from common.config import MODELS
 from common.distributed import rank_device
-from common.errors import MACHINE
+from common.errors import MACHINE, USAGE
+from comparison.plan import parse_method
+from test_compare import flag, plan
 
 SCRIPT = "data_parallel_train.py"
 
 
 BAD_VALUES = [
     (("--dataset", "cifra10"), "unknown name 'cifra10', did you mean cifar10? (choose from cifar10, mnist"),
-    (("--model", "transformer"), "unknown name 'transformer' (choose from lenet, mlp, vgg, resnet18)"),
+    (("--model", "transformer"), f"unknown name 'transformer' (choose from {', '.join(MODELS)})"),
     (("--epochs", "0"), "--epochs: needs a whole number of at least 1, found '0'"),
     (("--epochs", "-1"), "--epochs: needs a whole number of at least 1, found '-1'"),
     (("--epochs", "abc"), "--epochs: needs a whole number of at least 1, found 'abc'"),
@@ -83,6 +89,59 @@ def test_more_micro_batches_than_images(project, reported):
 def test_unknown_block(project, reported):
     done = project("model_parallel_train.py", "--split-at", "conv9")
     reported("--split-at conv9", done, 2, "found 'conv9'; choose from conv2, full1, full2, head")
+
+
+WORKERS = ("--loader", "resident", "--num-workers", 2)
+
+
+def test_workers_for_a_loader_that_has_none(project, reported):
+    done = project(SCRIPT, "--model", "mlp", *WORKERS, tiny=False)
+    reported("--loader resident --num-workers 2", done, 2, "--loader resident has no workers: it cuts batches where "
+             "the training runs; found --num-workers 2; leave out --num-workers, or type --loader workers")
+
+
+@pytest.mark.slow
+def test_workers_for_a_comparison_that_has_none(project, reported):
+    done = project("compare_parallel.py", *WORKERS, "--dry-run", "--dataset", "synthetic-mnist", tiny=False)
+    reported("compare_parallel.py --loader resident --num-workers 2", done, 2, "--loader resident has no workers")
+
+
+@pytest.mark.parametrize("fault, values", [
+    ("a comparison's --loader resident --num-workers 0 2", {"num_workers": [0, 2]}),
+    ("a comparison's --loader resident, ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}),
+])
+def test_workers_for_a_row_that_has_none(fault, values, refused):
+    with refused(fault, USAGE, "--loader resident has no workers", "found --num-workers 2"):
+        plan(**values, loader="resident")
+
+
+@pytest.mark.parametrize("num_workers", [[0], None])
+def test_no_workers_for_a_loader_that_has_none(num_workers):
+    rows = plan(loader="resident", num_workers=num_workers).values()
+    assert {flag(row, "--num-workers") for row in rows} == {"0"}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_compile_of_a_network_that_is_copied(project, reported):
+    done = project(SCRIPT, "--model", "mlp", "--compile", "--simulate-devices", 2, "--quiet")
+    reported("--compile --simulate-devices 2", done, 2, "--compile does not go with dp; it copies the network in every "
+             "step; leave out --compile")
+
+
+@pytest.mark.parametrize("command", [(SCRIPT,), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow)])
+def test_a_target_that_is_not_reached(command, project, data_root, tmp_path, reported):
+    output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
+    done = project(*command, "--target-accuracy", 0.999, "--epochs", 2, "--model", "mlp", "--dataset",
+                   "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
+                   "--num-workers", 0, "--threads", 1, "--output", output, "--save", weights, "--figure-dir", tmp_path,
+                   tiny=False)
+    result = json.loads(output.read_text())
+    best = max(epoch["test_accuracy"] for epoch in result["epochs"])
+    reported(f"--target-accuracy 0.999 not reached ({command[0]})", done, 1, "--target-accuracy 0.999 was not reached; "
+             f"the best test accuracy of 2 epoch(s) was {best:.2%}; give more --epochs, or a lower target")
+    assert (result["status"], len(result["epochs"])) == ("not reached", 2)
+    assert "without reaching a test accuracy of 99.90%" in done.stdout
+    assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)
 
 
 def test_one_checkpoint_for_many_models(project, reported, tmp_path):

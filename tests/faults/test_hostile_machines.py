@@ -1,11 +1,16 @@
 """Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
 
+import platform
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from common.errors import MACHINE
+from common.process import check_compiler
 from comparison.record import read_results
 from processes import PROJECT, child_environment, give_up_root
 
@@ -45,6 +50,81 @@ def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, r
     tmp_path.chmod(0o755)
     reported(f"read-only output directory ({command[0]})", done, 2, f"cannot write to {tmp_path}; Permission denied")
     assert done.stdout == ""
+
+
+def test_a_data_set_that_is_larger_than_the_free_memory(project, mounted, tmp_path, reported):
+    known = Path("/proc/meminfo").read_text()
+    (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100", known))  # needed: 1.4 MB
+    done = project(SCRIPT, "--model", "mlp", "--loader", "resident", "--figure-dir", tmp_path,
+                   before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"))
+    reported("100 kB of memory, --loader resident", done, 3, "the data set does not fit into the memory of cpu; ")
+    assert " 1 MiB needed, 0 MiB free; type --loader workers, or give a smaller --train-size" in done.stderr
+
+
+# on a CPU that has such instructions, oneDNN does not use them; on another, it cannot
+NO_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 processor")
+
+
+@on_x86
+def test_bf16_where_it_is_emulated(project, reported):
+    done = project(SCRIPT, "--model", "mlp", "--precision", "bf16", environment=NO_BFLOAT16)
+    reported("--precision bf16 without such instructions", done, 3, "--precision bf16 is slower than fp32 on cpu; ")
+    (factor,) = re.findall(r"measured to take (\d+\.\d) times as long; .* --allow-slow-precision", done.stderr)
+    assert float(factor) > 1
+
+
+@on_x86
+@pytest.mark.slow
+def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, data_root, tmp_path, keep):
+    done = project(SCRIPT, "--model", "mlp", "--precision", "bf16", "--allow-slow-precision", "--epochs", 1,
+                   "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 96, "--batch-size", 48,
+                   "--num-workers", 0, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False,
+                   environment=NO_BFLOAT16)
+    keep("--precision bf16 without such instructions, --allow-slow-precision", done.returncode, done.stderr,
+         done.seconds)
+    assert done.returncode == 0, done.stderr
+    assert '"precision": "bfloat16 autocast"' in (tmp_path / "result.json").read_text()
+
+
+def test_compile_without_a_compiler(project, tmp_path, monkeypatch, reported):
+    monkeypatch.delenv("CXX", raising=False)
+    done = project(SCRIPT, "--model", "mlp", "--compile", environment={"PATH": str(tmp_path)})
+    reported("--compile without a compiler", done, 3, "--compile needs a C++ compiler; ")
+    assert "g++" in done.stderr and "leave out --compile" in done.stderr and done.stdout == ""
+
+
+@pytest.fixture
+def compilers(tmp_path, monkeypatch):
+    """compilers(*names, CXX=value): on the PATH there are programs of these names alone, and CXX may be set."""
+
+    def compilers(*names, **variables):
+        for name in names:
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.delenv("CXX", raising=False)
+        for name, value in {"PATH": str(tmp_path), **variables}.items():
+            monkeypatch.setenv(name, value)
+
+    return compilers
+
+
+@pytest.mark.parametrize("fault, names, variables, found", [
+    ("CXX=/nonexistent", ["g++", "clang++"], {"CXX": "/nonexistent"}, "/nonexistent"),
+    pytest.param("clang++ but no CXX", ["clang++"], {}, "g++", marks=pytest.mark.skipif(
+        sys.platform != "linux", reason="torch looks for g++ on Linux alone")),
+])
+def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, found, compilers, refused):
+    compilers(*names, **variables)
+    with refused(f"--compile, {fault}", MACHINE, "--compile needs a C++ compiler; ", found, "leave out --compile"):
+        check_compiler()
+
+
+@pytest.mark.parametrize("names, variables", [
+    (["g++", "clang++"], {}), (["mine"], {"CXX": "mine"}), (["mine"], {"CXX": "mine -O1"})])
+def test_compile_with_a_compiler_is_fine(names, variables, compilers):
+    compilers(*names, **variables)
+    check_compiler()
 
 
 @pytest.mark.parametrize("content", ["def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",

@@ -1,0 +1,111 @@
+"""What does each way of making one device faster save, for which network and batch?
+
+    python benchmarks/options.py
+
+Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
+not channels-last, an optimizer that is not fused, bfloat16, torch.compile (where there is a C++ compiler). That glibc
+keeps freed memory cannot be switched within a process: processes with and without it take turns.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from measure import PROJECT, Witness, arguments_of, config_of, interleave, write
+
+from common import process
+from common.engine import build_optimizer
+from common.environment import available_cores, available_devices
+from common.errors import FAILED, SuiteError, run_script
+from common.models import CLASSES, build_model
+from common.timing import Stopwatch
+from comparison.statistics import ratio
+
+SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
+CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
+STEPS = 5  # of a measurement; their median counts
+
+
+def steps_of(model_name, batch, device, optimizer_of=build_optimizer, **values):
+    """Return a callable that trains a few steps and returns the median milliseconds of one."""
+    config = config_of(dataset="mnist", **{"model": model_name, **values})
+    model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device)
+    if config.compile:
+        model.compile()
+    optimizer = optimizer_of(model.parameters(), config)
+    images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+
+    def measure():
+        seconds = []
+        for _ in range(STEPS):
+            with Stopwatch([device]) as watch:
+                F.cross_entropy(model(images).float(), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            seconds.append(watch.seconds)
+        return 1000 * statistics.median(seconds)
+
+    return measure, model
+
+
+def run_one(arguments) -> None:
+    """In a process of its own: print the milliseconds of every option for one case, as JSON."""
+    device = available_devices("auto")[0]
+    if arguments.glibc_defaults:
+        process.keep_freed_memory = lambda: None
+    process.prepare_process(config_of(dataset="mnist", model="lenet"), device)
+    name, batch = arguments.case[0], int(arguments.case[1])
+    nchw, model = steps_of(name, batch, device)
+    model.to(memory_format=torch.contiguous_format)
+
+    def unfused(parameters, config):
+        return torch.optim.Adam(parameters, lr=config.lr)
+
+    rivals = {"defaults": steps_of(name, batch, device)[0], "not channels-last": nchw,
+              "not fused": steps_of(name, batch, device, unfused)[0],
+              "bf16": steps_of(name, batch, device, precision="bf16")[0]}
+    if not arguments.glibc_defaults and can_compile():
+        rivals["compile"] = steps_of(name, batch, device, compile=True)[0]
+    print(json.dumps(interleave(rivals, 3)))
+
+
+def can_compile() -> bool:
+    """Return whether there is the compiler that torch.compile needs."""
+    return any(map(shutil.which, ("g++", "clang++")))
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=5, more=lambda parser: (
+        parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
+        parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS)))
+    if arguments.case:
+        run_one(arguments)
+        return
+
+    def run(case, *flags):
+        command = [sys.executable, "benchmarks/options.py", "--case", *map(str, case), *flags]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        if done.returncode:
+            raise SuiteError(f"{case} failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    found = {}
+    with Witness() as witness:
+        for case in CASES:
+            runs = interleave({"kept": lambda case=case: run(case),
+                               "returned": lambda case=case: run(case, "--glibc-defaults")}, arguments.blocks)
+            medians = {name: [statistics.median(one[name]) for one in runs["kept"]] for name in runs["kept"][0]}
+            medians["memory returned"] = [statistics.median(one["defaults"]) for one in runs["returned"]]
+            found[f"{case[0]}, {case[1]}"] = medians
+            print(case, {name: str(ratio(values, medians["defaults"])) for name, values in medians.items()}, flush=True)
+    write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": found}, witness)
+
+
+if __name__ == "__main__":
+    run_script(main)

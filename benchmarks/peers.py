@@ -1,0 +1,226 @@
+"""The same training with what people would pick instead: how long, and how accurate?
+
+    python benchmarks/peers.py --example ../examples/mnist/main.py
+
+lenet on MNIST without augmentation, Adam, batches of 128, fp32, in a process of its own each time, all with the same
+number of threads, in turn. The rivals: `fit` with either loader; the loop of PyTorch's MNIST example (--example: the
+path of its main.py; github.com/pytorch/examples), which loads image by image; Lightning Fabric and Accelerate around a
+plain loop over a DataLoader with two workers (packages lightning-fabric and accelerate); and a loop in the style of
+torchvision's reference scripts, with two workers and a running mean of loss and accuracy. Epoch seconds are training
+without evaluation; accuracy is of the last epoch.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+from torch import nn
+from torch.utils.data import DataLoader
+
+from common.arguments import non_negative_int, positive_int
+from common.data import load_image_set
+from common.engine import ParallelContext, build_optimizer, build_schedule, fit
+from common.environment import available_cores, available_devices
+from common.errors import FAILED, SuiteError, run_script
+from common.loaders import make_loaders
+from common.models import build_model
+from common.process import prepare_process
+
+BATCH = 128
+
+
+class Job:
+    """What every rival trains: model, data and optimizer, as its users would write them."""
+
+    def __init__(self, arguments, workers: int):
+        from torchvision import datasets, transforms
+
+        self.device, self.epochs = available_devices("auto")[0], arguments.epochs
+        self.config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, epochs=arguments.epochs,
+                                batch_size=BATCH, augment=False, seed=arguments.seed, num_workers=workers)
+        torch.manual_seed(arguments.seed)
+        with_workers = {"num_workers": workers, "persistent_workers": workers > 0,
+                        "pin_memory": self.device.type == "cuda"}
+        transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+        sets = [datasets.MNIST(arguments.data_root, train=train, transform=transform) for train in (True, False)]
+        self.train_loader = DataLoader(sets[0], BATCH, shuffle=True, **with_workers)
+        self.test_loader = DataLoader(sets[1], 1000, **with_workers)
+        self.model = plain_lenet(arguments.seed).to(self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+
+    @torch.no_grad()
+    def accuracy(self, model, to=lambda tensor: tensor) -> float:
+        """Return the share of test images that are classified rightly."""
+        model.eval()
+        right = sum((model(to(images)).argmax(1) == to(labels)).sum().item() for images, labels in self.test_loader)
+        return right / len(self.test_loader.dataset)
+
+
+def plain_lenet(seed: int) -> nn.Module:
+    """The suite's lenet as its users would have it: NCHW in memory."""
+    return build_model("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
+
+
+def ours(arguments, loader):
+    device = available_devices("auto")[0]
+    config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, epochs=arguments.epochs,
+                       batch_size=BATCH, augment=False, seed=arguments.seed, loader=loader,
+                       num_workers=2 if loader == "workers" else 0)
+    prepare_process(config, device)
+    image_set = load_image_set(config)
+    loaders = make_loaders(image_set, config, device)
+    model = build_model("lenet", image_set.image_shape, config.seed).to(device)
+    optimizer = build_optimizer(model.parameters(), config)
+    context = ParallelContext("single", model, model, (device,), device, device)
+    schedule = build_schedule(optimizer, config, len(loaders[0]))
+    records, _ = fit(context, optimizer, schedule, loaders, config, [], lambda _: None)
+    return [record.train_seconds for record in records], records[-1].test_accuracy
+
+
+def timed(job, train_one_epoch):
+    """Return the seconds of every epoch."""
+    seconds = []
+    for epoch in range(1, job.epochs + 1):
+        start = time.perf_counter()
+        train_one_epoch(epoch)
+        if job.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def example(arguments):
+    """PyTorch's example: its own train(), around our network, whose output it wants as log-probabilities."""
+    specification = importlib.util.spec_from_file_location("example", arguments.example)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    job = Job(arguments, workers=0)
+    model = nn.Sequential(job.model, nn.LogSoftmax(1))
+    flags = SimpleNamespace(log_interval=10, dry_run=False)
+    seconds = timed(job, lambda epoch: module.train(flags, model, job.device, job.train_loader, job.optimizer, epoch))
+    return seconds, job.accuracy(model, lambda tensor: tensor.to(job.device))
+
+
+def fabric(arguments):
+    from lightning_fabric import Fabric
+
+    job = Job(arguments, workers=2)
+    helper = Fabric(accelerator="auto", devices=1)
+    helper.launch()
+    model, optimizer = helper.setup(job.model, job.optimizer)
+    loader = helper.setup_dataloaders(job.train_loader)
+
+    def train(_):
+        model.train()
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels)
+            helper.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+
+
+def accelerate(arguments):
+    from accelerate import Accelerator
+
+    job = Job(arguments, workers=2)
+    helper = Accelerator(cpu=job.device.type == "cpu")
+    model, optimizer, loader = helper.prepare(job.model, job.optimizer, job.train_loader)
+
+    def train(_):
+        model.train()
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels)
+            helper.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+
+
+def torchvision_style(arguments):
+    """As in torchvision's references: every step adds its loss and its accuracy to running means."""
+    job = Job(arguments, workers=2)
+
+    def train(_):
+        job.model.train()
+        loss_sum = right = count = 0.0
+        for images, labels in job.train_loader:
+            images, labels = images.to(job.device), labels.to(job.device)
+            logits = job.model(images)
+            loss = F.cross_entropy(logits, labels)
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+            loss_sum += loss.item() * len(labels)
+            right += (logits.argmax(1) == labels).sum().item()
+            count += len(labels)
+
+    return timed(job, train), job.accuracy(job.model, lambda tensor: tensor.to(job.device))
+
+
+RIVALS = {
+    "fit, resident": lambda arguments: ours(arguments, "resident"),
+    "fit, 2 workers": lambda arguments: ours(arguments, "workers"),
+    "PyTorch's example, 0 workers": example,
+    "Lightning Fabric, 2 workers": fabric,
+    "Accelerate, 2 workers": accelerate,
+    "torchvision's style, 2 workers": torchvision_style,
+}
+
+
+def run_one(arguments) -> None:
+    """In a process of its own: print one rival's epoch seconds and accuracy, as JSON, last."""
+    torch.set_num_threads(available_cores())
+    seconds, accuracy = RIVALS[arguments.rival](arguments)
+    print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
+
+
+def main() -> None:
+    def more(parser):
+        parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
+        parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example (left out)")
+        parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
+        parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
+
+    arguments = arguments_of(__doc__, 3, more)
+    if arguments.rival:
+        run_one(arguments)
+        return
+    missing = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
+    able = {name: rival for name, rival in RIVALS.items()
+            if (rival is not example or arguments.example)
+            and (rival.__name__ not in missing or importlib.util.find_spec(missing[rival.__name__]))}
+    flags = ["--epochs", str(arguments.epochs), "--data-root", arguments.data_root,
+             *(["--example", arguments.example] if arguments.example else [])]
+    calls = dict.fromkeys(able, 0)
+
+    def run(name):
+        calls[name] += 1  # the seed of a block is the same for all
+        command = [sys.executable, "benchmarks/peers.py", "--rival", name, "--seed", str(calls[name]), *flags]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        if done.returncode:
+            raise SuiteError(f"“{name}” failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    with Witness() as witness:
+        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks)
+    write(arguments.output, {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs,
+                             "left_out": [name for name in RIVALS if name not in able]}, witness)
+    best = [min(run["seconds"]) for run in runs["fit, resident"]]
+    for name, found in runs.items():
+        accuracy = sum(run["accuracy"] for run in found) / len(found)
+        print(f"{name}: {accuracy:.2%}, takes {paired([min(run['seconds']) for run in found], best)} times as long as "
+              "fit with the resident loader")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,137 @@
+"""What does DDP on two devices give, beside one device and beside a DDP loop written by hand, and what do its knobs?
+
+    python benchmarks/scaling.py
+
+vgg on CIFAR-10, global batch 256, two ranks with one CPU thread each (two GPUs where there are two), in one process
+group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py sets it up, a loop by hand around the same,
+the loop without exchange of gradients, and DDP with other settings. All ranks wait for one another in between.
+"""
+
+import json
+import os
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from measure import Witness, arguments_of, config_of, interleave, paired, write
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.data import load_image_set
+from common.distributed import gather, leave
+from common.engine import ParallelContext, build_optimizer, build_schedule, train_one_epoch
+from common.errors import run_script
+from common.lifetime import end_with_parent
+from common.loaders import make_loaders
+from common.models import build_model
+from common.process import prepare_process
+from common.results import write_json
+from common.timing import synchronize
+
+GLOBAL_BATCH, STEPS, RANKS = 256, 6, 2
+KNOBS = {  # beside gradient_as_bucket_view=True, which ddp_train.py sets
+    "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
+    "static_graph=True": {"static_graph": True},
+    "bucket_cap_mb=1": {"bucket_cap_mb": 1},
+    "bucket_cap_mb=100": {"bucket_cap_mb": 100},
+    "find_unused_parameters=True": {"find_unused_parameters": True},
+}
+
+
+def rivals_of(config, image_set, device, rank):
+    """Return name → a callable that trains STEPS steps and returns the slowest rank's seconds; and the DDP model."""
+    alone, _ = make_loaders(image_set, config, device)
+    shared, _ = make_loaders(image_set, config, device, rank, RANKS)
+
+    def network():
+        return build_model(config.model, image_set.image_shape, config.seed).to(device)
+
+    def wrapped(**settings):
+        return DistributedDataParallel(network(), device_ids=[device] if device.type == "cuda" else None,
+                                       **{"gradient_as_bucket_view": True, **settings})
+
+    def timed(work):
+        dist.barrier()
+        synchronize([device])
+        start = time.perf_counter()
+        work()
+        synchronize([device])
+        return max(gather(time.perf_counter() - start))
+
+    def fit_loop(model, loader):
+        optimizer = build_optimizer(model.parameters(), config)
+        schedule = build_schedule(optimizer, config, STEPS)
+        context = ParallelContext("", model, model, (device,), device, device)
+        return lambda: timed(lambda: train_one_epoch(context, optimizer, schedule, loader, config))
+
+    def by_hand(model, loader):
+        optimizer = build_optimizer(model.parameters(), config)
+
+        def work():
+            model.train()
+            for _, (images, labels) in zip(range(STEPS), loader, strict=False):
+                F.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return lambda: timed(work)
+
+    one = fit_loop(network(), alone)
+    ddp = wrapped()
+    silent = wrapped()
+    silent_loop = fit_loop(silent, shared)
+
+    def no_sync():
+        with silent.no_sync():
+            return silent_loop()
+
+    return {
+        "one device": one if rank == 0 else lambda: timed(lambda: None),
+        "DDP, fit": fit_loop(ddp, shared),
+        "DDP, by hand": by_hand(wrapped(), shared),
+        "DDP, no exchange": no_sync,
+        **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
+    }, ddp
+
+
+def train_as_rank(rank, arguments, directory, on_gpu):
+    end_with_parent()
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    config = config_of(dataset="cifar10", model="vgg", data_root=arguments.data_root, loader="resident",
+                       batch_size=GLOBAL_BATCH, max_steps=STEPS, threads=1)
+    prepare_process(config, device)
+    image_set = load_image_set(config)
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank, world_size=RANKS,
+                            device_id=device if on_gpu else None)
+    rivals, ddp = rivals_of(config, image_set, device, rank)
+    seconds = interleave(rivals, arguments.blocks)
+    logged = ddp._get_ddp_logging_data()  # what DDP itself measures, in nanoseconds, of its first and every 100th step
+    communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in (
+        "compute", "comm", "compute_comm_overlap")}
+    if rank == 0:
+        found = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
+        write_json(found, os.path.join(directory, "found.json"))
+    leave()
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=11)
+    on_gpu = torch.cuda.device_count() >= RANKS
+    with Witness() as witness, tempfile.TemporaryDirectory() as directory:
+        spawn(train_as_rank, (arguments, directory, on_gpu), RANKS)
+        with open(os.path.join(directory, "found.json")) as file:
+            found = json.load(file)
+    write(arguments.output, {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **found}, witness)
+    seconds = found["seconds"]
+    speed_up = paired(seconds["one device"], seconds["DDP, fit"])
+    print(f"DDP x{RANKS}: {speed_up} times as fast as one device, efficiency {speed_up.value / RANKS:.0%}")
+    for name, values in seconds.items():
+        print(f"{name}: {paired(values, seconds['DDP, fit'])} times as long as DDP, fit")
+    print("DDP's own clock, ms per backward pass:", found["ddp_milliseconds"])
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,110 @@
+"""What is spent before the first step, and by the comparison around its runs?
+
+    python benchmarks/startup.py
+
+Start-up of a training script, from the process's start to its first step, with either loader (the data set's decoded
+copy is there); its heaviest imports (python -X importtime); how long compare_parallel.py takes to start its first
+child; and how much longer a comparison takes than the sum of its runs.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measure import PROJECT, Witness, arguments_of, interleave, write
+
+from common.errors import FAILED, SuiteError, run_script
+
+
+def call(*command: str, **options) -> subprocess.CompletedProcess:
+    """Run a command of this Python in the project; raise SuiteError (FAILED) with its last words if it fails."""
+    done = subprocess.run([sys.executable, *command], cwd=PROJECT, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise SuiteError(f"{' '.join(command)} failed", done.stderr.strip().splitlines()[-1], "try it alone", FAILED)
+    return done
+
+
+def script_seconds(loader: str, data_root: str, directory: str) -> float:
+    """Return the seconds from the start of data_parallel_train.py to its first step."""
+    output = Path(directory, "result.json")
+    call("data_parallel_train.py", "--dataset", "mnist", "--data-root", data_root, "--loader", loader, "--epochs", "1",
+         "--max-steps", "1", "--quiet", "--output", str(output), "--figure-dir", directory)
+    return json.loads(output.read_text())["startup_seconds"]
+
+
+def first_child_seconds(data_root: str, directory: str) -> float:
+    """Return the seconds from the start of compare_parallel.py to that of its first child, as the kernel saw both.
+
+    The child, the pre-flight check, is watched for in /proc, every millisecond.
+    """
+    command = [sys.executable, "compare_parallel.py", "--dataset", "mnist", "--data-root", data_root, "--methods",
+               "single", "--repeats", "1", "--output-dir", directory]
+    start = time.perf_counter()
+    parent = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    try:
+        while parent.poll() is None:
+            if any(is_helper(child) for child in children.read_text().split()):
+                return time.perf_counter() - start
+            time.sleep(0.001)
+        raise SuiteError("compare_parallel.py ended without a child", f"exit code {parent.returncode}", "try it alone",
+                         FAILED)
+    finally:
+        parent.terminate()
+        parent.wait()
+
+
+def is_helper(pid: str) -> bool:
+    """Return whether a process is one of the comparison's helpers or runs."""
+    try:
+        return b"common." in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def heaviest_imports(count: int = 6) -> list[tuple[str, float]]:
+    """Return the top-level packages that take longest to import, in seconds, of all that a script imports."""
+    done = call("-X", "importtime", "data_parallel_train.py", "--help")
+    found: dict[str, float] = {}
+    for line in done.stderr.splitlines():
+        if match := re.match(r"import time: *(\d+) \| *\d+ \| *([\w.]+)", line):
+            package = match[2].split(".")[0]
+            found[package] = found.get(package, 0.0) + int(match[1]) / 1e6
+    return sorted(found.items(), key=lambda item: -item[1])[:count]
+
+
+def comparison_cost(data_root: str, directory: str) -> dict:
+    """Return how long a small comparison took, and how long its runs and helpers did."""
+    start = time.perf_counter()
+    call("compare_parallel.py", "--dataset", "mnist", "--data-root", data_root, "--loader", "resident", "--epochs", "2",
+         "--methods", "single", "ddp", "--repeats", "3", "--output-dir", directory)
+    total = time.perf_counter() - start
+    outcomes = json.loads(Path(directory, "results.json").read_text())["outcomes"]
+    return {"total_seconds": total, "runs": len(outcomes), "run_seconds": sum(one["wall_seconds"] for one in outcomes)}
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=5)
+    data_root = os.path.abspath(arguments.data_root)
+    with tempfile.TemporaryDirectory() as directory, Witness() as witness:
+        seconds = interleave({
+            **{f"{loader} loader": lambda loader=loader: script_seconds(loader, data_root, directory)
+               for loader in ("workers", "resident")},
+            "first child": lambda: first_child_seconds(data_root, directory),
+        }, arguments.blocks)
+        found = {"startup_seconds": seconds, "imports": heaviest_imports(),
+                 "comparison": comparison_cost(data_root, directory)}
+    write(arguments.output, found, witness)
+    for name, values in seconds.items():
+        print(f"{name}: {sorted(values)[len(values) // 2]:.2f} s")
+    cost = found["comparison"]
+    print(f"comparison of {cost['runs']} runs: {cost['total_seconds'] / cost['run_seconds']:.3f} times its runs")
+
+
+if __name__ == "__main__":
+    run_script(main)

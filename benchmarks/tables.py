@@ -1,0 +1,130 @@
+"""The tables of docs/performance.md, each made from the JSON file of one benchmark."""
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from measure import paired
+
+from comparison.record import read_results
+from comparison.statistics import ratio
+from comparison.tables import lay_out, main_table
+
+
+def median(values: list[float], pattern: str) -> str:
+    """Return the median and, in brackets, the range."""
+    return f"{statistics.median(values):{pattern}} ({min(values):{pattern}}–{max(values):{pattern}})"
+
+
+def overhead(found: dict) -> str:
+    rows = []
+    direct = {name: min(values) for name, values in found["direct_microseconds_per_step"].items()}
+    for batch, seconds in found["end_to_end_seconds"].items():
+        step = 1e6 * statistics.median(seconds["by hand"]) / found["steps"][batch]  # evaluation included
+        for label, name, other in (("`fit` ÷ loop by hand", "fit", "by hand"),
+                                   ("phase timing on ÷ off", "fit", "fit, no phases")):
+            cost = direct[name] - direct[other]
+            rows.append((label, batch, f"{cost:.1f}", f"{cost / step:+.2%}", str(paired(seconds[name], seconds[other])),
+                         str(len(seconds[name]))))
+    return lay_out(rows, ("lenet on MNIST", "Batch", "Direct cost (µs per step)", "of a step",
+                          "End to end, ratio of seconds [95 %]", "Blocks"), "github")
+
+
+def loaders(found: dict) -> str:
+    rows = [(dataset, name, median(values, ",.0f"), str(paired(values, speeds["0 workers"])))
+            for dataset, speeds in found["images_per_second"].items() for name, values in speeds.items()]
+    header = ("Data set", "Loader", "Images/s, median (range)", "÷ 0 workers [95 %]")
+    return lay_out(rows, header, "github", left=(0, 1))
+
+
+def options(found: dict) -> str:
+    names = list(dict.fromkeys(name for case in found["milliseconds_per_step"].values() for name in case))
+    rows = []
+    for case, times in found["milliseconds_per_step"].items():
+        rows.append((case, f"{statistics.median(times['defaults']):.1f}", *(
+            str(ratio(times[name], times["defaults"])) if name in times else "–" for name in names[1:])))
+    return lay_out(rows, ("Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names[1:])), "github")
+
+
+def peers(found: dict) -> str:
+    runs, rows = found["runs"], []
+    best = [min(run["seconds"]) for run in runs["fit, resident"]]
+    for name, rival in runs.items():
+        seconds = [min(run["seconds"]) for run in rival]
+        accuracy = statistics.mean(run["accuracy"] for run in rival)
+        rows.append((name, f"{accuracy:.2%}", median(seconds, ".2f"),
+                     "1.00" if name == "fit, resident" else str(paired(seconds, best))))
+    rows += [(name, "–", "–", "left out") for name in found["left_out"]]
+    header = ("Loop", f"Accuracy after {found['epochs']} epochs (mean)", "Seconds per epoch, median (range)",
+              "÷ fit, resident [95 %]")
+    return lay_out(rows, header, "github")
+
+
+def scaling(found: dict) -> str:
+    seconds, steps = found["seconds"], found["steps"]
+    rows = [(name, f"{1000 * statistics.median(values) / steps:.0f}", str(paired(values, seconds["DDP, fit"])))
+            for name, values in seconds.items()]
+    table = lay_out(rows, ("vgg, global batch 256", "Step (ms)", "÷ DDP, fit [95 %]"), "github")
+    speed_up = paired(seconds["one device"], seconds["DDP, fit"])
+    exposed = 1 - 1 / paired(seconds["DDP, fit"], seconds["DDP, no exchange"]).value
+    clock = found["ddp_milliseconds"]
+    return (f"{table}\n\nSpeed-up of {found['ranks']} ranks {speed_up}, efficiency "
+            f"{speed_up.value / found['ranks']:.0%}. Of a DDP step, {exposed:.1%} is exposed all-reduce (with ÷ "
+            f"without exchange). DDP's own clock, per backward pass: {clock['compute']:.0f} ms computation, "
+            f"{clock['comm']:.0f} ms communication, {clock['compute_comm_overlap']:.0f} ms of both at once.")
+
+
+def roofline(found: dict) -> str:
+    types, rows = list(found["peaks"]), []
+    for name, measured in found["networks"].items():
+        cells = []
+        for precision in types:
+            rate, peak = statistics.median(measured[precision]["rates"]), max(found["peaks"][precision].values())
+            cells += [f"{rate / 1e9:,.0f}", f"{rate / peak:.0%}"]
+        rows.append((name, f"{measured[types[0]]['flop_per_step'] / found['batch'] / 1e6:.0f}", *cells))
+    best = [" / ".join(f"{found['peaks'][precision][kind] / 1e9:,.0f}" for kind in ("convolution", "matrix product"))
+            for precision in types]
+    rows.append(("peak, convolution / matrix product", "", *(cell for one in best for cell in (one, ""))))
+    header = [text for precision in types for text in (f"{precision} (GFLOP/s)", "of the peak")]
+    return lay_out(rows, ("Network", "MFLOP per image, forward and backward", *header), "github")
+
+
+def startup(found: dict) -> str:
+    cost = found["comparison"]
+    rows = [(f"script, {name}: process start to first step" if "loader" in name
+             else "comparison: process start to its first child", median(values, ".2f"))
+            for name, values in found["startup_seconds"].items()]
+    rows.append((f"comparison of {cost['runs']} runs: total ÷ sum of the runs",
+                 f"{cost['total_seconds'] / cost['run_seconds']:.3f}"))
+    rows += [(f"import of {package}", f"{seconds:.2f}") for package, seconds in found["imports"]]
+    return lay_out(rows, ("", "Seconds, median (range)"), "github")
+
+
+TABLES: dict[str, Callable[[dict], str]] = {
+    "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
+    "roofline": roofline, "startup": startup,
+}
+COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10")
+
+
+def table(name: str, directory: Path) -> str:
+    """Return the table of one benchmark, and the machine it was measured on, as Markdown."""
+    if name in COMPARISONS:
+        return main_table(read_results(directory / name / "results.json"), "github")
+    found = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    where, foreign = found["environment"], found["foreign_cores"]
+    machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
+    busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
+    return f"{TABLES[name](found)}\n\n`{found['command']}` on {machine}, torch {where['torch']}{busy}."
+
+
+def update(page: Path, directory: Path) -> None:
+    """Put every table anew between its two markers in `page`; those that were never measured are left as they are."""
+    text = page.read_text(encoding="utf-8")
+    for name in (*TABLES, *COMPARISONS):
+        if (directory / f"{name}.json").exists() or (directory / name / "results.json").exists():
+            made = f"<!-- {name} -->\n\n{table(name, directory)}\n\n<!-- end -->"
+            text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=made: made, text, flags=re.DOTALL)
+    page.write_text(text, encoding="utf-8")

@@ -1,0 +1,56 @@
+"""What can take the place of running a network operation by operation: torch.compile, and CUDA graphs."""
+
+import os
+import shutil
+
+import torch
+
+from common.config import RunConfig
+from common.errors import MACHINE, USAGE, SuiteError
+from common.models import Network
+
+
+def replace_network(context, image_shape: tuple[int, int, int], config: RunConfig) -> None:
+    """Do what --compile or --cuda-graph asks for with the network in `context.model`; without them, nothing.
+
+    Raises SuiteError (USAGE) where the method does not allow it, (MACHINE) where there is no compiler or no GPU.
+    """
+    if config.compile and config.cuda_graph:
+        raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
+    if config.compile:
+        _compile(context)
+    if config.cuda_graph:
+        _capture(context, torch.zeros(config.batch_size, *image_shape, device=context.input_device))
+
+
+def _compile(context):
+    if not context.compilable:
+        raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
+                         "leave out --compile", USAGE)
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if not any(map(shutil.which, names)):  # torch.compile needs one on a CPU and on a GPU
+        raise SuiteError("--compile needs a C++ compiler", f"none of {', '.join(names)} is on the PATH",
+                         "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)
+    for part in context.model.modules():
+        if isinstance(part, Network):
+            part.compile()
+
+
+def _capture(context, images):
+    """Record the network's forward and backward pass as CUDA graphs, which replay without the host's work per kernel.
+
+    Batches of another shape, as the last one may be, and evaluation go the usual way.
+    """
+    network = context.model
+    if images.device.type != "cuda":
+        raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
+    if not isinstance(network, Network):
+        raise SuiteError(f"--cuda-graph does not go with {context.method}", "it wraps the network into its own steps",
+                         "leave it out, or train on one device", USAGE)
+    images = images.to(memory_format=torch.channels_last)
+    usual, buffers = network.forward, [buffer.clone() for buffer in network.buffers()]
+    torch.cuda.make_graphed_callables(network.train(), (images,))
+    graphed = network.forward
+    network.forward = lambda batch: (graphed if batch.shape == images.shape else usual)(batch)
+    for buffer, before in zip(network.buffers(), buffers, strict=True):
+        buffer.copy_(before)  # the steps that warmed up have moved BatchNorm's statistics
