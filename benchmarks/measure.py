@@ -39,16 +39,17 @@ def config_of(**values) -> RunConfig:
     return RunConfig(**{**defaults, "lr_milestones": (), "num_workers": 0, **values})
 
 
-def interleave(rivals: dict[str, Callable[[], float]], blocks: int, seed: int = 0) -> dict[str, list[float]]:
+def interleave(rivals: dict[str, Callable[[], float]], blocks: int, warm_up: bool = True) -> dict[str, list[float]]:
     """Call every rival once per block, in shuffled order, and return what each returned (seconds, mostly).
 
-    A block before the first warms up and does not count. Whatever drifts with time hits all alike; compare by paired().
+    warm_up: one more block before the first does not count. Whatever drifts with time hits all alike; compare by
+    paired().
     """
-    shuffle, found = random.Random(seed), {name: [] for name in rivals}
-    for block in range(blocks + 1):
+    shuffle, found = random.Random(0), {name: [] for name in rivals}
+    for block in range(-warm_up, blocks):
         for name in shuffle.sample(list(rivals), len(rivals)):
             value = rivals[name]()
-            if block:
+            if block >= 0:
                 found[name].append(value)
     return found
 

@@ -9,7 +9,6 @@ keeps freed memory cannot be switched within a process: processes with and witho
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, write
 
 from common import process
+from common.compiled import has_compiler
 from common.engine import build_optimizer
 from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
@@ -70,14 +70,9 @@ def run_one(arguments) -> None:
     rivals = {"defaults": steps_of(name, batch, device)[0], "not channels-last": nchw,
               "not fused": steps_of(name, batch, device, unfused)[0],
               "bf16": steps_of(name, batch, device, precision="bf16")[0]}
-    if not arguments.glibc_defaults and can_compile():
+    if not arguments.glibc_defaults and has_compiler():
         rivals["compile"] = steps_of(name, batch, device, compile=True)[0]
     print(json.dumps(interleave(rivals, 3)))
-
-
-def can_compile() -> bool:
-    """Return whether there is the compiler that torch.compile needs."""
-    return any(map(shutil.which, ("g++", "clang++")))
 
 
 def main() -> None:
@@ -99,7 +94,8 @@ def main() -> None:
     with Witness() as witness:
         for case in CASES:
             runs = interleave({"kept": lambda case=case: run(case),
-                               "returned": lambda case=case: run(case, "--glibc-defaults")}, arguments.blocks)
+                               "returned": lambda case=case: run(case, "--glibc-defaults")},
+                              arguments.blocks, warm_up=False)
             medians = {name: [statistics.median(one[name]) for one in runs["kept"]] for name in runs["kept"][0]}
             medians["memory returned"] = [statistics.median(one["defaults"]) for one in runs["returned"]]
             found[f"{case[0]}, {case[1]}"] = medians

@@ -212,7 +212,8 @@ def main() -> None:
         return json.loads(done.stdout.splitlines()[-1])
 
     with Witness() as witness:
-        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks)
+        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks,
+                          warm_up=False)
     write(arguments.output, {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs,
                              "left_out": [name for name in RIVALS if name not in able]}, witness)
     best = [min(run["seconds"]) for run in runs["fit, resident"]]

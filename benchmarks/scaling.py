@@ -30,7 +30,7 @@ from common.process import prepare_process
 from common.results import write_json
 from common.timing import synchronize
 
-GLOBAL_BATCH, STEPS, RANKS = 256, 6, 2
+GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
 KNOBS = {  # beside gradient_as_bucket_view=True, which ddp_train.py sets
     "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
     "static_graph=True": {"static_graph": True},

@@ -1,7 +1,9 @@
 """What can take the place of running a network operation by operation: torch.compile, and CUDA graphs."""
 
 import os
-import shutil
+import shlex
+import subprocess
+import sys
 
 import torch
 
@@ -27,13 +29,25 @@ def _compile(context):
     if not context.compilable:
         raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
                          "leave out --compile", USAGE)
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    if not any(map(shutil.which, names)):  # torch.compile needs one on a CPU and on a GPU
-        raise SuiteError("--compile needs a C++ compiler", f"none of {', '.join(names)} is on the PATH",
+    if not has_compiler():
+        raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run",
                          "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)
     for part in context.model.modules():
         if isinstance(part, Network):
             part.compile()
+
+
+def compiler() -> str:
+    """Return the command of the C++ compiler that torch.compile uses, on a CPU and on a GPU."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def has_compiler() -> bool:
+    """Return whether that compiler runs."""
+    try:
+        return subprocess.run([*shlex.split(compiler()), "--version"], capture_output=True).returncode == 0
+    except (OSError, ValueError):
+        return False
 
 
 def _capture(context, images):

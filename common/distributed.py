@@ -23,6 +23,7 @@ from common.data import load_image_set
 from common.environment import available_devices
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, SuiteError, describe_exit, run_script
 from common.lifetime import end_with_parent
+from common.process import check_precision
 
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
@@ -47,7 +48,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
     rank that fails; its siblings are stopped then.
     """
-    rank_device(config.device, 0, world_size)
+    device = rank_device(config.device, 0, world_size)
+    if device.type == "cpu":  # this process shall hold no memory of a GPU
+        check_precision(config, device)
     per_process("--batch-size", config.batch_size, world_size)
     per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
     load_image_set(config)

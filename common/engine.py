@@ -86,9 +86,9 @@ def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
     of the training, then fall to almost nothing, in straight lines (L. Smith, "Super-convergence", 2018).
     """
     if config.schedule == "one-cycle":
-        return torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, config.lr, epochs=config.epochs, steps_per_epoch=steps_per_epoch, pct_start=0.25,
-            anneal_strategy="linear", cycle_momentum=False)
+        steps = max(5, config.epochs * steps_per_epoch)  # OneCycleLR divides by 0 at 4
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=steps, pct_start=0.25,
+                                                   anneal_strategy="linear", cycle_momentum=False)
     milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
 
@@ -173,6 +173,8 @@ def fit(
     train_loader, test_loader = loaders
     records, evaluations = [*earlier], None
     for epoch in range(len(earlier) + 1, config.epochs + 1):
+        if records and (not is_finite(records[-1]) or reached(records[-1], config)):
+            break
         with naming(f"epoch {epoch}"):
             train_loader.sampler.set_epoch(epoch)
             trainings = context.gather(train_one_epoch(context, optimizer, schedule, train_loader, config))
@@ -181,8 +183,6 @@ def fit(
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
             context.gather(None)  # wait for rank 0, or its writing would count as the others' next epoch
-        if not is_finite(records[-1]) or reached(records[-1], config):
-            break
     return records, evaluations or context.gather(evaluate(context, test_loader))
 
 

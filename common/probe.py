@@ -21,7 +21,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from common.arguments import OneLineParser, positive_int
-from common.config import DEFAULT_MODEL, add_training_flags
+from common.config import DEFAULT_MODEL, add_training_flags, parse_with_recipe
 from common.data import ImageSet, load_image_set
 from common.distributed import leave
 from common.engine import build_optimizer
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--threads", type=positive_int, metavar="N")
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parse_with_recipe(parser, several=True)
     print(json.dumps(measure(arguments, load_image_set(arguments))))
 
 

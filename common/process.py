@@ -20,8 +20,7 @@ def prepare_process(config: RunConfig, device: torch.device, processes: int = 1)
     torch.set_num_threads(config.threads or max(1, available_cores() // processes))
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
-    if config.precision == "bf16" and not config.allow_slow_precision:
-        check_bf16(device)
+    check_precision(config, device)
 
 
 def keep_freed_memory() -> None:
@@ -35,6 +34,12 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(name, value)
+
+
+def check_precision(config: RunConfig, device: torch.device) -> None:
+    """Raise SuiteError (MACHINE) if --precision bf16 would be slower on `device` than fp32, unless that is allowed."""
+    if config.precision == "bf16" and not config.allow_slow_precision:
+        check_bf16(device)
 
 
 def check_bf16(device: torch.device) -> None:

@@ -58,8 +58,6 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
     """
     devices = arguments.nproc or [machine.gpus or 2]
     resident = arguments.loader == "resident"
-    for count in arguments.num_workers or ():
-        check_workers(arguments.loader, count)
     if not resident and not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
         raise SuiteError("--num-workers is a total and must divide by every --nproc", f"{math.lcm(*devices)} workers "
                          "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
@@ -75,7 +73,8 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
         for combination in product(*(swept[name] for name in names)):
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
-            choice = {"threads": threads, **{name: swept[name][0] for name in SWEEPS}, **values, **own}
+            choice = {"threads": threads, "loader": arguments.loader, **{name: swept[name][0] for name in SWEEPS},
+                      **values, **own}
             found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in found if error]
         if len(errors) == len(found):
@@ -95,6 +94,7 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     if method == "accelerate" and find_spec("accelerate") is None:
         skip = "the package accelerate is not installed (pip install accelerate)"
     try:
+        check_workers(choice["loader"], choice["num_workers"])
         for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):
             per_process(flag, value, devices if kind.divides else 1)
         if "micro_batches" in kind.uses and choice["micro_batches"] > batch:

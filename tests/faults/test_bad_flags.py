@@ -6,11 +6,13 @@ import shutil
 import pytest
 import torch
 
+from common.compiled import replace_network
 from common.config import MODELS
 from common.distributed import rank_device
 from common.errors import MACHINE, USAGE
 from comparison.plan import parse_method
 from test_compare import flag, plan
+from test_data import make_config
 
 SCRIPT = "data_parallel_train.py"
 
@@ -107,7 +109,7 @@ def test_workers_for_a_comparison_that_has_none(project, reported):
 
 
 @pytest.mark.parametrize("fault, values", [
-    ("a comparison's --loader resident --num-workers 0 2", {"num_workers": [0, 2]}),
+    ("a comparison's --loader resident --num-workers 2 4", {"num_workers": [2, 4]}),
     ("a comparison's --loader resident, ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}),
 ])
 def test_workers_for_a_row_that_has_none(fault, values, refused):
@@ -126,6 +128,11 @@ def test_compile_of_a_network_that_is_copied(project, reported):
     done = project(SCRIPT, "--model", "mlp", "--compile", "--simulate-devices", 2, "--quiet")
     reported("--compile --simulate-devices 2", done, 2, "--compile does not go with dp; it copies the network in every "
              "step; leave out --compile")
+
+
+def test_compile_and_cuda_graph(refused):
+    with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
+        replace_network(None, (1, 28, 28), make_config(compile=True, cuda_graph=True))
 
 
 @pytest.mark.parametrize("command", [(SCRIPT,), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow)])

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from common.compiled import replace_network
 from common.errors import MACHINE
-from common.process import check_compiler
+from common.models import Network, build_model
 from comparison.record import read_results
 from processes import PROJECT, child_environment, give_up_root
+from test_data import make_config
+from test_engine import make_context
 
 SCRIPT = "data_parallel_train.py"
 HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
@@ -96,7 +99,9 @@ def test_compile_without_a_compiler(project, tmp_path, monkeypatch, reported):
 
 @pytest.fixture
 def compilers(tmp_path, monkeypatch):
-    """compilers(*names, CXX=value): on the PATH there are programs of these names alone, and CXX may be set."""
+    """compilers(*names, CXX=value): --compile where only these names are on the PATH; return whether it went."""
+    compiled = []
+    monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
 
     def compilers(*names, **variables):
         for name in names:
@@ -105,6 +110,9 @@ def compilers(tmp_path, monkeypatch):
         monkeypatch.delenv("CXX", raising=False)
         for name, value in {"PATH": str(tmp_path), **variables}.items():
             monkeypatch.setenv(name, value)
+        network = build_model("mlp", (1, 28, 28), 0)
+        replace_network(make_context(network), (1, 28, 28), make_config(compile=True))
+        return compiled == [network]
 
     return compilers
 
@@ -115,16 +123,20 @@ def compilers(tmp_path, monkeypatch):
         sys.platform != "linux", reason="torch looks for g++ on Linux alone")),
 ])
 def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, found, compilers, refused):
-    compilers(*names, **variables)
     with refused(f"--compile, {fault}", MACHINE, "--compile needs a C++ compiler; ", found, "leave out --compile"):
-        check_compiler()
+        compilers(*names, **variables)
 
 
 @pytest.mark.parametrize("names, variables", [
     (["g++", "clang++"], {}), (["mine"], {"CXX": "mine"}), (["mine"], {"CXX": "mine -O1"})])
 def test_compile_with_a_compiler_is_fine(names, variables, compilers):
-    compilers(*names, **variables)
-    check_compiler()
+    assert compilers(*names, **variables)
+
+
+def test_cuda_graphs_without_cuda(refused):
+    network = build_model("mlp", (1, 28, 28), 0)
+    with refused("--cuda-graph on a CPU", MACHINE, "--cuda-graph needs a GPU; the run is on cpu; leave it out"):
+        replace_network(make_context(network), (1, 28, 28), make_config(cuda_graph=True))
 
 
 @pytest.mark.parametrize("content", ["def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",

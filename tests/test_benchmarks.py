@@ -1,0 +1,69 @@
+"""The page on performance shows what the committed JSON files say; rivals take turns."""
+
+import json
+import sys
+
+import pytest
+
+from processes import PROJECT
+
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+
+import measure
+import tables
+
+PAGE, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "figures" / "benchmark"
+
+
+@pytest.mark.parametrize("name", [*tables.TABLES, *tables.COMPARISONS])
+def test_the_page_shows_what_was_measured(name):
+    assert f"<!-- {name} -->\n\n{tables.table(name, FIGURES)}\n\n<!-- end -->" in PAGE.read_text(encoding="utf-8")
+
+
+def test_tables_are_put_between_their_markers_and_the_rest_stays(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- loaders -->\nold\n<!-- end -->\nbetween\n<!-- startup -->\nold\n<!-- end -->\n")
+    (tmp_path / "loaders.json").write_text(json.dumps({
+        "command": "python x.py", "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
+        "foreign_cores": 0.25,
+        "images_per_second": {"mnist": {"0 workers": [100.0, 100.0], "resident": [2000.0, 3000.0]}}}))
+    tables.update(page, tmp_path)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- loaders -->\n\n| Data set")
+    assert "2,500 (2,000–3,000)" in text and "24.49 [" in text  # the geometric mean of 20 and 30
+    assert "2 cores of C, torch 2.11; other programs kept 0.25 cores busy.\n\n<!-- end -->\nbetween\n" in text
+    assert text.endswith("<!-- startup -->\nold\n<!-- end -->\n")
+
+
+def test_rivals_take_turns_and_the_first_block_warms_up():
+    calls = []
+
+    def rival(name):
+        return lambda: calls.append(name) or len(calls)
+
+    found = measure.interleave({name: rival(name) for name in "abc"}, blocks=4)
+    blocks = [calls[start:start + 3] for start in range(0, 15, 3)]
+    assert all(sorted(block) == ["a", "b", "c"] for block in blocks) and len({*map(tuple, blocks)}) > 1
+    assert [len(values) for values in found.values()] == [4, 4, 4]
+    assert min(min(values) for values in found.values()) > 3  # nothing of the first block
+    assert [len(values) for values in measure.interleave({"a": rival("a")}, 4, warm_up=False).values()] == [4]
+
+
+def test_a_ratio_is_taken_block_by_block():
+    drift = [1.0, 2.0, 4.0, 8.0]
+    found = measure.paired([1.1 * one for one in drift], drift)
+    assert (found.value, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/overhead.py", "--blocks", "3"])
+    witness = measure.Witness()
+    witness.foreign_cores = 99.0
+    measure.write(str(tmp_path / "new" / "x.json"), {"found": 1}, witness)
+    found = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert found["command"] == "python benchmarks/overhead.py --blocks 3" and found["found"] == 1
+    assert found["foreign_cores"] == 99.0 and found["environment"]["torch"]
+    assert "other programs kept 99.0 of" in capsys.readouterr().err
+    witness.foreign_cores = 0.0
+    measure.write(str(tmp_path / "x.json"), {}, witness)
+    assert capsys.readouterr().err == ""
