@@ -6,7 +6,6 @@ Per-image loading with 0, 1 and 2 workers, as `--loader workers` does it, and `-
 128, augmented and normalised, MNIST and CIFAR-10; the resident loader also with all threads of this machine.
 """
 
-import itertools
 import time
 
 import torch
@@ -19,18 +18,23 @@ from common.loaders import make_loaders
 from common.process import prepare_process
 from common.timing import synchronize
 
-BATCHES = {"workers": 40, "resident": 400}  # of a measurement
+SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
 
 
-def images_per_second(loader, batches: int, device, threads: int) -> float:
-    """Return the speed of `batches` batches, without the start of the workers, that is, without the first batch."""
+def images_per_second(loader, resident: bool, device, threads: int) -> float:
+    """Return the speed of one whole epoch, so that no worker is still busy when the next rival's turn comes.
+
+    Workers: without the first batch, and so without their start. Resident: all of it, with the shuffling.
+    """
     torch.set_num_threads(threads)
     loader.sampler.set_epoch(loader.sampler.epoch + 1)
-    source = iter(loader)
-    next(source)
     synchronize([device])
     start, count = time.perf_counter(), 0
-    for images, _ in itertools.islice(source, batches):
+    source = iter(loader)
+    if not resident:
+        next(source)
+        start = time.perf_counter()
+    for images, _ in source:
         count += len(images)
     synchronize([device])
     return count / (time.perf_counter() - start)
@@ -47,9 +51,9 @@ def main() -> None:
 
             def add(name, threads, loader, workers=0, dataset=dataset, rivals=rivals):
                 config = config_of(dataset=dataset, model="lenet", data_root=arguments.data_root, loader=loader,
-                                   num_workers=workers)
+                                   num_workers=workers, train_size=SIZE[loader])
                 made, _ = make_loaders(load_image_set(config), config, device)
-                rivals[name] = lambda: images_per_second(made, BATCHES[loader], device, threads)
+                rivals[name] = lambda: images_per_second(made, loader == "resident", device, threads)
 
             for workers in (0, 1, 2):
                 add(f"{workers} workers", 1, "workers", workers)
@@ -57,6 +61,7 @@ def main() -> None:
             if cores > 1:
                 add(f"resident, {cores} threads", cores, "resident")
             found["images_per_second"][dataset] = speeds = interleave(rivals, arguments.blocks)
+            rivals.clear()  # ends the workers: what they used then counts as this process's
             for name, values in speeds.items():
                 print(f"{dataset}, {name}: {sorted(values)[len(values) // 2]:,.0f} images/s, "
                       f"{paired(values, speeds['0 workers'])} times as fast as 0 workers", flush=True)

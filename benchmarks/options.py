@@ -15,7 +15,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from measure import PROJECT, Witness, arguments_of, config_of, interleave, write
+from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
 from common import process
 from common.compiled import has_compiler
@@ -24,21 +24,20 @@ from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
 from common.models import CLASSES, build_model
 from common.timing import Stopwatch
-from comparison.statistics import ratio
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
 STEPS = 5  # of a measurement; their median counts
 
 
-def steps_of(model_name, batch, device, optimizer_of=build_optimizer, **values):
+def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=torch.channels_last, **values):
     """Return a callable that trains a few steps and returns the median milliseconds of one."""
     config = config_of(dataset="mnist", **{"model": model_name, **values})
-    model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device)
+    model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     if config.compile:
         model.compile()
     optimizer = optimizer_of(model.parameters(), config)
-    images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
     labels = torch.randint(CLASSES, (batch,), device=device)
 
     def measure():
@@ -51,7 +50,7 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, **values):
             seconds.append(watch.seconds)
         return 1000 * statistics.median(seconds)
 
-    return measure, model
+    return measure
 
 
 def run_one(arguments) -> None:
@@ -61,17 +60,16 @@ def run_one(arguments) -> None:
         process.keep_freed_memory = lambda: None
     process.prepare_process(config_of(dataset="mnist", model="lenet"), device)
     name, batch = arguments.case[0], int(arguments.case[1])
-    nchw, model = steps_of(name, batch, device)
-    model.to(memory_format=torch.contiguous_format)
 
     def unfused(parameters, config):
         return torch.optim.Adam(parameters, lr=config.lr)
 
-    rivals = {"defaults": steps_of(name, batch, device)[0], "not channels-last": nchw,
-              "not fused": steps_of(name, batch, device, unfused)[0],
-              "bf16": steps_of(name, batch, device, precision="bf16")[0]}
+    rivals = {"defaults": steps_of(name, batch, device),
+              "not channels-last": steps_of(name, batch, device, layout=torch.contiguous_format),
+              "not fused": steps_of(name, batch, device, unfused),
+              "bf16": steps_of(name, batch, device, precision="bf16")}
     if not arguments.glibc_defaults and has_compiler():
-        rivals["compile"] = steps_of(name, batch, device, compile=True)[0]
+        rivals["compile"] = steps_of(name, batch, device, compile=True)
     print(json.dumps(interleave(rivals, 3)))
 
 
@@ -99,7 +97,7 @@ def main() -> None:
             medians = {name: [statistics.median(one[name]) for one in runs["kept"]] for name in runs["kept"][0]}
             medians["memory returned"] = [statistics.median(one["defaults"]) for one in runs["returned"]]
             found[f"{case[0]}, {case[1]}"] = medians
-            print(case, {name: str(ratio(values, medians["defaults"])) for name, values in medians.items()}, flush=True)
+            print(case, {name: str(paired(one, medians["defaults"])) for name, one in medians.items()}, flush=True)
     write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": found}, witness)
 
 

@@ -100,7 +100,7 @@ def draw(found: dict, path: Path) -> None:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=7)
+    arguments = arguments_of(__doc__, blocks=5)
     device = available_devices("auto")[0]
     prepare_process(config_of(dataset="mnist", model="lenet"), device)
     types = dict(TYPES)

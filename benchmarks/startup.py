@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py
 
-Start-up of a training script, from the process's start to its first step, with either loader (the data set's decoded
-copy is there); its heaviest imports (python -X importtime); how long compare_parallel.py takes to start its first
-child; and how much longer a comparison takes than the sum of its runs.
+Start-up of a training script, from the process's start to its training loop, with either loader (the data set's
+decoded copy is there; workers start later, with the first epoch); its heaviest imports (python -X importtime); how long
+compare_parallel.py takes to start its first child; and how much longer a comparison takes than the sum of its runs.
 """
 
 import json

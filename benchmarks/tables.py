@@ -9,7 +9,6 @@ from pathlib import Path
 from measure import paired
 
 from comparison.record import read_results
-from comparison.statistics import ratio
 from comparison.tables import lay_out, main_table
 
 
@@ -22,7 +21,7 @@ def overhead(found: dict) -> str:
     rows = []
     direct = {name: min(values) for name, values in found["direct_microseconds_per_step"].items()}
     for batch, seconds in found["end_to_end_seconds"].items():
-        step = 1e6 * statistics.median(seconds["by hand"]) / found["steps"][batch]  # evaluation included
+        step = 1e6 * statistics.median(seconds["by hand, training alone"]) / found["steps"][batch]
         for label, name, other in (("`fit` ÷ loop by hand", "fit", "by hand"),
                                    ("phase timing on ÷ off", "fit", "fit, no phases")):
             cost = direct[name] - direct[other]
@@ -44,7 +43,7 @@ def options(found: dict) -> str:
     rows = []
     for case, times in found["milliseconds_per_step"].items():
         rows.append((case, f"{statistics.median(times['defaults']):.1f}", *(
-            str(ratio(times[name], times["defaults"])) if name in times else "–" for name in names[1:])))
+            str(paired(times[name], times["defaults"])) if name in times else "–" for name in names[1:])))
     return lay_out(rows, ("Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names[1:])), "github")
 
 
@@ -68,12 +67,14 @@ def scaling(found: dict) -> str:
             for name, values in seconds.items()]
     table = lay_out(rows, ("vgg, global batch 256", "Step (ms)", "÷ DDP, fit [95 %]"), "github")
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
-    exposed = 1 - 1 / paired(seconds["DDP, fit"], seconds["DDP, no exchange"]).value
+    exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
     clock = found["ddp_milliseconds"]
     return (f"{table}\n\nSpeed-up of {found['ranks']} ranks {speed_up}, efficiency "
-            f"{speed_up.value / found['ranks']:.0%}. Of a DDP step, {exposed:.1%} is exposed all-reduce (with ÷ "
-            f"without exchange). DDP's own clock, per backward pass: {clock['compute']:.0f} ms computation, "
-            f"{clock['comm']:.0f} ms communication, {clock['compute_comm_overlap']:.0f} ms of both at once.")
+            f"{speed_up.value / found['ranks']:.0%}. A step with the exchange of gradients and of BatchNorm's "
+            f"statistics takes {exchange} times as long as one without: {1 - 1 / exchange.value:.1%} of it is exposed "
+            f"exchange. By DDP's own clock, which looks at its first ten and every hundredth step, a backward pass has "
+            f"{clock['compute']:.0f} ms of computation and {clock['comm']:.0f} ms of communication, of which "
+            f"{clock['compute_comm_overlap']:.0f} ms are hidden behind the former.")
 
 
 def roofline(found: dict) -> str:
@@ -93,7 +94,7 @@ def roofline(found: dict) -> str:
 
 def startup(found: dict) -> str:
     cost = found["comparison"]
-    rows = [(f"script, {name}: process start to first step" if "loader" in name
+    rows = [(f"script, {name}: process start to training" if "loader" in name
              else "comparison: process start to its first child", median(values, ".2f"))
             for name, values in found["startup_seconds"].items()]
     rows.append((f"comparison of {cost['runs']} runs: total ÷ sum of the runs",
@@ -112,12 +113,20 @@ COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10")
 def table(name: str, directory: Path) -> str:
     """Return the table of one benchmark, and the machine it was measured on, as Markdown."""
     if name in COMPARISONS:
-        return main_table(read_results(directory / name / "results.json"), "github")
+        report = read_results(directory / name / "results.json")
+        busy = [run.foreign_cores for run in report.outcomes if run.foreign_cores is not None]
+        return _with_origin(main_table(report, "github"), report.command, report.environment, max(busy, default=None))
     found = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
-    where, foreign = found["environment"], found["foreign_cores"]
+    where = found["environment"]
+    if found.get("device") == "cpu":  # it had too few GPUs
+        where = {**where, "gpus": []}
+    return _with_origin(TABLES[name](found), found["command"], where, found["foreign_cores"])
+
+
+def _with_origin(text, command, where, foreign):
     machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
     busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
-    return f"{TABLES[name](found)}\n\n`{found['command']}` on {machine}, torch {where['torch']}{busy}."
+    return f"{text}\n\n`{command}` on {machine}, torch {where['torch']}{busy}."
 
 
 def update(page: Path, directory: Path) -> None:

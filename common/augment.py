@@ -41,12 +41,13 @@ def batch_transform(images: torch.Tensor, augment: bool):
 
 
 def held_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
-    """Return the memory that batch_transform() needs for images of shape (N, H, W, C), these included."""
+    """Return the bytes that batch_transform() needs at most for images of shape (N, H, W, C), these included."""
     count, height, width, channels = shape
     padding = 0 if not augment else PADDING if channels == 3 else _affine_padding(height, width)
-    copies = 2 if augment and channels == 3 else 1
-    padded = count * (height + 2 * padding) * (width + 2 * padding) * channels
-    return count * height * width * channels + (copies * padded if augment else 0)
+    plain, padded = (count * (height + 2 * edge) * (width + 2 * edge) * channels for edge in (0, padding))
+    if not augment:
+        return plain
+    return 2 * plain + 2 * padded if channels == 3 else plain + padded
 
 
 class Unchanged:
@@ -70,8 +71,10 @@ class CropAndMirror:
 
     def __init__(self, images: torch.Tensor):
         self.count, self.height, self.width, channels = images.shape
-        padded = _padded(images, PADDING)
-        both = torch.stack((padded, padded.flip(2))).flatten(3)  # (2, N, H + 8, (W + 8) C)
+        both = images.new_zeros(2, self.count, self.height + 2 * PADDING, self.width + 2 * PADDING, channels)
+        both[0, :, PADDING:-PADDING, PADDING:-PADDING] = images
+        both[1, :, PADDING:-PADDING, PADDING:-PADDING] = images.flip(2)
+        both = both.flatten(3)  # (2, N, H + 8, (W + 8) C)
         # (2, N, 9, 9, H, W C): [mirrored, image, top, left]
         self.windows = both.unfold(2, self.height, 1).unfold(3, self.width * channels, channels)
 

@@ -14,8 +14,8 @@ from common.results import EpochRecord, epoch_from_dict, replacing
 
 FORMAT = 1
 # what a run that goes on must have in common with the run that began
-DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "precision", "optimizer", "lr", "weight_decay",
-            "schedule", "lr_milestones", "label_smoothing", "batch_size", "max_steps", "seed")
+DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "precision", "compile", "cuda_graph", "optimizer",
+            "lr", "weight_decay", "schedule", "lr_milestones", "label_smoothing", "batch_size", "max_steps", "seed")
 
 
 def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, optimizer, schedule,

@@ -11,6 +11,8 @@ from common.environment import free_memory
 from common.errors import MACHINE, USAGE, SuiteError
 from common.lifetime import end_with_parent
 
+EVALUATION_BATCH = 500  # images, at least: without gradients, a larger batch costs little memory and saves time
+
 
 class AugmentedImages:
     """A map-style Dataset: epoch * len + index → (transform(image as PIL), label).
@@ -119,4 +121,4 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, r
         )
     shard = slice(rank, None, world_size)
     return train_loader, ResidentLoader(image_set.test_images[shard], image_set.test_labels[shard], image_set,
-                                        batch_size, device)
+                                        max(batch_size, EVALUATION_BATCH), device)

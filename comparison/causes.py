@@ -61,6 +61,9 @@ def _waiting(report, row):
     more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
             and other.configuration.planned["workers"] > workers
             and {**other.configuration.planned, "workers": workers} == row.configuration.planned]
+    if row.results[0].config["loader"] == "resident":
+        return Cause("waiting for data", f"Cutting batches out of memory takes {phases['data']:.1f} of {step:.1f} ms "
+                     f"per step ({share:.0%}): the network is so small that its data are a good part of the work.")
     advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
     if more:
         best = min(more, key=lambda other: summarize(other).epoch_seconds)

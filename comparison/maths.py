@@ -45,8 +45,12 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
 def _train(command, row, train_images, file):
     """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
     steps = min(STEPS, max(1, train_images // row.planned["global batch"]))  # whole batches, as many on every rank
-    changed = ("--no-augment", "--optimizer", "sgd", "--lr", 0.01, "--epochs", -(-STEPS // steps), "--max-steps", steps,
+    changed = ("--no-augment", "--precision", "fp32", "--optimizer", "sgd", "--lr", 0.01, "--weight-decay", 0,
+               "--schedule", "steps", "--label-smoothing", 0, "--epochs", -(-STEPS // steps), "--max-steps", steps,
                "--save", file, "--figure-dir", file.parent)
+    if "--target-accuracy" in command:  # which so short a training would miss
+        place = command.index("--target-accuracy")
+        command = (*command[:place], *command[place + 2:])
     log = file.with_suffix(".log")
     code = run_child((*command, *map(str, changed)), log, NO_TF32)
     if code:

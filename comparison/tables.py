@@ -64,9 +64,11 @@ def _main_cells(report, row):
 
 
 def _target_cell(row):
-    if row.results:
-        return f"{statistics.median(training_seconds(result) for result in row.results):.2f}"
-    return "not reached" if any(outcome.status == "not reached" for outcome in row.outcomes) else DASH
+    missed = sum(outcome.status == "not reached" for outcome in row.outcomes)
+    if not row.results:
+        return "not reached" if missed else DASH
+    median = f"{statistics.median(training_seconds(result) for result in row.results):.2f}"
+    return f"{median} (not reached by {missed} of {len(row.outcomes)} runs)" if missed else median
 
 
 def _maths_cell(report, row):

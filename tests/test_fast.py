@@ -233,6 +233,9 @@ def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
     assert (single[4], ddp[4], mp[4], accelerate[4]) == ("8.00", "not reached", "–", "–")
     assert ddp[-1] == "3 of 3 runs not reached" and ddp[6] == "–" and ddp[7] == "0"
     assert report.failed
+    first, second, third = (outcome for outcome in report.outcomes if outcome.configuration == "single")
+    partly = replace(report, outcomes=(first, second, replace(third, status="not reached"), *report.outcomes[3:]))
+    assert cells(main_table(partly, "simple"))[0][4] == "9.00 (not reached by 1 of 3 runs)"
     assert "Training to 98.5 % (s)" in main_table(report_of(SINGLE, target_accuracy=0.985), "simple")
     assert "Training to" not in main_table(report_of(SINGLE), "simple")
 

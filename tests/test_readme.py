@@ -56,6 +56,9 @@ def test_what_single_blocks_would_have_said():
     assert f"would have said something else: {said}." in text
     steps = {step["batch"]: step["milliseconds"] for step in report.probe["steps"]}
     assert f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms\n  for 64" in text
+    report = read_results(FIGURES / "compare-synthetic" / "results.json")
+    steps = {step["batch"]: step["milliseconds"] for step in report.probe["steps"]}
+    assert f"128 images take {steps[128]:.1f} ms and 64 take {steps[64]:.1f} ms" in text
 
 
 @READMES

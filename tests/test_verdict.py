@@ -43,6 +43,14 @@ def test_waiting_for_data():
     assert "slower than “SINGLE”" in verdict(report)[1]
 
 
+def test_waiting_for_a_resident_loader_is_not_blamed_on_workers():
+    resident = runs(phases=(40.0, 0.5, 20.0, 40.0, 3.0), config={**runs()[0].config, "loader": "resident"})
+    report = report_of((configuration(), resident), probe={"resident_images_per_second": 50_000})
+    assert kinds(report) == ["waiting for data"]
+    assert "out of memory takes 40.0 of 103.5 ms per step (39%)" in sentence(report)
+    assert "workers" not in sentence(report)
+
+
 def test_what_the_resident_loader_would_save():
     rows = SINGLE, (ddp(), two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
     report = report_of(*rows, probe={"resident_images_per_second": 50_000})
