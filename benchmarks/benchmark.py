@@ -17,13 +17,20 @@ from measure import PROJECT
 from tables import TABLES, update
 
 from common.arguments import OneLineParser, one_of
-from common.environment import available_cores
+from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup")
-TARGETS = {  # data set → accuracy, repeats, name of the directory
-    "mnist": ("0.99", "5", "time-to-99-mnist"),
-    "cifar10": ("0.9", "1", "time-to-90-cifar10"),
+FAST = ("--recipe", "fast", "--methods", "single")
+COMPARISONS = {  # directory → flags of compare_parallel.py
+    "time-to-99-mnist": ("--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),
+    "time-to-90-cifar10": ("--dataset", "cifar10", *FAST, "--repeats", "1", "--target-accuracy", "0.9"),
+}
+ON_A_GPU = {  # besides
+    "time-to-94-cifar10": ("--dataset", "cifar10", *FAST, "--epochs", "20", "--target-accuracy", "0.94"),
+    "one-device": ("--dataset", "cifar10", "--loader", "resident", "--methods", "single", "dp", "ddp-1", "--nproc", "1",
+                   "--epochs", "3"),
+    "worker-study": ("--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8", "--epochs", "3"),
 }
 
 
@@ -32,23 +39,24 @@ def commands(arguments) -> dict[str, list[str]]:
     found = {name: [f"benchmarks/{name}.py", "--data-root", arguments.data_root] for name in SCRIPTS}
     if arguments.example:
         found["peers"] += ["--example", arguments.example]
-    for dataset, (accuracy, repeats, directory) in TARGETS.items():
-        found[directory] = [
-            "compare_parallel.py", "--dataset", dataset, "--data-root", arguments.data_root, "--recipe", "fast",
-            "--methods", "single", "--threads-per-device", str(available_cores()), "--repeats", repeats,
-            "--target-accuracy", accuracy, "--output-dir", f"figures/benchmark/{directory}"]
+    for directory, flags in {**COMPARISONS, **ON_A_GPU}.items():
+        found[directory] = ["compare_parallel.py", *flags, "--data-root", arguments.data_root, "--threads-per-device",
+                            str(available_cores()), "--output-dir", f"figures/benchmark/{directory}"]
     return found
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = (*SCRIPTS, *(directory for _, _, directory in TARGETS.values()))
-    parser.add_argument("--only", type=one_of(names), nargs="+", default=names, metavar="NAME", help=" | ".join(names))
+    names = (*SCRIPTS, *COMPARISONS, *ON_A_GPU)
+    parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME",
+                        help=f"{' | '.join(names)} (all; those from {next(iter(ON_A_GPU))} on with a GPU)")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only make the tables again")
     parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example, for peers")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
-    for name in () if arguments.tables else arguments.only:
+    gpu = available_devices("auto")[0].type == "cuda"
+    chosen = arguments.only or [*SCRIPTS, *COMPARISONS, *(ON_A_GPU if gpu else ())]
+    for name in () if arguments.tables else chosen:
         print(f"== {name}", flush=True)
         if subprocess.run([sys.executable, *commands(arguments)[name]], cwd=PROJECT).returncode:
             raise SuiteError(f"the benchmark {name} failed", "see above", f"try it alone with --only {name}", FAILED)

@@ -19,6 +19,7 @@ from pathlib import Path
 from measure import PROJECT, Witness, arguments_of, interleave, write
 
 from common.errors import FAILED, SuiteError, run_script
+from comparison.record import read_results
 
 
 def call(*command: str, **options) -> subprocess.CompletedProcess:
@@ -79,13 +80,21 @@ def heaviest_imports(count: int = 6) -> list[tuple[str, float]]:
 
 
 def comparison_cost(data_root: str, directory: str) -> dict:
-    """Return how long a small comparison took, and how long its runs and helpers did."""
+    """Return how long a small comparison took, and how long its children did: the runs, the probe, the check.
+
+    The pre-flight check leaves no time of its own, and is called once more for it.
+    """
     start = time.perf_counter()
     call("compare_parallel.py", "--dataset", "mnist", "--data-root", data_root, "--loader", "resident", "--epochs", "2",
          "--methods", "single", "ddp", "--repeats", "3", "--output-dir", directory)
     total = time.perf_counter() - start
-    outcomes = json.loads(Path(directory, "results.json").read_text())["outcomes"]
-    return {"total_seconds": total, "runs": len(outcomes), "run_seconds": sum(one["wall_seconds"] for one in outcomes)}
+    report = read_results(Path(directory, "results.json"))
+    start = time.perf_counter()
+    call("-m", "common.environment", "--json", "--data-root", data_root, "--output-dir", directory)
+    check = time.perf_counter() - start
+    return {"total_seconds": total, "runs": len(report.outcomes), "check_seconds": check,
+            "probe_seconds": report.probe["wall_seconds"],
+            "run_seconds": sum(one.wall_seconds for one in report.outcomes)}
 
 
 def main() -> None:
@@ -103,7 +112,7 @@ def main() -> None:
     for name, values in seconds.items():
         print(f"{name}: {sorted(values)[len(values) // 2]:.2f} s")
     cost = found["comparison"]
-    print(f"comparison of {cost['runs']} runs: {cost['total_seconds'] / cost['run_seconds']:.3f} times its runs")
+    print(f"comparison of {cost['runs']} runs: {cost['total_seconds'] / cost['run_seconds']:.3f} times its runs alone")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, r
     device: where the rank trains. Training: batch k of all ranks together is the same set of images for every world
     size, because DistributedSampler deals out one permutation in turn. At most world_size - 1 images per epoch are left
     out, so that all ranks take equally many steps; none is used twice. Test: every world_size-th image, without
-    padding, so that over all ranks each image counts once; always resident.
+    padding, so that over all ranks each image counts once; always resident, in batches of EVALUATION_BATCH or more.
     Raises SuiteError (USAGE) if batch size or workers do not divide by the world size; (MACHINE) if a resident data set
     does not fit.
     """

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def _probe(report, shared_flags):
              "--sizes", *map(str, sorted(sizes))]
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
-    return json.loads(ask("common.probe", *flags))
+    start = time.perf_counter()
+    return {**json.loads(ask("common.probe", *flags)), "wall_seconds": time.perf_counter() - start}
 
 
 def _announce(report):

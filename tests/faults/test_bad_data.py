@@ -160,7 +160,7 @@ def test_mnist_is_downloaded_once(mnist, tmp_path):
     assert np.array_equal(load_image_set(config).train_images, first.train_images)
     assert len(mnist.requests) == 4
     left = {path.name for path in (tmp_path / "new" / "data").iterdir()}
-    assert left == {"MNIST", ".lock", ".verified.json"}  # no archive
+    assert left == {"MNIST", ".lock", ".verified.json", "decoded"}  # no archive
 
 
 def test_cifar10_is_downloaded_once(server, cifar10, tmp_path):
@@ -301,6 +301,8 @@ def test_a_file_that_looks_untouched_is_still_read_with_care(mnist, tmp_path, re
     stamp = path.stat()
     path.write_bytes(path.read_bytes()[:-1] + b"\x4d")
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert load_image_set(config).train_labels.max() == 9  # from the decoded copy, without a look into the file
+    shutil.rmtree(tmp_path / "data" / "decoded")
     with refused("a label of 77, size and time as before", DATA, "labels from 0 to 77 for 10 classes"):
         load_image_set(config)
 
@@ -308,6 +310,7 @@ def test_a_file_that_looks_untouched_is_still_read_with_care(mnist, tmp_path, re
 def test_checked_files_are_not_summed_again(mnist, tmp_path, monkeypatch):
     config = config_of("mnist", tmp_path / "data")
     load_image_set(config)
+    shutil.rmtree(tmp_path / "data" / "decoded")
     summed = []
     monkeypatch.setattr(files.hashlib, "md5", lambda *_, **__: summed.append(1))
     load_image_set(config)
@@ -324,6 +327,7 @@ def test_a_malicious_pickle_is_never_opened(stamp, cifar10, tmp_path, refused):
     if stamp == "as before":  # what was checked last time is believed then, but not for unpickling
         path.write_bytes(bomb + bytes(before.st_size - len(bomb)))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        shutil.rmtree(tmp_path / "data" / "decoded")
     with refused(f"malicious pickle, size and time {stamp}", DATA, "is damaged"):
         load_image_set(config)
     assert not marker.exists()
