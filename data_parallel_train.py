@@ -44,8 +44,7 @@ def main() -> None:
         note = "not parallel: 1 device" if len(devices) == 1 else ""  # DP:
     elif options.simulate_devices:  # DP:
         parallel, method = SimulatedDataParallel(model, options.simulate_devices, devices[0]), "dp"  # DP:
-        note = f"{options.simulate_devices} replicas take turns on one device"  # DP:
-        extra = {"simulated": True}  # DP:
+        note, extra = f"{options.simulate_devices} replicas take turns on one device", {"simulated": True}  # DP:
     if method == "dp":  # DP:
         extra |= {"method_milliseconds": parallel.timers.milliseconds, "compilable": False}  # DP:
     if method == "dp" and not config.quiet:  # DP:

@@ -108,6 +108,19 @@ def example(arguments):
     return seconds, job.accuracy(model, lambda tensor: tensor.to(job.device))
 
 
+def prepared_loop(job, helper, model, optimizer, loader):
+    """The plain loop around what Fabric or Accelerate has prepared, which moves the batches itself."""
+    def train(_):
+        model.train()
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels)
+            helper.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+
+
 def fabric(arguments):
     from lightning_fabric import Fabric
 
@@ -117,15 +130,7 @@ def fabric(arguments):
     model, optimizer = helper.setup(job.model, job.optimizer)
     loader = helper.setup_dataloaders(job.train_loader)
 
-    def train(_):
-        model.train()
-        for images, labels in loader:
-            loss = F.cross_entropy(model(images), labels)
-            helper.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+    return prepared_loop(job, helper, model, optimizer, loader)
 
 
 def accelerate(arguments):
@@ -135,15 +140,7 @@ def accelerate(arguments):
     helper = Accelerator(cpu=job.device.type == "cpu")
     model, optimizer, loader = helper.prepare(job.model, job.optimizer, job.train_loader)
 
-    def train(_):
-        model.train()
-        for images, labels in loader:
-            loss = F.cross_entropy(model(images), labels)
-            helper.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+    return prepared_loop(job, helper, model, optimizer, loader)
 
 
 def torchvision_style(arguments):
