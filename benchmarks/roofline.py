@@ -1,11 +1,13 @@
-"""How much of what this machine can compute does each network's training use?
+"""How much of what this machine can compute, and can move, does each network's training use?
 
     python benchmarks/roofline.py
 
-A network's FLOP are those of the forward and backward pass of convolutions and matrix products, counted by PyTorch;
-over the time of a training step (with all threads, batch 128, without a loader) they are its FLOP/s. The peaks beside
-them are the best rates of a product of two square matrices and of the forward pass of a 3 x 3 convolution, found by
-trying some sizes. Draws roofline.png beside the JSON file.
+A network's FLOP are those of the forward and backward pass of convolutions and matrix products, counted by PyTorch; its
+bytes are those of the tensors that every operation of the step reads and writes. Over the time of a training step (with
+all threads, batch 128, without a loader) they are its FLOP/s and its bytes/s. The peaks beside them are the best rates
+of a product of two square matrices and of the forward pass of a 3 x 3 convolution, of some sizes, and of a copy of
+256 MiB; they take turns with the steps. What a cache holds is moved without the memory, so that a step may show more
+bytes/s than the copy. Draws roofline.png beside the JSON file.
 """
 
 import statistics
@@ -15,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from measure import Witness, arguments_of, config_of, interleave, write
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.engine import build_optimizer
@@ -29,11 +33,28 @@ BATCH = 128
 NETWORKS = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32),
             "resnet8": (3, 32, 32), "resnet18": (3, 32, 32)}
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
+CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
+COPIED = 2**28  # bytes
 COLOURS = {"fp32": "#0072B2", "bf16": "#E69F00"}  # Okabe and Ito
 
 
-def seconds_of(work, device, repeats: int = 5) -> float:
-    """Return the shortest of a few times, after one that does not count."""
+class ByteCounter(TorchDispatchMode):
+    """Adds up in `bytes` the tensors that each operation reads and writes; views move nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        found = operation(*args, **(kwargs or {}))
+        if not operation.is_view:
+            self.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, found)) if torch.is_tensor(leaf))
+        return found
+
+
+def shortest(work, device, repeats: int = 3) -> float:
+    """Return the shortest of a few times of work(), in seconds, after one that does not count."""
     seconds = []
     for _ in range(repeats + 1):
         with Stopwatch([device]) as watch:
@@ -42,24 +63,23 @@ def seconds_of(work, device, repeats: int = 5) -> float:
     return min(seconds[1:])
 
 
-def peaks(dtype, device) -> dict[str, float]:
-    """Return the highest rates in FLOP/s: of a product of matrices, and of a convolution."""
-    products, convolutions = [], []
-    for size in (512, 1024, 2048):
+def peaks(precision: str, device) -> dict[tuple, tuple]:
+    """Return {(precision, kind, size): (work, its FLOP)}."""
+    found, dtype = {}, TYPES[precision]
+    for size in PRODUCTS[device.type]:
         matrix = torch.randn(size, size, device=device).to(dtype)
-        products.append(2 * size**3 / seconds_of(lambda matrix=matrix: matrix @ matrix, device))
-    for channels, side in ((64, 32), (128, 16), (256, 8)):
-        layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(device, dtype)
-        layer = layer.to(memory_format=torch.channels_last)
+        found[precision, "matrix product", size] = (lambda matrix=matrix: matrix @ matrix), 2 * size**3
+    for channels, side in CONVOLUTIONS[device.type]:
+        layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False).requires_grad_(False)
+        layer = layer.to(device, dtype, memory_format=torch.channels_last)
         images = torch.randn(BATCH, channels, side, side, device=device).to(dtype, memory_format=torch.channels_last)
-        with torch.no_grad():
-            seconds = seconds_of(lambda layer=layer, images=images: layer(images), device)
-        convolutions.append(2 * 9 * channels**2 * side**2 * BATCH / seconds)
-    return {"matrix product": max(products), "convolution": max(convolutions)}
+        flop = 2 * 9 * channels**2 * side**2 * BATCH
+        found[precision, "convolution", channels] = (lambda layer=layer, images=images: layer(images)), flop
+    return found
 
 
 def step_of(name: str, precision: str, device):
-    """Return (a callable that measures one training step in seconds, the step's FLOP)."""
+    """Return (one training step as a callable, its FLOP, its bytes)."""
     config = config_of(dataset="mnist", model=name, precision=precision)
     model = build_model(name, NETWORKS[name], 0, precision).to(device)
     optimizer = build_optimizer(model.parameters(), config)
@@ -71,54 +91,78 @@ def step_of(name: str, precision: str, device):
         optimizer.step()
         optimizer.zero_grad()
 
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as flop:
         step()
-    return lambda: seconds_of(step, device, repeats=3), counter.get_total_flops()
+    with ByteCounter() as moved:
+        step()
+    return step, flop.get_total_flops(), moved.bytes
 
 
 def draw(found: dict, path: Path) -> None:
-    """Bars of each network's FLOP/s, and the peaks as lines."""
-    figure, (axis,) = new_figure(width=8.0, height=5.0)
+    """Bars of each network's FLOP/s and bytes/s, with whiskers from slowest to fastest, and the peaks as lines."""
+    figure, axes = new_figure(columns=2, width=10.0, height=5.0)
     names = list(found["networks"])
     height = 0.8 / len(found["peaks"])
-    for number, (precision, peak) in enumerate(found["peaks"].items()):
-        rates = [found["networks"][name][precision]["rates"] for name in names]
-        middle = [statistics.median(one) / 1e9 for one in rates]
-        spread = [[centre - min(one) / 1e9 for centre, one in zip(middle, rates, strict=True)],
-                  [max(one) / 1e9 - centre for centre, one in zip(middle, rates, strict=True)]]
+    for number, precision in enumerate(found["peaks"]):
         places = [place + (number - (len(found["peaks"]) - 1) / 2) * height for place in range(len(names))]
-        axis.barh(places, middle, height, xerr=spread, capsize=3, color=COLOURS[precision], label=f"{precision}, step",
-                  hatch="" if precision == "fp32" else "///", edgecolor="white")
+        for axis, work in zip(axes, ("flop", "bytes"), strict=True):
+            rates = [[one[work] / seconds / 1e9 for seconds in one["seconds"]]
+                     for one in (found["networks"][name][precision] for name in names)]
+            middle = [statistics.median(one) for one in rates]
+            spread = [[centre - min(one) for centre, one in zip(middle, rates, strict=True)],
+                      [max(one) - centre for centre, one in zip(middle, rates, strict=True)]]
+            axis.barh(places, middle, height, xerr=spread, capsize=3, color=COLOURS[precision],
+                      label=f"{precision}, step" if work == "flop" else None,
+                      hatch="" if precision == "fp32" else "///", edgecolor="white")
         for kind, line in (("matrix product", "--"), ("convolution", ":")):
-            axis.axvline(peak[kind] / 1e9, color=COLOURS[precision], linestyle=line, linewidth=2,
-                         label=f"{precision}, best {kind}: {peak[kind] / 1e9:,.0f}")
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.set_xlabel("GFLOP/s of a training step, batch 128 (median; whiskers: fastest and slowest)")
+            rate = rate_of(found["peaks"][precision][kind])
+            axes[0].axvline(rate, color=COLOURS[precision], linestyle=line, linewidth=2,
+                            label=f"{precision}, best {kind}: {rate:,.0f} GFLOP/s")
+    rate = rate_of(found["copy"])
+    axes[1].axvline(rate, color="black", linestyle="-.", linewidth=2, label=f"copy: {rate:,.0f} GB/s")
+    axes[0].set_yticks(range(len(names)), names)
+    axes[1].set_yticks(range(len(names)), [""] * len(names))
+    axes[0].set_xlabel(f"GFLOP/s of a training step, batch {BATCH}")
+    axes[1].set_xlabel("GB/s that its operations read and write")
+    for axis in axes:
+        axis.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=2)
     save_figure(figure, path)
+
+
+def rate_of(peak: dict) -> float:
+    """Return the median rate of a measured peak in 10^9 FLOP or bytes per second."""
+    return statistics.median(peak["work"] / seconds for seconds in peak["seconds"]) / 1e9
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, blocks=5)
     device = available_devices("auto")[0]
     prepare_process(config_of(dataset="mnist", model="lenet"), device)
-    types = dict(TYPES)
+    types = list(TYPES)
     try:
         check_bf16(device)
     except SuiteError as error:
-        del types["bf16"]
+        types.remove("bf16")
         print(f"left out: {error}")
-    found = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}}
+    source = torch.zeros(COPIED // 4, device=device)
+    target = torch.empty_like(source)
+    limits = {key: work for precision in types for key, work in peaks(precision, device).items()}
+    limits["copy"] = (lambda: target.copy_(source)), 2 * COPIED
+    steps = {(name, precision): step_of(name, precision, device) for name in NETWORKS for precision in types}
     with Witness() as witness:
-        found["peaks"] = {name: peaks(dtype, device) for name, dtype in types.items()}
-        steps = {(name, precision): step_of(name, precision, device) for name in NETWORKS for precision in types}
-        seconds = interleave({key: measure for key, (measure, _) in steps.items()}, arguments.blocks)
-    for (name, precision), (_, flops) in steps.items():
-        rates = [flops / one for one in seconds[name, precision]]
-        found["networks"].setdefault(name, {})[precision] = {"flop_per_step": flops, "rates": rates}
-        share = statistics.median(rates) / max(found["peaks"][precision].values())
-        print(f"{name}, {precision}: {statistics.median(rates) / 1e9:,.0f} GFLOP/s, {share:.0%} of the peak")
+        seconds = interleave({key: lambda work=work: shortest(work, device)
+                              for key, (work, *_) in {**limits, **steps}.items()}, arguments.blocks)
+    measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
+    found = {"batch": BATCH, "threads": torch.get_num_threads(), "copy": measured.pop("copy"), "networks": {},
+             "peaks": {precision: {} for precision in types}}
+    for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
+        found["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
+    for (name, precision), (_, flop, moved) in steps.items():
+        measured = {"flop": flop, "bytes": moved, "seconds": seconds[name, precision]}
+        found["networks"].setdefault(name, {})[precision] = measured
+        middle = statistics.median(measured["seconds"])
+        print(f"{name}, {precision}: {flop / middle / 1e9:,.0f} GFLOP/s, {moved / middle / 1e9:,.0f} GB/s")
     write(arguments.output, found, witness)
     draw(found, Path(arguments.output).with_suffix(".png"))
 

@@ -78,18 +78,26 @@ def scaling(found: dict) -> str:
 
 
 def roofline(found: dict) -> str:
-    types, rows = list(found["peaks"]), []
+    def rates(measured, work="work"):
+        return [measured[work] / seconds / 1e9 for seconds in measured["seconds"]]
+
+    types = list(found["peaks"])
+    peaks = {precision: {kind: rates(peak) for kind, peak in found["peaks"][precision].items()} for precision in types}
+    best = {precision: max(peaks[precision].values(), key=statistics.median) for precision in types}
+    rows = []
     for name, measured in found["networks"].items():
-        cells = []
+        cells = [f"{measured[types[0]]['flop'] / found['batch'] / 1e6:,.0f}"]
         for precision in types:
-            rate, peak = statistics.median(measured[precision]["rates"]), max(found["peaks"][precision].values())
-            cells += [f"{rate / 1e9:,.0f}", f"{rate / peak:.0%}"]
-        rows.append((name, f"{measured[types[0]]['flop_per_step'] / found['batch'] / 1e6:.0f}", *cells))
-    best = [" / ".join(f"{found['peaks'][precision][kind] / 1e9:,.0f}" for kind in ("convolution", "matrix product"))
-            for precision in types]
-    rows.append(("peak, convolution / matrix product", "", *(cell for one in best for cell in (one, ""))))
-    header = [text for precision in types for text in (f"{precision} (GFLOP/s)", "of the peak")]
-    return lay_out(rows, ("Network", "MFLOP per image, forward and backward", *header), "github")
+            for work, limit in (("flop", best[precision]), ("bytes", rates(found["copy"]))):
+                reached = rates(measured[precision], work)
+                cells += [f"{statistics.median(reached):,.0f}", f"{paired(reached, limit).value:.0%}"]
+        rows.append((name, *cells))
+    header = [text for precision in types for text in
+              (f"{precision} (GFLOP/s)", "of the peak", f"{precision} (GB/s)", "of a copy's")]
+    table = lay_out(rows, ("Network", "MFLOP per image, forward and backward", *header), "github")
+    said = [f"{precision} {kind} {median(values, ',.0f')} GFLOP/s" for precision in types
+            for kind, values in peaks[precision].items()]
+    return f"{table}\n\nPeaks, median (range): {', '.join(said)}; copy {median(rates(found['copy']), ',.0f')} GB/s."
 
 
 def startup(found: dict) -> str:

@@ -12,9 +12,10 @@ from common.errors import MACHINE, USAGE, SuiteError
 from common.models import Network
 
 
-def replace_network(context, image_shape: tuple[int, int, int], config: RunConfig) -> None:
+def replace_network(context, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
     """Do what --compile or --cuda-graph asks for with the network in `context.model`; without them, nothing.
 
+    batch_shape: (B, C, H, W) of the batches whose step --cuda-graph records.
     Raises SuiteError (USAGE) where the method does not allow it, (MACHINE) where there is no compiler or no GPU.
     """
     if config.compile and config.cuda_graph:
@@ -22,7 +23,7 @@ def replace_network(context, image_shape: tuple[int, int, int], config: RunConfi
     if config.compile:
         _compile(context)
     if config.cuda_graph:
-        _capture(context, torch.zeros(config.batch_size, *image_shape, device=context.input_device))
+        _capture(context, torch.zeros(batch_shape, device=context.input_device))
 
 
 def _compile(context):

@@ -45,7 +45,8 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         records = restore(state, context.rank, gpus, model, optimizer, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
-    replace_network(context, image_set.image_shape, config)
+    images = min(config.batch_size, len(image_set.train_labels))
+    replace_network(context, (images, *image_set.image_shape), config)
     say(describe_start(result))
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count

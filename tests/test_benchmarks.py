@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 from processes import PROJECT
 
@@ -11,6 +12,7 @@ sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 import benchmark
 import measure
+import roofline
 import tables
 
 PAGE, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "figures" / "benchmark"
@@ -76,3 +78,19 @@ def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys
     witness.foreign_cores = 0.0
     measure.write(str(tmp_path / "x.json"), {}, witness)
     assert capsys.readouterr().err == ""
+
+
+def test_bytes_are_those_that_operations_read_and_write_and_views_move_none():
+    numbers = torch.ones(10, 100)
+    with roofline.ByteCounter() as counter:
+        numbers.view(100, 10).t()
+    assert counter.bytes == 0
+    with roofline.ByteCounter() as counter:
+        torch.relu(numbers)
+    assert counter.bytes == 2 * 4000
+    with roofline.ByteCounter() as counter:
+        numbers.add_(1)
+    assert counter.bytes == 2 * 4000
+    with roofline.ByteCounter() as counter, torch.autocast("cpu", torch.bfloat16):
+        numbers @ numbers.t()
+    assert counter.bytes == 2 * (4000 + 2000) + (2000 + 2000 + 200)  # two casts, then the product

@@ -149,12 +149,12 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
     model = build_model("lenet", shape, 0)
     stages = TwoStage(model[:2], model[2:], [CPU, CPU], 1)
-    replace_network(make_context(stages), shape, make_config())
+    replace_network(make_context(stages), (2, *shape), make_config())
     assert not compiled
-    replace_network(make_context(stages), shape, config)
+    replace_network(make_context(stages), (2, *shape), config)
     assert compiled == [stages.stage0, stages.stage1]
     with pytest.raises(SuiteError, match="--compile does not go with dp; .*leave out --compile") as caught:
-        replace_network(make_context(model, method="dp", compilable=False), shape, config)
+        replace_network(make_context(model, method="dp", compilable=False), (2, *shape), config)
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 

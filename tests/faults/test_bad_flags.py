@@ -132,7 +132,7 @@ def test_compile_of_a_network_that_is_copied(project, reported):
 
 def test_compile_and_cuda_graph(refused):
     with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
-        replace_network(None, (1, 28, 28), make_config(compile=True, cuda_graph=True))
+        replace_network(None, (1, 1, 28, 28), make_config(compile=True, cuda_graph=True))
 
 
 @pytest.mark.parametrize("command", [(SCRIPT,), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow)])

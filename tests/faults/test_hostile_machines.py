@@ -111,7 +111,7 @@ def compilers(tmp_path, monkeypatch):
         for name, value in {"PATH": str(tmp_path), **variables}.items():
             monkeypatch.setenv(name, value)
         network = build_model("mlp", (1, 28, 28), 0)
-        replace_network(make_context(network), (1, 28, 28), make_config(compile=True))
+        replace_network(make_context(network), (1, 1, 28, 28), make_config(compile=True))
         return compiled == [network]
 
     return compilers
@@ -136,7 +136,7 @@ def test_compile_with_a_compiler_is_fine(names, variables, compilers):
 def test_cuda_graphs_without_cuda(refused):
     network = build_model("mlp", (1, 28, 28), 0)
     with refused("--cuda-graph on a CPU", MACHINE, "--cuda-graph needs a GPU; the run is on cpu; leave it out"):
-        replace_network(make_context(network), (1, 28, 28), make_config(cuda_graph=True))
+        replace_network(make_context(network), (1, 1, 28, 28), make_config(cuda_graph=True))
 
 
 @pytest.mark.parametrize("content", ["def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",
