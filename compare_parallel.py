@@ -97,7 +97,8 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
     arguments, shared_flags = parse()
     if arguments.diff:
         print(describe_difference(*map(read_results, map(Path, arguments.diff))))

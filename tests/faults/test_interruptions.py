@@ -19,12 +19,17 @@ def comparison(data_root, tmp_path):
     """Start a comparison of one row, twice; wait until its first run is on disk; return the process."""
     started = []
 
-    def start(*flags):
+    def start(*flags, ignored=()):
+        def handle_signals():  # tests that run in the background may have been told to ignore them
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
         process = subprocess.Popen(
             [sys.executable, "compare_parallel.py", "--methods", "single", "--repeats", "2", "--model", "mlp",
              "--output-dir", tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480",
              "--batch-size", "48", "--num-workers", "0", "--epochs", "2", *flags], cwd=PROJECT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**child_environment(), "INTERRUPTED": str(tmp_path)})
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**child_environment(), "INTERRUPTED": str(tmp_path)},
+            preexec_fn=handle_signals)
         started.append(process)
         return process
 
@@ -55,6 +60,18 @@ def test_a_signal(number, comparison, tmp_path, keep):
     assert "INCOMPLETE: interrupted after 1 of 2 runs" in out
     assert len(read_results(tmp_path / "results.json").outcomes) == 1
     assert not alive(f"INTERRUPTED={tmp_path}")
+
+
+@pytest.mark.slow
+def test_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
+    process = comparison(ignored=[signal.SIGHUP])
+    wait_for_a_run(process, tmp_path)
+    start = time.perf_counter()
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=60)
+    keep("SIGHUP to a comparison under nohup", process.returncode, err, time.perf_counter() - start)
+    assert process.returncode == 0 and "INCOMPLETE" not in out
+    assert len(read_results(tmp_path / "results.json").outcomes) == 2
 
 
 @pytest.mark.slow
