@@ -63,7 +63,7 @@ def assert_same(one, other):
         assert one == other
 
 
-@pytest.mark.parametrize("workers, optimizer", [(0, "adam"), (2, "sgd")])
+@pytest.mark.parametrize("workers, optimizer", [(0, "adam"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
 def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
     same = {"num_workers": workers, "optimizer": optimizer}
     whole, last = train("whole", epochs=4, **same)

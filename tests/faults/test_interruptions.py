@@ -63,21 +63,12 @@ def test_a_signal(number, comparison, tmp_path, keep):
 
 
 @pytest.mark.slow
-def test_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
+def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
     process = comparison(ignored=[signal.SIGHUP])
     wait_for_a_run(process, tmp_path)
-    start = time.perf_counter()
     process.send_signal(signal.SIGHUP)
-    out, err = process.communicate(timeout=60)
-    keep("SIGHUP to a comparison under nohup", process.returncode, err, time.perf_counter() - start)
-    assert process.returncode == 0 and "INCOMPLETE" not in out
-    assert len(read_results(tmp_path / "results.json").outcomes) == 2
-
-
-@pytest.mark.slow
-def test_sigkill_and_resume(comparison, tmp_path, keep):
-    process = comparison()
-    wait_for_a_run(process, tmp_path)
+    with pytest.raises(subprocess.TimeoutExpired):  # it goes on
+        process.wait(1)
     start = time.perf_counter()
     process.kill()
     process.wait()
