@@ -27,7 +27,8 @@ COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-90-cifar10": ("--dataset", "cifar10", *FAST, "--repeats", "1", "--target-accuracy", "0.9"),
 }
 ON_A_GPU = {  # besides
-    "time-to-94-cifar10": ("--dataset", "cifar10", *FAST, "--epochs", "20", "--target-accuracy", "0.94"),
+    "time-to-94-cifar10": ("--dataset", "cifar10", *FAST, "--batch-size", "500", "--epochs", "30",
+                           "--target-accuracy", "0.94"),
     "one-device": ("--dataset", "cifar10", "--loader", "resident", "--methods", "single", "dp", "ddp-1", "--nproc", "1",
                    "--epochs", "3"),
     "worker-study": ("--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8", "--epochs", "3"),
@@ -56,13 +57,17 @@ def main() -> None:
     arguments = parser.parse_args()
     gpu = available_devices("auto")[0].type == "cuda"
     chosen = arguments.only or [*SCRIPTS, *COMPARISONS, *(ON_A_GPU if gpu else ())]
+    failed = []
     for name in () if arguments.tables else chosen:
         print(f"== {name}", flush=True)
         if subprocess.run([sys.executable, *commands(arguments)[name]], cwd=PROJECT).returncode:
-            raise SuiteError(f"the benchmark {name} failed", "see above", f"try it alone with --only {name}", FAILED)
+            failed.append(name)
     page = PROJECT / "docs" / "performance.md"
     update(page, PROJECT / "figures" / "benchmark")
     print(f"Tables: {Path(page).relative_to(PROJECT)} ({', '.join(TABLES)})")
+    if failed:
+        raise SuiteError(f"failed: {', '.join(failed)}", "see above; a target that was not reached counts as failed",
+                         f"run them again with --only {' '.join(failed)}", FAILED)
 
 
 if __name__ == "__main__":

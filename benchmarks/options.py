@@ -3,22 +3,25 @@
     python benchmarks/options.py
 
 Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
-not channels-last, an optimizer that is not fused, bfloat16, torch.compile (where there is a C++ compiler). That glibc
-keeps freed memory cannot be switched within a process: processes with and without it take turns.
+not channels-last, an optimizer that is not fused, bfloat16 (with and without channels-last), torch.compile where it
+runs; on a GPU also a step recorded as a CUDA graph, and cuDNN without its tuning. That glibc keeps freed memory cannot
+be switched within a process: processes with and without it take turns.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
 from common import process
-from common.compiled import has_compiler
+from common.compiled import has_compiler, replace_network
 from common.engine import build_optimizer
 from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
@@ -28,26 +31,28 @@ from common.timing import Stopwatch
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
 STEPS = 5  # of a measurement; their median counts
+CALLS = {"cpu": 1, "cuda": 20}  # that make such a step: a GPU's first one would count with the host's work
 
 
 def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=torch.channels_last, **values):
     """Return a callable that trains a few steps and returns the median milliseconds of one."""
     config = config_of(dataset="mnist", **{"model": model_name, **values})
     model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
-    if config.compile:
-        model.compile()
-    optimizer = optimizer_of(model.parameters(), config)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
     labels = torch.randint(CLASSES, (batch,), device=device)
+    one_device = SimpleNamespace(method="single", model=model, input_device=device, compilable=True)
+    replace_network(one_device, images.shape, config)
+    optimizer, calls = optimizer_of(model.parameters(), config), CALLS[device.type]
 
     def measure():
         seconds = []
         for _ in range(STEPS):
             with Stopwatch([device]) as watch:
-                F.cross_entropy(model(images).float(), labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            seconds.append(watch.seconds)
+                for _ in range(calls):
+                    F.cross_entropy(model(images).float(), labels).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            seconds.append(watch.seconds / calls)
         return 1000 * statistics.median(seconds)
 
     return measure
@@ -64,12 +69,27 @@ def run_one(arguments) -> None:
     def unfused(parameters, config):
         return torch.optim.Adam(parameters, lr=config.lr)
 
+    def untuned():
+        torch.backends.cudnn.benchmark = False
+        try:
+            return rivals["defaults"]()
+        finally:
+            torch.backends.cudnn.benchmark = True
+
+    plain = torch.contiguous_format
     rivals = {"defaults": steps_of(name, batch, device),
-              "not channels-last": steps_of(name, batch, device, layout=torch.contiguous_format),
+              "not channels-last": steps_of(name, batch, device, layout=plain),
               "not fused": steps_of(name, batch, device, unfused),
-              "bf16": steps_of(name, batch, device, precision="bf16")}
+              "bf16": steps_of(name, batch, device, precision="bf16"),
+              "bf16, not channels-last": steps_of(name, batch, device, layout=plain, precision="bf16")}
     if not arguments.glibc_defaults and has_compiler():
-        rivals["compile"] = steps_of(name, batch, device, compile=True)
+        compiled = steps_of(name, batch, device, compile=True)
+        with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
+            compiled()
+            rivals["compile"] = compiled
+    if device.type == "cuda":
+        rivals["cuda graph"] = steps_of(name, batch, device, cuda_graph=True)
+        rivals["cuDNN not tuned"] = untuned
     print(json.dumps(interleave(rivals, 3)))
 
 

@@ -36,30 +36,40 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
 COPIED = 2**28  # bytes
+CALLS = {"cpu": 1, "cuda": 20}  # of what one time is taken: a GPU's first call would count with the host's work
 COLOURS = {"fp32": "#0072B2", "bf16": "#E69F00"}  # Okabe and Ito
 
 
 class ByteCounter(TorchDispatchMode):
-    """Adds up in `bytes` the tensors that each operation reads and writes; views move nothing."""
+    """Adds up in `bytes` the tensors that each operation reads and writes; views move nothing.
+
+    A fused optimizer returns nothing: what it writes is what its schema says, but for the gradients, which it would
+    only write to unscale them.
+    """
 
     def __init__(self):
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        found = operation(*args, **(kwargs or {}))
+        found = written = operation(*args, **(kwargs or {}))
+        schema = operation._schema
+        if not schema.returns:
+            written = [value for argument, value in zip(schema.arguments, args, strict=False)
+                       if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"]
         if not operation.is_view:
-            self.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, found)) if torch.is_tensor(leaf))
+            self.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, written)) if torch.is_tensor(leaf))
         return found
 
 
 def shortest(work, device, repeats: int = 3) -> float:
     """Return the shortest of a few times of work(), in seconds, after one that does not count."""
-    seconds = []
+    seconds, calls = [], CALLS[device.type]
     for _ in range(repeats + 1):
         with Stopwatch([device]) as watch:
-            work()
-        seconds.append(watch.seconds)
+            for _ in range(calls):
+                work()
+        seconds.append(watch.seconds / calls)
     return min(seconds[1:])
 
 
@@ -98,7 +108,7 @@ def step_of(name: str, precision: str, device):
     return step, flop.get_total_flops(), moved.bytes
 
 
-def draw(found: dict, path: Path) -> None:
+def draw(found: dict, path: Path, logarithmic: bool) -> None:
     """Bars of each network's FLOP/s and bytes/s, with whiskers from slowest to fastest, and the peaks as lines."""
     figure, axes = new_figure(columns=2, width=10.0, height=5.0)
     names = list(found["networks"])
@@ -126,6 +136,8 @@ def draw(found: dict, path: Path) -> None:
     axes[1].set_xlabel("GB/s that its operations read and write")
     for axis in axes:
         axis.invert_yaxis()
+        if logarithmic:
+            axis.set_xscale("log")
     figure.legend(loc="outside lower center", ncols=2)
     save_figure(figure, path)
 
@@ -154,7 +166,8 @@ def main() -> None:
         seconds = interleave({key: lambda work=work: shortest(work, device)
                               for key, (work, *_) in {**limits, **steps}.items()}, arguments.blocks)
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
-    found = {"batch": BATCH, "threads": torch.get_num_threads(), "copy": measured.pop("copy"), "networks": {},
+    found = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
+             "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
              "peaks": {precision: {} for precision in types}}
     for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
         found["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
@@ -164,7 +177,8 @@ def main() -> None:
         middle = statistics.median(measured["seconds"])
         print(f"{name}, {precision}: {flop / middle / 1e9:,.0f} GFLOP/s, {moved / middle / 1e9:,.0f} GB/s")
     write(arguments.output, found, witness)
-    draw(found, Path(arguments.output).with_suffix(".png"))
+    # small networks keep no large GPU busy: on a linear axis they would not be seen
+    draw(found, Path(arguments.output).with_suffix(".png"), logarithmic=device.type == "cuda")
 
 
 if __name__ == "__main__":

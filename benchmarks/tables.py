@@ -42,7 +42,7 @@ def options(found: dict) -> str:
     names = list(dict.fromkeys(name for case in found["milliseconds_per_step"].values() for name in case))
     rows = []
     for case, times in found["milliseconds_per_step"].items():
-        rows.append((case, f"{statistics.median(times['defaults']):.1f}", *(
+        rows.append((case, f"{statistics.median(times['defaults']):.3g}", *(
             str(paired(times[name], times["defaults"])) if name in times else "–" for name in names[1:])))
     return lay_out(rows, ("Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names[1:])), "github")
 
@@ -90,14 +90,17 @@ def roofline(found: dict) -> str:
         for precision in types:
             for work, limit in (("flop", best[precision]), ("bytes", rates(found["copy"]))):
                 reached = rates(measured[precision], work)
-                cells += [f"{statistics.median(reached):,.0f}", f"{paired(reached, limit).value:.0%}"]
+                share = 100 * paired(reached, limit).value
+                cells += [f"{statistics.median(reached):,.0f}", f"{share:.{0 if share >= 10 else 1}f}%"]
         rows.append((name, *cells))
     header = [text for precision in types for text in
               (f"{precision} (GFLOP/s)", "of the peak", f"{precision} (GB/s)", "of a copy's")]
     table = lay_out(rows, ("Network", "MFLOP per image, forward and backward", *header), "github")
     said = [f"{precision} {kind} {median(values, ',.0f')} GFLOP/s" for precision in types
             for kind, values in peaks[precision].items()]
-    return f"{table}\n\nPeaks, median (range): {', '.join(said)}; copy {median(rates(found['copy']), ',.0f')} GB/s."
+    tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if found["tf32"] else ""
+    copied = median(rates(found["copy"]), ",.0f")
+    return f"{table}\n\nPeaks, median (range): {', '.join(said)}; copy {copied} GB/s.{tf32}"
 
 
 def startup(found: dict) -> str:
@@ -135,7 +138,7 @@ def table(name: str, directory: Path) -> str:
 
 
 def _with_origin(text, command, where, foreign):
-    machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
+    machine = ", ".join([*where["gpus"], f"{where['cores']} cores of {where['cpu']}"])
     busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
     return f"{text}\n\n`{command}` on {machine}, torch {where['torch']}{busy}."
 

@@ -31,7 +31,7 @@ from common.lifetime import end_with_parent
 from common.loaders import make_loaders
 from common.models import CLASSES, build_model
 from common.process import prepare_process
-from common.timing import Stopwatch, command_start
+from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
 
@@ -53,8 +53,8 @@ def step_milliseconds(model: nn.Module, optimizer, image_shape: tuple[int, int, 
     return 1000 * statistics.median(seconds[2:])
 
 
-def loader_images_per_second(loader) -> float:
-    """Return how many images a second a training loader delivers while nothing else works.
+def loader_images_per_second(loader, device: torch.device) -> float:
+    """Return how many images a second a training loader delivers to `device` while nothing else works.
 
     Its start, up to the first batch, is left out. Goes through the data again until SECONDS_PER_MEASUREMENT are over.
     """
@@ -62,10 +62,12 @@ def loader_images_per_second(loader) -> float:
     while True:
         for images, _ in loader:
             if start is None:
+                synchronize([device])
                 start = time.perf_counter()
                 continue
             count += len(images)
             if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
+                synchronize([device])
                 return count / (time.perf_counter() - start)
 
 
@@ -125,7 +127,7 @@ def measure(arguments, image_set: ImageSet) -> dict:
     def speed(loader, workers):
         config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": loader,
                                        "num_workers": workers})
-        return loader_images_per_second(make_loaders(image_set, config, device)[0])
+        return loader_images_per_second(make_loaders(image_set, config, device)[0], device)
 
     for workers in arguments.num_workers if arguments.ceiling else ():
         found["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})

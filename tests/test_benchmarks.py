@@ -94,3 +94,11 @@ def test_bytes_are_those_that_operations_read_and_write_and_views_move_none():
     with roofline.ByteCounter() as counter, torch.autocast("cpu", torch.bfloat16):
         numbers @ numbers.t()
     assert counter.bytes == 2 * (4000 + 2000) + (2000 + 2000 + 200)  # two casts, then the product
+    weights = torch.nn.Parameter(numbers)
+    weights.grad = torch.ones_like(weights)
+    optimizer = torch.optim.Adam([weights], fused=True)
+    optimizer.step()
+    with roofline.ByteCounter() as counter:
+        optimizer.step()
+    # reads weights, gradients and two moments, writes all but the gradients; and a scalar: the number of steps
+    assert counter.bytes == pytest.approx(7 * 4000, abs=20)

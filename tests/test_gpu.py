@@ -68,8 +68,9 @@ def test_a_recorded_step_trains_the_same(model, train):
         torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project):
-    done = project("data_parallel_train.py", "--model", "mlp", "--precision", "bf16", "--quiet")
+def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_path):
+    flags = "--model", "mlp", "--precision", "bf16", "--quiet", "--figure-dir", tmp_path
+    done = project("data_parallel_train.py", *flags)
     assert done.returncode == 0 or "was measured to take" in done.stderr
 
 

@@ -63,7 +63,7 @@ def test_the_loaders_start_is_left_out_of_its_speed(monkeypatch):
 
     passes = []
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.2)
-    assert 300 < probe.loader_images_per_second(Loader()) < 1001 and len(passes) > 5
+    assert 300 < probe.loader_images_per_second(Loader(), torch.device("cpu")) < 1001 and len(passes) > 5
 
 
 def test_the_largest_difference_of_any_parameter():
