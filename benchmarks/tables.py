@@ -91,7 +91,7 @@ def roofline(found: dict) -> str:
             for work, limit in (("flop", best[precision]), ("bytes", rates(found["copy"]))):
                 reached = rates(measured[precision], work)
                 share = 100 * paired(reached, limit).value
-                cells += [f"{statistics.median(reached):,.0f}", f"{share:.{0 if share >= 10 else 1}f}%"]
+                cells += [f"{statistics.median(reached):,.0f}", f"{share:.{0 if share > 9.5 else 1}f}%"]
         rows.append((name, *cells))
     header = [text for precision in types for text in
               (f"{precision} (GFLOP/s)", "of the peak", f"{precision} (GB/s)", "of a copy's")]

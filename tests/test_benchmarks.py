@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from common.errors import FAILED, SuiteError
 from processes import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
@@ -102,3 +103,14 @@ def test_bytes_are_those_that_operations_read_and_write_and_views_move_none():
         optimizer.step()
     # reads weights, gradients and two moments, writes all but the gradients; and a scalar: the number of steps
     assert counter.bytes == pytest.approx(7 * 4000, abs=20)
+
+
+def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_path):
+    updated = []
+    monkeypatch.setattr(benchmark, "commands", lambda _: {
+        "overhead": ["-c", "raise SystemExit(1)"], "loaders": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]})
+    monkeypatch.setattr(benchmark, "update", lambda *_: updated.append((tmp_path / "ran").exists()))
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "overhead", "loaders"])
+    with pytest.raises(SuiteError, match="failed: overhead; .*--only overhead$") as caught:
+        benchmark.main()
+    assert updated == [True] and caught.value.exit_code == FAILED
