@@ -64,8 +64,11 @@ def test_what_surprised_us():
     for said in (f"two ranks are {won} times as fast as one device", f"slower, {lost} (the ladder)",
                  f"({alone:.2f} s per epoch in the worker study), the same DDP ({ddp:.2f} s) would pass for "
                  f"{alone / ddp:.2f} times as fast",
-                 f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64"):
+                 f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
+                 f"an epoch of the first row takes {summarize(workers.rows[1]).epoch_seconds:.2f} s"):
         assert said in text, said
+    chinese = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
+    assert f"单设备的 {won.value:.2f} 倍" in chinese and f"反而更慢（{lost.value:.2f}）" in chinese
 
 
 @READMES
