@@ -44,7 +44,8 @@ def project(request, data_root):
     def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
         small = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
                  "--num-workers", 0, "--epochs", 1] if tiny else []
-        flags = [arguments[0], *small, *arguments[1:]]  # so that what a test types counts
+        after = 1 + next((place for place, one in enumerate(arguments) if str(one).endswith(".py")), -1)
+        flags = [*arguments[:after], *small, *arguments[after:]]  # so that what a test types counts
         start = time.perf_counter()
         done = subprocess.run(
             [*before, sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,

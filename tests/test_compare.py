@@ -329,8 +329,9 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
 @pytest.mark.parametrize("flags, said", [
     (("--project", 1), "--project: needs whole numbers of at least 2"),
     (("--project", 3), "--batch-size is a total and must divide by the number of processes; found 128 for 3"),
-    (("--project", 2, "--scaling", "weak"), "--project is for strong scaling"),
-    (("--methods", "ddp", "--num-workers", 1, 3), "--num-workers is a total and must divide"),
+    pytest.param(("--project", 2, "--scaling", "weak"), "--project is for strong scaling", marks=pytest.mark.slow),
+    pytest.param(("--methods", "ddp", "--num-workers", 1, 3), "--num-workers is a total and must divide",
+                 marks=pytest.mark.slow),
     (("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal"),
     (("--baseline", "singel"), "did you mean single?"), (("--baseline", "ddp-no-sync"), "could be a baseline"),
     (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "at least 1"),

@@ -70,7 +70,7 @@ sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
-@pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
+@pytest.mark.parametrize("script", ["ddp_train.py", pytest.param("accelerate_train.py", marks=pytest.mark.slow)])
 def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")

@@ -26,6 +26,7 @@ def test_a_machine_that_is_ready(project, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_json(project, tmp_path):
     done = project("-m", "common.environment", "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
     found = json.loads(done.stdout)
@@ -59,6 +60,7 @@ def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
     assert check.status == BAD and "its header announces 60000" in check.found and "delete it" in check.advice
 
 
+@pytest.mark.slow
 def test_a_directory_that_may_only_be_read(project, tmp_path):
     tmp_path.chmod(0o555)
     done = project("-m", "common.environment", "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
@@ -90,6 +92,7 @@ def test_processes_of_other_runs(parent, status, tmp_path):
     assert Path("/proc/1").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
