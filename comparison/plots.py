@@ -112,8 +112,8 @@ def _phases(report, done, path):
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     warm_up = "without the warm-up" if report.settings["epochs"] > 1 else "with the warm-up"
-    axis.set(xlabel=f"milliseconds per step, mean over the epochs {warm_up}",
-             title=f"Where a step's time goes\n{report.title}")
+    axis.set_xlabel(f"milliseconds per step, mean over the epochs {warm_up}")
+    figure.suptitle(f"Where a step's time goes\n{report.title}", fontsize=11)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return save_figure(figure, path)
 
