@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from common.errors import FAILED, SuiteError
+from comparison.record import read_results
+from comparison.statistics import summarize
 from processes import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
@@ -26,6 +28,13 @@ def test_the_page_shows_what_was_measured_or_what_it_waits_for(name):
         assert f"<!-- {name} -->\n\n{tables.table(name, FIGURES)}\n\n<!-- end -->" in text
     else:
         assert f"<!-- {name} -->\nwaiting for a GPU\n<!-- end -->" in text
+
+
+def test_the_page_shows_the_slower_hour_too():
+    (row,) = read_results(FIGURES / "time-to-99-mnist-slower-hour.json").rows
+    found = summarize(row)
+    said = f"took {found.epoch_seconds:.2f} s ({found.fastest_epoch:.2f}–{found.slowest_epoch:.2f}) in a slower one"
+    assert said in PAGE.read_text(encoding="utf-8")
 
 
 def test_every_benchmark_has_a_table():
