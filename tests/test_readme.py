@@ -51,14 +51,14 @@ def test_verdicts_are_those_that_were_printed(name):
 
 
 def test_what_surprised_us():
-    ladder, workers, compare = (read_results(FIGURES / name / "results.json")
-                                for name in ("ladder-mnist", "worker-study", "compare-synthetic"))
+    ladder, workers, resident = (read_results(FIGURES / name / "results.json")
+                                 for name in ("ladder-mnist", "worker-study", "resident-mnist"))
 
     def ddp_of(report):
         return next(row for row in report.rows if row.configuration.name == "ddp")
 
     alone, ddp = (summarize(row).epoch_seconds for row in (workers.rows[0], ddp_of(ladder)))
-    won, lost = (standing(report, ddp_of(report)).speed_up for report in (compare, ladder))
+    won, lost = (standing(report, ddp_of(report)).speed_up for report in (resident, ladder))
     steps = {step["batch"]: step["milliseconds"] for step in ladder.probe["steps"]}
     text = " ".join(README.read_text(encoding="utf-8").split())
     for said in (f"two ranks are {won} times as fast as one device", f"slower, {lost} (the ladder)",
