@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+from measure import CALLS, PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
 from common import process
 from common.compiled import has_compiler, replace_network
@@ -31,7 +31,6 @@ from common.timing import Stopwatch
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
 STEPS = 5  # of a measurement; their median counts
-CALLS = {"cpu": 1, "cuda": 20}  # that make such a step: a GPU's first one would count with the host's work
 
 
 def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=torch.channels_last, **values):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, config_of, interleave, write
+from measure import CALLS, Witness, arguments_of, config_of, interleave, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,7 +36,6 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
 COPIED = 2**28  # bytes
-CALLS = {"cpu": 1, "cuda": 20}  # of what one time is taken: a GPU's first call would count with the host's work
 COLOURS = {"fp32": "#0072B2", "bf16": "#E69F00"}  # Okabe and Ito
 
 
