@@ -22,10 +22,10 @@ from common.config import DEFAULT_MODEL, add_training_flags, check_writable, par
 from common.errors import FAILED, USAGE, SuiteError, run_script
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
-from comparison.methods import METHODS, python
-from comparison.plan import DEFAULT_METHODS, given_flags, make_order, make_plan, parse_method
+from comparison.methods import LADDER, METHODS, python
+from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import Report, read_results, resumed, write_results
-from comparison.report import present
+from comparison.report import keep_earlier, present
 from comparison.session import find_machine, only_writer, print_commands, run_comparison
 
 SHARED = ("recipe", "data_root", "data_url", "train_size", "loader", "augment", "precision", "allow_slow_precision",
@@ -40,8 +40,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     add_training_flags(parser, several=True)
     add = parser.add_argument
-    add("--methods", type=parse_method, nargs="+", default=[DEFAULT_METHODS], metavar="NAME",
-        help=" | ".join(METHODS) + " | ladder (single ddp-1 ddp-no-sync ddp); ddp:num-workers=4 sets a value for one")
+    add("--methods", type=parse_method, nargs="+", metavar="NAME",
+        help=f"{' | '.join(METHODS)} | ladder ({' '.join(LADDER)}); ddp:num-workers=4 sets a value for one (all but "
+             f"{' and '.join(name for name, method in METHODS.items() if not method.by_default)})")
     add("--baseline", type=one_of(METHODS), default="single", metavar="NAME", help="of the speed-ups (%(default)s)")
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
     add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro (4)")
@@ -68,7 +69,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         for name, value in vars(arguments).items():
             if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
-    arguments.methods = [choice for choices in arguments.methods for choice in choices]
+    arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
     return arguments, [*always, *given_flags(parser, arguments, SHARED)]
@@ -108,7 +109,10 @@ def main() -> None:
         directory = Path(arguments.output_dir or source.parent)
         report = read_results(source)
         check_writable(directory)
-        write_results(report, directory)
+        if (directory / "results.json").resolve() != source.resolve():
+            only_writer(directory)
+            keep_earlier(directory)
+            write_results(report, directory)
     else:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
@@ -120,6 +124,8 @@ def main() -> None:
         only_writer(directory)
         if arguments.resume:
             report = resumed(report, directory / "results.json")
+        else:
+            keep_earlier(directory)
         try:
             run_comparison(report, shared_flags, directory)
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP: what was measured is shown

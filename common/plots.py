@@ -7,6 +7,7 @@ from common.results import RunResult, result_name
 # Okabe and Ito's palette (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
 METHOD_STYLE = {
     "single": {"color": "#000000", "linestyle": "-", "marker": "o"},
+    "single-all-cores": {"color": "#8C510A", "linestyle": (0, (2, 1)), "marker": "X"},
     "dp": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
     "ddp": {"color": "#0072B2", "linestyle": "-.", "marker": "^"},
     "ddp-1": {"color": "#F0E442", "linestyle": (0, (3, 1)), "marker": "<"},

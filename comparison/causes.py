@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from comparison.fairness import standing
 from comparison.record import Report, Row
-from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio, run_seconds, summarize, timed_epochs
+from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, run_seconds, summarize, timed_epochs
 
 # From which share on a cause is worth a sentence.
 WAITING = 0.20  # of a step, waiting for data
@@ -101,7 +101,7 @@ def _exchange(report, row):
     silent = equal_partner(report, row, "ddp-no-sync") if row.configuration.method == "ddp" else None
     if silent is None:
         return None
-    cost, seconds = ratio(run_seconds(row), run_seconds(silent)), summarize(row).epoch_seconds
+    cost, seconds = ratio_of(row, silent), summarize(row).epoch_seconds
     share = 1 - 1 / cost.value
     if share < EXCHANGE or cost.low is None or cost.low <= 1:
         return None

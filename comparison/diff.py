@@ -2,7 +2,7 @@
 
 from comparison.fairness import differences
 from comparison.record import Report
-from comparison.statistics import ratio, run_seconds, summarize
+from comparison.statistics import ratio_of, summarize
 from comparison.tables import DASH, cell, lay_out
 
 # What two reports may be compared for; the rest has to be the same work.
@@ -35,6 +35,6 @@ def _cells(mine, theirs, scaling):
     machine = [text for text in found if text.startswith(OF_THE_MACHINE)]
     if len(machine) < len(found):
         return [label, *numbers, DASH, "refused: " + "; ".join(text for text in found if text not in machine)]
-    speed_up = ratio(run_seconds(mine), run_seconds(theirs))
+    speed_up = ratio_of(mine, theirs)
     remarks = [*machine, *(["simulated"] if mine.simulated or theirs.simulated else [])]
     return [label, *numbers, str(speed_up), speed_up.words + (f" ({'; '.join(remarks)})" if remarks else "")]

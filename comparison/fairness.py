@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
+from comparison.methods import METHODS
 from comparison.plan import Configuration, baseline_of
 from comparison.record import Report, Row
-from comparison.statistics import Ratio, ratio, run_seconds
+from comparison.statistics import Ratio, ratio_of
 
+THREADS = "threads per device"
 MAY_DIFFER = {"strong": ("per-device batch",), "weak": ("global batch", "steps per epoch")}
 
 
@@ -20,14 +22,14 @@ def effective(result: RunResult) -> dict[str, object]:
         "per-device batch": result.per_device_batch_size,
         "steps per epoch": result.epochs[-1].steps,
         "workers": result.workers_per_process * result.world_size,
-        "threads per device": result.threads_per_process,
+        THREADS: result.threads_per_process,
         "precision": result.precision,
         "loader": result.config["loader"],
     }
 
 
-def differences(result: RunResult, reference: RunResult, scaling: str) -> list[str]:
-    """Return how `result` differs from `reference` in what should be equal, each with both values.
+def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
+    """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
 
     Under strong scaling the global batch is equal, under weak scaling the batch per device. Ranks leave out up to
     N - 1 images of an epoch, which can be one step: that is no difference.
@@ -36,7 +38,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str) -> list[s
         "dataset", "model", "train_size", "max_steps", "augment", "compile", "optimizer", "lr", "weight_decay",
         "schedule", "label_smoothing", "epochs")},
         "torch": one.environment["torch"]} for one in (result, reference))
-    may_differ = set(MAY_DIFFER[scaling])
+    may_differ = {*MAY_DIFFER[scaling], *exempt}
     if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:
         may_differ.add("steps per epoch")
     return [f"{name} {mine[name]} instead of {theirs[name]}" for name in mine
@@ -50,11 +52,17 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
     """
     for configuration in plan:
         other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
+        may_differ = (*MAY_DIFFER[scaling], *exempt(configuration, other)) if other else ()
         for name, value in configuration.planned.items() if other else ():
-            if name not in MAY_DIFFER[scaling] and other.planned[name] != value:
+            if name not in may_differ and other.planned[name] != value:
                 raise SuiteError("unequal rows are no comparison",
                                  f"{name}: “{other.label}” has {other.planned[name]}, “{configuration.label}” {value}",
                                  "give both the same, or type --allow-unequal to run and mark them", USAGE)
+
+
+def exempt(*configurations: Configuration) -> tuple[str, ...]:
+    """Return what need not be equal between these rows: the threads, where one of them has all cores on purpose."""
+    return (THREADS,) if any(METHODS[row.method].all_cores for row in configurations) else ()
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,16 @@ class Standing:
     unequal: tuple[str, ...] = ()
 
     def efficiency(self, row: Row) -> float | None:
-        """Return the speed-up ÷ how many times as many devices as the baseline the row has."""
+        """Return the speed-up ÷ how many times as many devices (on a CPU, threads) as the baseline the row has."""
         if self.speed_up is None:
             return None
-        return self.speed_up.value * len(self.baseline.results[0].devices) / len(row.results[0].devices)
+        return self.speed_up.value * _units(self.baseline.results[0]) / _units(row.results[0])
+
+
+def _units(result):
+    """What a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+    on_cpu = result.devices[0] == "cpu"
+    return result.threads_per_process * result.world_size if on_cpu else len(result.devices)
 
 
 def standing(report: Report, row: Row) -> Standing:
@@ -89,7 +103,8 @@ def standing(report: Report, row: Row) -> Standing:
         return Standing(baseline, reason=f"the baseline, “{baseline.label}”, has no run that ended well")
     if not row.results:
         return Standing(baseline, reason="no run ended well")
-    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"]))
+    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"],
+                                exempt(row.configuration, baseline.configuration)))
     if unequal and not report.settings["allow_unequal"]:
         return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
     if row.simulated:
@@ -101,4 +116,4 @@ def standing(report: Report, row: Row) -> Standing:
             return Standing(baseline, None, f"the check of the maths of “{one.label}” failed", unequal)
     if baseline is row:
         return Standing(baseline, Ratio(1.0, None, None))
-    return Standing(baseline, ratio(run_seconds(baseline), run_seconds(row)), "", unequal)
+    return Standing(baseline, ratio_of(baseline, row), "", unequal)

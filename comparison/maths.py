@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
+from comparison.fairness import THREADS
 from comparison.launch import HelperFailed, ask, cause, run_child, temporary_directory
 from comparison.methods import METHODS, python, script
 from comparison.plan import Configuration, equal_flags
@@ -29,7 +30,8 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                 found[row.name] = _finding(None, "expected", reason)
                 continue
             try:
-                flags = (*shared_flags, *equal_flags(row.planned))
+                one_device = {**row.planned, THREADS: plan[0].planned[THREADS]}
+                flags = (*shared_flags, *equal_flags(one_device))
                 if flags not in references:
                     file = Path(directory, f"reference-{number}.pth")
                     _train((python(), script("data_parallel_train.py"), *flags), row, train_images, file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-LADDER = ("single", "ddp-1", "ddp-no-sync", "ddp")
+LADDER = ("single", "single-all-cores", "ddp-1", "ddp-no-sync", "ddp")
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,25 @@ class Method:
     """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
-    times_only: it trains something else on purpose, so that its accuracy and its weights say nothing.
+    times_only: it trains something else on purpose, so that its accuracy and its weights say nothing. all_cores: it
+    has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs. by_default: it runs
+    unless --methods says otherwise.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]]
     uses: tuple[str, ...] = ()
     divides: bool = False
     times_only: bool = False
+    all_cores: bool = False
+    by_default: bool = True
 
 
 def _single(devices, machine, micro_batches):
     return "one device", [script("data_parallel_train.py")], 1
+
+
+def _single_all_cores(devices, machine, micro_batches):
+    return "one process, all cores", [script("data_parallel_train.py")], 1
 
 
 def _dp(devices, machine, micro_batches):
@@ -77,14 +85,20 @@ def _accelerate(devices, machine, micro_batches):
 
 METHODS = {
     "single": Method(_single),
+    "single-all-cores": Method(_single_all_cores, all_cores=True),
     "dp": Method(_dp, uses=("nproc",)),
     "ddp": Method(_ddp, uses=("nproc",), divides=True),
-    "ddp-1": Method(_ddp_1),
-    "ddp-no-sync": Method(_ddp_no_sync, uses=("nproc",), divides=True, times_only=True),
+    "ddp-1": Method(_ddp_1, by_default=False),
+    "ddp-no-sync": Method(_ddp_no_sync, uses=("nproc",), divides=True, times_only=True, by_default=False),
     "mp": Method(_mp),
     "mp-micro": Method(_mp_micro, uses=("micro_batches",)),
     "accelerate": Method(_accelerate, uses=("nproc",), divides=True),
 }
+
+
+def default_methods(machine: Machine) -> list[str]:
+    """Return the methods that a comparison on `machine` consists of, unless --methods says otherwise."""
+    return [name for name, method in METHODS.items() if method.by_default and not (method.all_cores and machine.gpus)]
 
 
 def script(name: str) -> str:

@@ -9,7 +9,7 @@ from itertools import product
 from common.arguments import non_negative_int, one_of, positive_int
 from common.config import check_workers, per_process, total_workers
 from common.errors import USAGE, SuiteError
-from comparison.methods import LADDER, METHODS, Machine, python
+from comparison.methods import LADDER, METHODS, Machine, default_methods, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
@@ -34,7 +34,6 @@ class Configuration:
     skip: str = ""
 
 
-DEFAULT_METHODS = [(method, {}) for method in ("single", "dp", "ddp", "mp", "mp-micro", "accelerate")]
 OWN = {"batch-size": positive_int, "num-workers": non_negative_int, "threads": positive_int}
 
 
@@ -51,7 +50,7 @@ def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
 
 
 def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
-    """Return the rows of `arguments.methods`, one for each combination of the values that a method has.
+    """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
 
     shared_flags: the training flags that all rows get. Raises SuiteError (USAGE) if a method has no combination whose
     batch and workers divide by the number of devices; one of several that does not is skipped with its reason.
@@ -63,18 +62,19 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
                          "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
                          USAGE)
     workers = arguments.num_workers or [0 if resident else total_workers(None, math.lcm(*devices))]
-    threads = arguments.threads_per_device or max(1, machine.cores // max(devices))
+    share = arguments.threads_per_device or max(1, machine.cores // max(devices))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
     rows: dict[str, Configuration] = {}
-    for method, own in arguments.methods:
+    for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:
         names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
         found = []
         for combination in product(*(swept[name] for name in names)):
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
-            choice = {"threads": threads, "loader": arguments.loader, **{name: swept[name][0] for name in SWEEPS},
-                      **values, **own}
+            threads = machine.cores if METHODS[method].all_cores else share
+            choice = {"share": share, "threads": threads, "loader": arguments.loader,
+                      **{name: swept[name][0] for name in SWEEPS}, **values, **own}
             found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in found if error]
         if len(errors) == len(found):
@@ -91,6 +91,8 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     skip, error = "", None
     if machine.gpus and needed > machine.gpus:
         skip = f"needs {needed} GPUs, found {machine.gpus}"
+    if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
+        skip = "it would be the same as one device, which has all cores"
     if method == "accelerate" and find_spec("accelerate") is None:
         skip = "the package accelerate is not installed (pip install accelerate)"
     try:

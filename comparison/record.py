@@ -1,5 +1,6 @@
 """A comparison as data: its settings, its plan, and every run's outcome; as results.json out and in."""
 
+import glob
 import hashlib
 import json
 import re
@@ -7,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from common.errors import FAILED, USAGE, SuiteError
+from common.errors import DATA, USAGE, SuiteError
 from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import METHODS
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
 
+MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less
 
 
@@ -48,6 +50,26 @@ class Row:
     def troubles(self) -> list[Outcome]:
         """The runs that did not end well."""
         return [outcome for outcome in self.outcomes if outcome.status != "ok"]
+
+    @property
+    def cores(self) -> int:
+        """How many CPU cores the runs could use; needs a result."""
+        return self.results[0].environment["cores"]
+
+    @property
+    def foreign_cores(self) -> float:
+        """The most cores that other programs kept busy, on average, during one of the runs that ended well."""
+        return max((outcome.foreign_cores or 0.0 for outcome in self.outcomes if outcome.status == "ok"), default=0.0)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs used so much of the machine that nothing can be claimed from the row's times."""
+        return bool(self.results) and self.foreign_cores > MOST_FOREIGN * self.cores
+
+    @property
+    def all_cores(self) -> bool:
+        """Whether the row has all cores of the CPU, where a device of the other rows has a share of them."""
+        return METHODS[self.configuration.method].all_cores
 
     @property
     def simulated(self) -> bool:
@@ -89,6 +111,11 @@ class Report:
         return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
 
     @property
+    def device_threads(self) -> int:
+        """CPU threads of a device: the same in all rows but those that have all cores on purpose."""
+        return min(row.planned["threads per device"] for row in self.plan)
+
+    @property
     def swept(self) -> list[str]:
         """The settings that were given several values."""
         return list(dict.fromkeys(name for configuration in self.plan for name in configuration.values))
@@ -128,6 +155,13 @@ def write_results(report: Report, directory: Path) -> None:
     write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
 
 
+def remove_torn(files: list[Path]) -> None:
+    """Delete what a program that was killed while it wrote one of `files` has left: NAME, 8 characters, ".part"."""
+    for file in files:
+        for torn in file.parent.glob(f"{glob.escape(file.name)}{'[a-z0-9_]' * 8}.part"):
+            torn.unlink()
+
+
 def _values(report):
     """A Report made of JSON's types, without NaN and without the user's name."""
     return _without_home(without_nan(asdict(report)))
@@ -149,7 +183,7 @@ def _checksum(values):
 def read_results(path: Path) -> Report:
     """Read what write_results wrote.
 
-    Raises SuiteError (FAILED) if the file is missing, truncated, of another schema, or not as it was written: numbers
+    Raises SuiteError (DATA) if the file is missing, truncated, of another schema, or not as it was written: numbers
     that a hand has touched are no measurement.
     """
     try:
@@ -158,15 +192,15 @@ def read_results(path: Path) -> Report:
         checksum = values.pop("sha256", None)
     except (OSError, ValueError, AttributeError) as error:
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
-                         "name the results.json of a comparison", FAILED) from None
+                         "name the results.json of a comparison", DATA) from None
     if version not in (2, SCHEMA_VERSION):
         advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
                   else "run the comparison again")
         raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
-                         f"2 and {SCHEMA_VERSION}", advice, FAILED)
+                         f"2 and {SCHEMA_VERSION}", advice, DATA)
     if checksum != _checksum(values):
         raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
-                         "undo the change, or run the comparison again", FAILED)
+                         "undo the change, or run the comparison again", DATA)
     del values["schema_version"]
     return _from_values(values)
 

@@ -1,13 +1,17 @@
 """A comparison as text for the terminal, and as report.md and results.csv."""
 
+import contextlib
 import csv
+import os
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
+from common.errors import SuiteError
 from comparison.fairness import effective, standing
-from comparison.plots import draw_all
+from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL, assumptions
-from comparison.record import Report, read_results
+from comparison.record import MOST_FOREIGN, Report, read_results
 from comparison.statistics import summarize, unsteadiness
 from comparison.tables import (
     class_table,
@@ -20,6 +24,29 @@ from comparison.tables import (
     sweep_tables,
 )
 from comparison.verdict import verdict
+
+
+def keep_earlier(directory: Path) -> None:
+    """Move what a new comparison would write over into a subdirectory with the date of then, and say so.
+
+    The files in runs/ go along if there is a results.json that they belong to. Nothing is deleted but a results.json
+    without a single outcome.
+    """
+    results = directory / "results.json"
+    with contextlib.suppress(SuiteError):
+        if not read_results(results).outcomes:
+            results.unlink()
+    names = ["results.json", "report.md", "results.csv", *FIGURES, *(["runs"] if results.exists() else [])]
+    found = [directory / name for name in names if os.path.lexists(directory / name)]
+    if not found:
+        return
+    place = directory / datetime.fromtimestamp(found[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
+    while place.exists():  # of the same second
+        place = place.with_name(f"{place.name}+")
+    place.mkdir()
+    for file in found:
+        file.rename(place / file.name)
+    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in found)}", flush=True)
 
 
 def present(directory: Path) -> Report:
@@ -48,7 +75,7 @@ def terminal_text(report: Report) -> str:
 def warnings(report: Report) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     return [f"WARNING: {row.label}: {sentence}." for row in report.rows
-            for sentence in unsteadiness(row, report.environment["cores"])]
+            for sentence in unsteadiness(row)]
 
 
 def notes(report: Report) -> list[str]:
@@ -71,6 +98,9 @@ def notes(report: Report) -> list[str]:
         found.insert(0, f"INCOMPLETE: interrupted after {len(report.outcomes)} of {len(report.order)} runs.")
     if report.settings["repeats"] == 1:
         found.append("no interval: 1 run. A difference between single runs may be chance.")
+    found += [f"{row.label}: it has {row.results[0].threads_per_process} threads, where a device of the other rows has "
+              f"{report.device_threads}: it is what one would use without training in parallel, and the only row that "
+              "is exempt from the rule of equal threads." for row in report.rows if row.all_cores and row.results]
     if any(row.simulated for row in report.rows):
         found.append("Simulated rows stand in for devices that are not there: they show that the method computes "
                      "the same, not how fast it would be, and have no speed-up.")
@@ -92,10 +122,12 @@ def definitions(report: Report) -> list[str]:
         "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
         "Accuracy: after the last epoch, mean over the runs. Every block of runs has a seed of its own, which its rows "
         "share.",
-        "Efficiency: speed-up ÷ devices (relative to the baseline's, if it has several). Total time: from starting the "
+        "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
         "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
+        f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
+        "its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
-        "every row.",
+        "every row but “one process, all cores”.",
         "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]

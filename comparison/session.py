@@ -13,9 +13,8 @@ from common.errors import MACHINE, USAGE, SuiteError
 from comparison.launch import ask, run_once
 from comparison.maths import check_maths
 from comparison.methods import Machine
-from comparison.plots import FIGURES
 from comparison.progress import duration, guess_seconds, seconds_left
-from comparison.record import Report, write_results
+from comparison.record import Report, remove_torn, write_results
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -55,10 +54,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     """
     left = [run for run in report.order if run not in {(done.block, done.configuration) for done in report.outcomes}]
     _announce(report)
-    for torn in [*directory.glob("*.part"), *directory.glob("runs/*.part")]:  # of one that was killed while it wrote
-        torn.unlink()
-    for old in ("report.md", "results.csv", *FIGURES):  # of an earlier comparison: they would pass for this one's
-        (directory / old).unlink(missing_ok=True)
+    remove_torn([directory / "results.json", *(directory / "runs" / f"{name}-{block}.json"
+                                               for block, name in report.order)])
     write_results(report, directory)
     if not left:
         return report
@@ -76,10 +73,9 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         outcome = run_once(plan[name], block, seed, directory / "runs", report.settings["timeout"])
         report = replace(report, outcomes=(*report.outcomes, outcome))
         write_results(report, directory)
-        if sys.stdout.isatty():
-            seconds = seconds_left(left[number:], report.outcomes, guesses)
-            print(f"[{number}/{len(left)}] block {block}, {plan[name].label}: {outcome.status}, "
-                  f"{outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
+        seconds = seconds_left(left[number:], report.outcomes, guesses)
+        print(f"[{number}/{len(left)}] block {block}, {plan[name].label}: {outcome.status}, "
+              f"{outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
     return report
 
 

@@ -2,27 +2,33 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from common.results import EpochRecord, RunResult
 
 CONFIDENCE = 0.95
-NO_DIFFERENCE = "no significant difference"
+NO_DIFFERENCE, DISTURBED = "no significant difference", "disturbed"
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast (or, of times, as long): the ratio of geometric means, and its 95 % interval if known."""
+    """How many times as fast (or, of times, as long): the ratio of geometric means, and its 95 % interval if known.
+
+    disturbed: other programs used the machine meanwhile, so that it claims nothing.
+    """
 
     value: float
     low: float | None
     high: float | None
+    disturbed: bool = False
 
     @property
     def words(self) -> str:
-        """Faster, slower, neither, or not known."""
+        """Faster, slower, neither, disturbed, or not known."""
+        if self.disturbed:
+            return DISTURBED
         if self.low is None:
             return "no interval: 1 run"
         return "faster" if self.low > 1 else "slower" if self.high < 1 else NO_DIFFERENCE
@@ -97,6 +103,12 @@ def ratio(numerator: list[float], denominator: list[float]) -> Ratio:
     return Ratio(math.exp(centre), math.exp(centre - margin), math.exp(centre + margin))
 
 
+def ratio_of(numerator, denominator) -> Ratio:
+    """Return the ratio of the seconds per epoch of two record.Rows."""
+    disturbed = numerator.disturbed or denominator.disturbed
+    return replace(ratio(run_seconds(numerator), run_seconds(denominator)), disturbed=disturbed)
+
+
 def t_quantile(freedom: float) -> float:
     """Return the t with P(-t < T < t) = CONFIDENCE for Student's T with `freedom` >= 1 degrees of freedom.
 
@@ -115,11 +127,8 @@ def phase_milliseconds(row) -> dict[str, float]:
     return {name: statistics.mean(getattr(phases, name) for phases in epochs) for name in vars(epochs[0])}
 
 
-def unsteadiness(row, cores: int) -> list[str]:
-    """Return what makes a record.Row's times doubtful, each with its number, its cause and a remedy.
-
-    cores: how many the machine has.
-    """
+def unsteadiness(row) -> list[str]:
+    """Return what makes a record.Row's times doubtful, each with its number, its cause and a remedy."""
     found, seconds = [], run_seconds(row)
     if not seconds:
         return found
@@ -133,8 +142,7 @@ def unsteadiness(row, cores: int) -> list[str]:
     if first and statistics.median(first) > 1.5:
         found.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
                      "which is left out of the times; give more --epochs, so that more of them count")
-    foreign = [outcome.foreign_cores for outcome in row.outcomes if outcome.foreign_cores is not None]
-    if foreign and max(foreign) > 0.1 * cores:
-        found.append(f"other programs kept {max(foreign):.1f} of {cores} cores busy during a run; close them and run "
-                     "again")
+    if row.disturbed:
+        found.append(f"other programs kept {row.foreign_cores:.1f} of {row.cores} cores busy during a run; close them "
+                     "and run again")
     return found

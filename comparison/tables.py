@@ -9,7 +9,7 @@ from comparison.fairness import effective, standing
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL, project
 from comparison.record import Report, Row
-from comparison.statistics import phase_milliseconds, summarize, timed_epochs
+from comparison.statistics import DISTURBED, phase_milliseconds, summarize, timed_epochs
 from comparison.verdict import longer, sweep_groups
 
 DASH = "–"
@@ -94,13 +94,15 @@ def result_words(report: Report, row: Row) -> str:
     if stands.unequal and report.settings["allow_unequal"]:
         words.append("UNEQUAL (" + ", ".join(stands.unequal) + ")")
     if stands.baseline is row:
-        words.append("baseline")
+        words += ["baseline", *([DISTURBED] if row.disturbed else [])]
     elif stands.speed_up:
         words.append(stands.speed_up.words)
     elif row.simulated:
         words.append("simulated")
     elif stands.unequal and not report.settings["allow_unequal"]:
         words.append(stands.reason)
+    if row.all_cores:
+        words.append(f"{row.results[0].threads_per_process} threads")
     return "; ".join(words) or "ok"
 
 

@@ -4,7 +4,7 @@ from comparison.causes import causes, equal_partner
 from comparison.fairness import Standing, standing
 from comparison.plan import SWEEPS
 from comparison.record import Report, Row
-from comparison.statistics import NO_DIFFERENCE, Ratio, phase_milliseconds, ratio, run_seconds, summarize
+from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, summarize
 
 
 def verdict(report: Report) -> list[str]:
@@ -21,6 +21,8 @@ def _paragraph(report, row):
     if not row.results:
         return " ".join(broken or ["not run."])
     stands = standing(report, row)
+    if noisy := _disturbed([row] if stands.baseline in (None, row) else [row, stands.baseline]):
+        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}."])
     found = causes(report, row)
     explained = [cause.sentence for cause in found]
     if not found and stands.baseline is not row and stands.speed_up:
@@ -38,14 +40,16 @@ def _how_fast(report, row, stands: Standing):
         return f"simulated on one device, which says nothing about the method's speed; {own}."
     if stands.speed_up is None:
         return f"{own}; no speed-up, {stands.reason}."
-    speed_up, devices = stands.speed_up, len(row.results[0].devices)
+    speed_up, units = stands.speed_up, f"{len(row.results[0].devices)} devices"
+    if row.all_cores:
+        units = f"{row.results[0].threads_per_process} cores"
     said = {"faster": f"faster than “{stands.baseline.label}”, {speed_up} times as fast",
             "slower": f"slower than “{stands.baseline.label}”, {speed_up} times as fast",
             NO_DIFFERENCE: f"neither faster nor slower than “{stands.baseline.label}”, {speed_up} times as fast"}
     words = said.get(speed_up.words, f"{speed_up} times as fast as “{stands.baseline.label}” in the only run, which "
                                      "proves nothing")
     efficiency = f"{stands.efficiency(row):.0%}"
-    share = f", {efficiency} of what {devices} devices could give at best" if devices > 1 else ""
+    share = f", {efficiency} of what {units} could give at best" if units != "1 devices" else ""
     return f"{words}{share}; {own} instead of {summarize(stands.baseline).epoch_seconds:.2f} s."
 
 
@@ -64,7 +68,7 @@ def _ladder(report, row, found):
     if single and one:
         said.append(f"DDP's wrapper: an epoch with one rank, divided by one without DDP, is {longer(one, single)}.")
     if one and silent:
-        cost = ratio(run_seconds(silent), run_seconds(one))
+        cost = ratio_of(silent, one)
         said.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one rank, is "
                     f"{cost}, where {1 / ranks:.2f} would be ideal; ranks share cores, memory and loader, and have "
                     "smaller batches.")
@@ -99,7 +103,7 @@ def _sweeps(report):
 
 def longer(row: Row, other: Row) -> str:
     """Return how many times as long as `other` a row takes, with its interval and what that means."""
-    found: Ratio = ratio(run_seconds(row), run_seconds(other))
+    found = ratio_of(row, other)
     words = {"faster": "slower", "slower": "faster"}.get(found.words, found.words)  # it is a ratio of times
     return f"{found} ({words})"
 
@@ -116,15 +120,29 @@ def recommendations(report: Report) -> list[str]:
         trained = [f"{SWEEPS[name].lower()} {value}" for name, value in row.configuration.values.items()
                    if name in ("model", "batch_size")]
         groups.setdefault(", ".join(trained), []).append((row, stands))
-    said = [(f"For {trained}: " if trained else "") + _recommend(pairs) for trained, pairs in groups.items()]
-    threads, cores = report.first["threads per device"], report.environment.get("cores", 0)
-    if report.first["device"] == "cpu" and threads < cores:
-        said.append(f"A device is {threads} thread(s) here; one process with all {cores} cores was not measured.")
-    return said
+    return [(f"For {trained}: " if trained else "") + _recommend(report, pairs) for trained, pairs in groups.items()]
 
 
-def _recommend(judged):
+def _disturbed(rows):
+    """Which of the rows other programs disturbed, and by how much; nothing if none."""
+    noisy = [row for row in rows if row.disturbed]
+    if not noisy:
+        return ""
+    most = max(row.foreign_cores for row in noisy)
+    return (f"other programs kept up to {most:.1f} of {noisy[0].cores} cores busy during runs of "
+            f"{', '.join(f'“{row.label}”' for row in noisy)}; close them and run again")
+
+
+def _recommend(report, judged):
     """judged: (row, standing) pairs that trained the same."""
+    rows = list({row.label: row for pair in judged for row in (pair[0], pair[1].baseline)}.values())
+    if noisy := _disturbed(rows):
+        return f"Recommendation: none. The comparison was disturbed: {noisy}."
+    whole = min((row for row in rows if row.all_cores), key=lambda row: summarize(row).epoch_seconds, default=None)
+    cores = report.environment["cores"]
+    if whole is None and report.first["device"] == "cpu" and report.device_threads < cores:
+        return (f"Recommendation: none. One process with all {cores} cores may be faster than all of these and was not "
+                "measured: add single-all-cores to --methods, or see above why it has no time.")
     proved = [pair for pair in judged if pair[1].speed_up.low is not None]
     if not proved:
         row, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
@@ -139,7 +157,9 @@ def _recommend(judged):
         return (f"Recommendation: stay with “{best.label}”, {summarize(best).epoch_seconds:.2f} s per epoch. The best "
                 f"of the others against an equal baseline, “{closest.label}”, is {stands.speed_up} times as fast as "
                 f"“{stands.baseline.label}”: {stands.speed_up.words}.")
-    equals = [f"“{row.label}”" for row, _ in winners if row is not best
-              and ratio(run_seconds(row), run_seconds(best)).words == NO_DIFFERENCE]
-    said = f"Recommendation: “{best.label}”, {won.speed_up} times as fast as “{won.baseline.label}” on this machine."
-    return said + (f" Not told apart from it: {', '.join(equals)}." if equals else "")
+    rivals = {row.label: row for row in (*(row for row, _ in winners), *([whole] if whole else [])) if row is not best}
+    equals = [f"“{label}”" for label, row in rivals.items() if ratio_of(row, best).words == NO_DIFFERENCE]
+    said = f"Recommendation: “{best.label}”, {won.speed_up} times as fast as “{won.baseline.label}”"
+    if whole and whole is not best:
+        said += f" and {ratio_of(whole, best)} times as fast as “{whole.label}”"
+    return f"{said} on this machine." + (f" Not told apart from it: {', '.join(equals)}." if equals else "")

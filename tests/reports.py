@@ -30,14 +30,18 @@ def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phase
             for one in seconds]
 
 
-def report_of(*rows, probe=(), maths=None, **settings) -> Report:
-    """A Report of (configuration, results) pairs; a result may be an Outcome's status instead, if the run failed."""
+def report_of(*rows, probe=(), maths=None, foreign_cores=(), **settings) -> Report:
+    """A Report of (configuration, results) pairs; a result may be an Outcome's status instead, if the run failed.
+
+    foreign_cores: by configuration's name, what other programs used meanwhile.
+    """
     outcomes = []
     for row, results in rows:
         for block, result in enumerate(results, start=1):
             failed = isinstance(result, str)
             outcomes.append(Outcome(row.name, block, result if failed else "ok", "signal 9" if failed else "",
-                                    f"python {row.method}.py", f"{row.name}-{block}.log", int(failed), 9.0, 0.0,
+                                    f"python {row.method}.py", f"{row.name}-{block}.log", int(failed), 9.0,
+                                    dict(foreign_cores).get(row.name, 0.0),
                                     None if failed else result))
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)

@@ -16,7 +16,7 @@ from common.results import write_result
 from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
 from comparison.methods import LADDER, METHODS, Machine
-from comparison.plan import DEFAULT_METHODS, baseline_of, make_order, make_plan, parse_method
+from comparison.plan import baseline_of, make_order, make_plan, parse_method
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import read_results
 from processes import PROJECT, child_environment
@@ -26,7 +26,7 @@ from test_results import make_result
 ALL = [(method, {}) for method in METHODS]
 
 
-def plan(gpus=0, methods=DEFAULT_METHODS, **values):
+def plan(gpus=0, methods=(), **values):
     arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "num_workers": None,
                              "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
                              "scaling": "strong", **values})
@@ -50,13 +50,28 @@ def test_a_cpu_gets_two_ranks_and_simulated_methods():
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
     for gpus in (0, 1, 8):
-        rows = plan(gpus, ALL).values()
+        rows = [row for row in plan(gpus, ALL).values() if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
     assert flag(plan(8)["single"], "--threads") == "1"
     assert flag(plan(0)["single"], "--threads") == "4"
     assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"
+
+
+def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_threads():
+    rows = plan()
+    whole = rows["single-all-cores"]
+    assert whole.label == "one process, all cores" and "data_parallel_train.py" in whole.command[1]
+    assert (flag(whole, "--threads"), flag(rows["single"], "--threads"), whole.skip) == ("8", "4", "")
+    refuse_unequal(list(rows.values()), "single", "strong")
+    refuse_unequal(list(rows.values()), "single-all-cores", "strong")
+    unequal = {**rows, "ddp": plan(threads_per_device=3)["ddp"]}
+    with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
+        refuse_unequal(list(unequal.values()), "single", "strong")
+    assert "single-all-cores" not in plan(gpus=2)
+    assert all("which has all cores" in found["single-all-cores"].skip
+               for found in (plan(gpus=2, methods=ALL), plan(nproc=[1])))
 
 
 def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
@@ -75,9 +90,9 @@ def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
     assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
 
 
-def test_the_ladder_has_four_rungs():
+def test_the_rungs_of_the_ladder():
     assert [method for method, _ in parse_method("ladder")] == list(LADDER)
-    assert parse_method("ladder:num-workers=2")[3] == ("ddp", {"num_workers": 2})
+    assert parse_method("ladder:num-workers=2")[4] == ("ddp", {"num_workers": 2})
     rows = plan(methods=parse_method("ladder"), nproc=[4])
     assert flag(rows["ddp-1"], "--spawn") == "1" and "--no-sync" not in rows["ddp-1"].command
     assert flag(rows["ddp-no-sync"], "--spawn") == flag(rows["ddp"], "--spawn") == "4"
@@ -91,7 +106,7 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
     assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned["per-device batch"] == 64
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
-    assert {flag(row, "--threads") for row in rows.values()} == {"4"}  # of the most devices that any row uses
+    assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
     assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
 
 
@@ -113,7 +128,7 @@ def test_combinations_that_do_not_divide_are_skipped_unless_none_is_left():
 
 def test_weak_scaling_multiplies_the_batch_by_the_devices():
     rows = plan(methods=parse_method("ladder"), scaling="weak", nproc=[4])
-    assert [flag(row, "--batch-size") for row in rows.values()] == ["64", "64", "256", "256"]
+    assert [flag(row, "--batch-size") for row in rows.values()] == ["64", "64", "64", "256", "256"]
     refuse_unequal(list(rows.values()), "single", "weak")
 
 
@@ -278,8 +293,8 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
              "--output-dir", directory)
     done = project("compare_parallel.py", "--methods", "single", "ddp", *flags, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\x1b" not in done.stdout and "\r" not in done.stdout and "[1/2]" not in done.stdout  # no terminal
-    assert "2 runs: 2 rows x 1 blocks\n" in done.stdout
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout  # no terminal
+    assert "2 runs: 2 rows x 1 blocks\n" in done.stdout and "\n[2/2] block 1, " in done.stdout
     stored = read_results(directory / "results.json")
     names = [name for _, name in stored.order]
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
@@ -291,7 +306,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4
     assert [step["batch"] for step in stored.probe["steps"]] == [12, 24, 48]
     assert stored.probe["models"][0]["link_gbps"] > 0 and stored.probe["loaders"][0]["images_per_second"] > 100
-    for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: the baseline"):
+    for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
     files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "scaling.png"}
     assert {path.name for path in directory.iterdir()} == {*files, "runs"}
@@ -339,5 +354,6 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
 ])
 def test_bad_input_is_one_line_before_anything_runs(flags, said, project, tmp_path):
     done = project("compare_parallel.py", *flags, "--output-dir", tmp_path / "out", tiny=False)
-    assert done.returncode in (1, 2) and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == (4 if "cannot read" in said else 2) and said in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "results.json").exists()

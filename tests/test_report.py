@@ -122,7 +122,7 @@ def test_what_a_reader_must_know():
     ("threads per device 2 instead of 1", {"threads_per_process": 2}),
     ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
     ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
-    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0"}}),
+    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1}}),
     *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
         ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
         ("lr", 0.001), ("augment", None), ("epochs", 3), ("train_size", None), ("max_steps", None))),
@@ -186,9 +186,14 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
     planned = {"global batch": 48, "per-device batch": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
     train = (maths.python(), maths.script("data_parallel_train.py"), *shared, *maths.equal_flags(scripts[0].planned))
+    whole = replace(configuration("single-all-cores", **planned, **{"threads per device": 2}), command=train)
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
-            replace(scripts[1], name="broken", command=(*train, "--split-at", "x"))]
+            replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
+    commands, run_child = [], maths.run_child
+    monkeypatch.setattr(maths, "run_child", lambda *call: commands.append(call) or run_child(*call))
     found = maths.check_maths(rows, shared, 96)
+    assert len(commands) == 5  # one reference for all: one device's threads, also for the row with all cores
+    assert found["single-all-cores"]["difference"] == 0.0
     assert found["single"] == {"difference": 0.0, "status": "ok", "reason": ""}
     assert found["other"]["status"] == "failed" and found["other"]["difference"] > 1e-2
     assert found["ddp-no-sync"]["status"] == "expected" and found["ddp-no-sync"]["difference"] is None
@@ -357,8 +362,9 @@ def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, said, t
     before = file.read_text()
     assert damage(before) != before
     file.write_text(damage(before))
-    with pytest.raises(SuiteError, match=said):
+    with pytest.raises(SuiteError, match=said) as refused:
         read_results(file)
+    assert refused.value.exit_code == 4
 
 
 def test_results_hold_no_nan(tmp_path):

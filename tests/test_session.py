@@ -1,7 +1,9 @@
 """One comparison from plan to last run, with runs that are made up: what is said, and what is on disk when."""
 
 import json
+import os
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -54,15 +56,15 @@ def test_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned, tmp_
     assert read_results(tmp_path / "results.json") == report and len(report.outcomes) == 4
 
 
-def test_one_line_per_run_on_a_terminal_and_none_elsewhere(planned, capsys, monkeypatch):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_one_line_per_run_on_a_terminal_and_elsewhere(planned, capsys, monkeypatch, terminal):
     run, _ = planned
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     run()
-    off = capsys.readouterr().out
-    assert off.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in off
-    assert len(off.splitlines()) == 4 and off.splitlines()[3].startswith("About 14 s from here on")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    run()
-    lines = capsys.readouterr().out.splitlines()[4:]
+    said = capsys.readouterr().out
+    assert said.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in said
+    assert said.splitlines()[3].startswith("About 14 s from here on")
+    lines = said.splitlines()[4:]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith("about 0 s left")
 
@@ -116,12 +118,73 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
     assert {"report.md", "results.csv", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_the_files_of_an_earlier_comparison_do_not_stay(planned, tmp_path):
+def start(monkeypatch, directory, run):
+    """`compare_parallel.py --output-dir directory`, whose runs are made up."""
+    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
+    monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run())
+    monkeypatch.setattr(compare_parallel, "only_writer", lambda _: None)  # its lock lasts as long as this process
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory)])
+    compare_parallel.main()
+
+
+def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, tmp_path, capsys, monkeypatch):
     run, _ = planned
-    for name in ("report.md", "results.csv", "curves.png", "mine.png"):
-        (tmp_path / name).write_text("old")
+    start(monkeypatch, tmp_path, run)
+    made = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "runs").mkdir()
+    for name in ("mine.png", "half-a-download.part", "runs/single-1.log"):
+        (tmp_path / name).write_text("mine")
+    for dated in ("earlier-2026-01-02-030405", "earlier-2026-01-02-030405+"):
+        os.utime(tmp_path / "results.json", (0, time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, 0))))
+        before = {name: (tmp_path / name).read_bytes() for name in made}
+        capsys.readouterr()
+        start(monkeypatch, tmp_path, run)
+        assert {name: (tmp_path / dated / name).read_bytes() for name in made} == before
+        assert f"is kept in {tmp_path / dated}: results.json, report.md, " in capsys.readouterr().out
+        assert (tmp_path / "mine.png").exists() and (tmp_path / "half-a-download.part").exists()
+    assert (tmp_path / "earlier-2026-01-02-030405" / "runs" / "single-1.log").read_text() == "mine"
+
+
+def test_what_is_not_this_programs_is_kept_too(planned, tmp_path, monkeypatch):
+    run, _ = planned
+    (tmp_path / "runs").mkdir()
+    for name in ("report.md", "runs/tensorboard"):
+        (tmp_path / name).write_text("mine")
+    start(monkeypatch, tmp_path, run)
+    (kept,) = tmp_path.glob("earlier-*/report.md")
+    assert kept.read_text() == "mine" and (tmp_path / "runs" / "tensorboard").read_text() == "mine"
+
+
+def test_nothing_is_kept_of_a_comparison_without_a_single_outcome(planned, tmp_path, monkeypatch):
+    run, _ = planned
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=1)
+    start(monkeypatch, tmp_path, run)
+    assert not [*tmp_path.glob("earlier-*")]
+
+
+def test_drawing_a_kept_comparison_again_keeps_the_new_one(planned, tmp_path, monkeypatch):
+    run, _ = planned
+    start(monkeypatch, tmp_path, run)
+    file = tmp_path / "old.json"
+    file.write_bytes((tmp_path / "results.json").read_bytes())
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--from", str(file)])
+    compare_parallel.main()
+    (kept,) = tmp_path.glob("earlier-*/results.json")
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--from", str(kept)])
+    compare_parallel.main()
+    assert len([*tmp_path.rglob("earlier-*")]) == 1  # what is drawn where it lies is no new comparison
+
+
+def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
+    run, _ = planned
+    (tmp_path / "runs").mkdir()
+    own = ["results.jsonab_12cd3.part", "runs/ddp-2.jsonabcdefgh.part"]
+    foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdefgh.part"]
+    for name in own + foreign:
+        (tmp_path / name).write_text("torn")
     run()
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "mine.png"}
+    assert not any((tmp_path / name).exists() for name in own) and all((tmp_path / name).exists() for name in foreign)
 
 
 def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned):

@@ -12,8 +12,8 @@ from reports import configuration, report_of, runs
 from test_results import make_result
 
 
-def row_of(*results):
-    return report_of((configuration(), results)).rows[0]
+def row_of(*results, **values):
+    return report_of((configuration(), results), **values).rows[0]
 
 
 @pytest.mark.parametrize("freedom, expected", [  # R: qt(0.975, freedom)
@@ -84,12 +84,11 @@ def test_what_trains_something_else_on_purpose_has_no_accuracy():
 
 
 def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
-    assert unsteadiness(row_of(*runs()), cores=2) == []
-    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))), cores=2)
+    assert unsteadiness(row_of(*runs())) == []
+    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))))
     assert "14%" in spread and "2.00 to 2.30 s" in spread and "--repeats" in spread
-    (first,) = unsteadiness(row_of(*runs(first=8.0)), cores=2)
+    (first,) = unsteadiness(row_of(*runs(first=8.0)))
     assert "4.0 times" in first and "--epochs" in first
-    busy = replace(row_of(*runs()), outcomes=tuple(replace(one, foreign_cores=0.5) for one in row_of(*runs()).outcomes))
-    (foreign,) = unsteadiness(busy, cores=2)
-    assert "kept 0.5 of 2 cores busy" in foreign
-    assert unsteadiness(busy, cores=8) == []
+    (foreign,) = unsteadiness(row_of(*runs(), foreign_cores={"single": 0.5}))
+    assert "kept 0.5 of 1 cores busy" in foreign
+    assert unsteadiness(row_of(*runs(environment={"torch": "2.11.0", "cores": 8}), foreign_cores={"single": 0.5})) == []

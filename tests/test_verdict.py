@@ -1,8 +1,12 @@
 """Each cause is planted alone, and only that one is found; where none is planted, none is."""
 
+from dataclasses import replace
+
 import pytest
 
 from comparison.causes import causes
+from comparison.diff import describe_difference
+from comparison.tables import result_words
 from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
 
@@ -250,10 +254,64 @@ def test_different_batches_are_different_trainings():
     assert said[1].startswith("For batch size 512: Recommendation: stay with “SINGLE (batch size 512)”")
 
 
-def test_on_a_cpu_it_says_that_a_device_is_a_share_of_the_cores():
-    report = report_of(SINGLE, (ddp(), two()))
-    report.environment["cores"] = 8
-    assert "A device is 1 thread(s) here; one process with all 8 cores was not measured." in recommendations(report)
+def whole(seconds):
+    row = configuration("single-all-cores", **{"threads per device": 2})
+    return row, runs(seconds=seconds, threads_per_process=2) if seconds else []
+
+
+def of_two_cores(*rows, **values):
+    report = report_of(*rows, **values)
+    report.environment["cores"] = 2
+    return report
+
+
+@pytest.mark.parametrize("rows", [(), (whole(None),)])
+def test_nothing_is_recommended_on_a_cpu_without_one_process_with_all_cores(rows):
+    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
+    assert said.startswith("Recommendation: none. One process with all 2 cores may be faster than all of these")
+    (said,) = recommendations(report_of(SINGLE, (ddp(), two())))  # of one core, which one device has
+    assert said.startswith("Recommendation: “DDP”")
+
+
+def test_one_process_with_all_cores_is_recommended_where_it_is_the_fastest():
+    report = of_two_cores(SINGLE, (ddp(), two((1.3, 1.31, 1.29))), whole(FAST))
+    (said,) = recommendations(report)
+    assert said.startswith("Recommendation: “SINGLE-ALL-CORES”, 2.00 [1.96, 2.05] times as fast as “SINGLE” on this")
+    assert "2.00 [1.96, 2.05] times as fast, 100% of what 2 cores could give at best" in verdict(report)[2]
+
+
+def test_a_method_is_recommended_beside_one_process_with_all_cores():
+    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.3, 1.31, 1.29))))
+    assert said.startswith("Recommendation: “DDP”, 2.00 [") and "Not told apart" not in said
+    assert "and 1.30 [1.27, 1.33] times as fast as “SINGLE-ALL-CORES”" in said
+    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.01, 1.02, 0.99))))
+    assert "Not told apart from it: “SINGLE-ALL-CORES”." in said
+    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.0, 4.0, 1.5))))  # nor from one device
+    assert "Not told apart from it: “SINGLE-ALL-CORES”." in said
+
+
+# ---- disturbed
+
+
+@pytest.mark.parametrize("busy", ["single", "ddp"])
+def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
+    mp = configuration("mp"), runs("mp", seconds=SLOW)
+    report = report_of(SINGLE, (ddp(), two()), mp, foreign_cores={busy: 0.11})
+    words = [result_words(report, row) for row in report.rows]
+    assert words == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
+                     else ["baseline", "disturbed", "slower"])
+    cause = f"other programs kept up to 0.1 of 1 cores busy during runs of “{busy.upper()}”; close them and run again."
+    assert verdict(report)[1] == f"DDP: disturbed, nothing can be claimed from its times: {cause}"
+    assert recommendations(report) == [f"Recommendation: none. The comparison was disturbed: {cause}"]
+    assert "disturbed" in describe_difference(report, report)
+
+
+def test_a_tenth_of_the_cores_disturbs_nobody():
+    report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
+    assert result_words(report, report.rows[1]) == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
+    failed = report_of(SINGLE, (ddp(), [*two(), "failed"]))
+    disturbed = (replace(one, foreign_cores=0.9 * (one.status != "ok")) for one in failed.outcomes)
+    assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
 
 
 def test_weak_scaling_has_no_smaller_batches():
