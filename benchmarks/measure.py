@@ -19,13 +19,14 @@ from comparison.launch import busy_seconds, children_seconds  # noqa: E402
 from comparison.statistics import Ratio, ratio  # noqa: E402
 
 
-def arguments_of(description: str, blocks: int, more=lambda parser: None) -> argparse.Namespace:
+def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
     """Parse the flags that every benchmark has, and those that more(parser) adds.
 
-    blocks: how often each rival is measured, unless --blocks says otherwise.
+    blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals.
     """
     parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
+    if blocks:
+        parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output", default=f"figures/benchmark/{Path(sys.argv[0]).stem}.json", metavar="FILE",
                         help="(%(default)s)")

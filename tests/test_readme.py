@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import statistics
+import sys
 
 import pytest
 
@@ -78,21 +79,41 @@ def test_accuracies_on_real_data(readme):
 
 
 def test_false_alarms_are_as_rare_as_promised():
-    path = PROJECT / "benchmarks" / "false_alarms.py"
-    specification = importlib.util.spec_from_file_location("false_alarms", path)
-    benchmark = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(benchmark)
+    false_alarms = benchmark("false_alarms")
     found = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
     assert all(row["comparisons"] >= 200 and row["false_faster"] <= 0.05 and row["coverage"] >= 0.94
                for row in found["simulated"])
     assert len(found["real"]) >= 10 and sum(row["words"] in ("faster", "slower") for row in found["real"]) <= 1
     for row in found["real"]:  # judged from the raw times by the statistics as they are now
-        judged = benchmark.ratio(row["first_seconds"], row["second_seconds"])
+        judged = false_alarms.ratio(row["first_seconds"], row["second_seconds"])
         assert (judged.value, judged.words) == (pytest.approx(row["ratio"]), row["words"])
-    summary = benchmark.summary(found["simulated"], found["real"])
+    summary = false_alarms.summary(found["simulated"], found["real"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
     table = summary.split("\n\n")[1]
     assert table in README.read_text(encoding="utf-8")
+
+
+def benchmark(name: str):
+    """One of benchmarks/, as a module."""
+    specification = importlib.util.spec_from_file_location(name, PROJECT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.path.insert(0, str(PROJECT / "benchmarks"))
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(PROJECT / "benchmarks"))
+    return module
+
+
+def test_recipes_take_the_minutes_that_are_shown():
+    recipes = benchmark("recipes")
+    measured = json.loads((FIGURES / "benchmark" / "recipes.json").read_text())["seconds"]
+    shown = recipes.recipes(README.read_text(encoding="utf-8"))
+    assert shown == {flags: recipes.minutes(seconds) for flags, seconds in measured.items()}
+    assert len(shown) >= 9 and max(shown.values()) < 15
+    text = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
+    chinese = re.findall(r"\| `(--[^`]+)`[^|]* \| (\d+) 分钟 \|", text)
+    assert len(chinese) >= 5 and all(shown[flags] == int(minutes) for flags, minutes in chinese)
 
 
 def reliability_table(faults: list[dict]) -> str:
