@@ -28,10 +28,6 @@ from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import keep_earlier, present
 from comparison.session import find_machine, only_writer, print_commands, run_comparison
 
-SHARED = ("recipe", "data_root", "data_url", "train_size", "loader", "augment", "precision", "allow_slow_precision",
-          "compile", "optimizer", "lr", "weight_decay", "schedule", "lr_milestones", "label_smoothing",
-          "target_accuracy", "max_steps", "seed")
-
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments, and the flags that every run gets."""
@@ -72,7 +68,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
-    return arguments, [*always, *given_flags(parser, arguments, SHARED)]
+    return arguments, [*always, *given_flags(parser, arguments)]
 
 
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:

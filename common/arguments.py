@@ -29,7 +29,7 @@ def positive_float(text: str) -> float:
     return _number(text, float, lambda value: math.isfinite(value) and value > 0, "a finite number above 0")
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """Parse a number of at least 0 and below 1."""
     return _number(text, float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 

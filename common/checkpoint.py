@@ -8,14 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.config import RunConfig
+from common.config import RunConfig, flags_that, option
 from common.errors import DATA, USAGE, SuiteError
 from common.results import EpochRecord, epoch_from_dict, replacing
 
 FORMAT = 1
-# what a run that goes on must have in common with the run that began
-DECISIVE = ("dataset", "train_size", "loader", "augment", "model", "precision", "compile", "cuda_graph", "optimizer",
-            "lr", "weight_decay", "schedule", "lr_milestones", "label_smoothing", "batch_size", "max_steps", "seed")
 
 
 def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, optimizer, schedule,
@@ -66,7 +63,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> d
     if wrong:
         raise SuiteError(f"cannot resume from {path}", wrong, "start anew without --resume", DATA)
     now = _decisive(config, options)
-    changed = [f"--{name.replace('_', '-')} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
+    changed = [f"{option(name)} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
                if before.get(name) != now.get(name)]
     if ranks != world_size:
         changed.append(f"{ranks} → {world_size} process(es)")
@@ -96,6 +93,7 @@ def random_state(gpus: list[torch.device]) -> dict:
 
 
 def _decisive(config, options):
+    """What a run that goes on must have in common with the run that began."""
     own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
     length = {"epochs": config.epochs} if config.schedule == "one-cycle" else {}  # it ends with the last epoch
-    return {**{name: getattr(config, name) for name in DECISIVE}, **length, **own}
+    return {**{name: getattr(config, name) for name in flags_that("decides")}, **length, **own}

@@ -1,11 +1,12 @@
-"""What a run is asked to do: RunConfig, and the one command-line parser that all scripts share."""
+"""What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
 import tempfile
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from common.arguments import OneLineParser, non_negative_int, one_of, positive_float, positive_int, share
+from common.arguments import OneLineParser, fraction, non_negative_int, one_of, positive_float, positive_int
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
 
@@ -18,7 +19,41 @@ DEFAULT_MODEL = {
 }
 DATASETS = tuple(DEFAULT_MODEL)
 LOADERS = ("workers", "resident")
+OPTIMIZERS = ("adam", "sgd", "nesterov")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "resnet18")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What is known of a flag, besides its name and its default: all of it is said at its field of RunConfig.
+
+    parse: of one value; None for a switch. decides: it decides what is computed, bit for bit, so that a checkpoint
+    belongs to one value of it. equal: rows of a comparison that differ in it are no comparison. shared: the comparison
+    has it too, and hands it to all rows. own: one row may have a value of its own (METHOD:flag=value). several: the
+    comparison sweeps over several values. by_rank: ranks need not agree on it.
+    """
+
+    help: str
+    parse: Callable[[str], object] | None
+    metavar: str
+    nargs: str | None
+    decides: bool
+    equal: bool
+    shared: bool
+    own: bool
+    several: bool
+    by_rank: bool
+
+
+def flag(default, help, parse=None, metavar="N", *, nargs=None, decides=False, equal=False, shared=True, own=False,
+         several=False, by_rank=False):
+    """Return the field of a RunConfig whose value a flag sets (see Flag)."""
+    about = Flag(help, parse, metavar, nargs, decides, equal, shared, own, several, by_rank)
+    return field(default=default, metadata={"flag": about})
+
+
+TRAINS = {"decides": True, "equal": True}  # what most flags do that say what is trained
+PRIVATE = {"shared": False, "by_rank": True}  # where one run's files go, and what it says
 
 
 @dataclass(frozen=True)
@@ -29,102 +64,108 @@ class RunConfig:
     in this order, 2 (but at least one per process), the machine's cores ÷ processes, all images, the whole epoch.
     """
 
-    dataset: str
-    recipe: str | None
-    data_root: str
-    data_url: str | None
-    train_size: int | None
-    loader: str
-    num_workers: int | None
-    augment: bool
-    model: str
-    precision: str
-    allow_slow_precision: bool
-    compile: bool
-    cuda_graph: bool
-    optimizer: str
-    lr: float
-    weight_decay: float
-    schedule: str
-    lr_milestones: tuple[int, ...]
-    label_smoothing: float
-    epochs: int
-    target_accuracy: float | None
-    batch_size: int
-    max_steps: int | None
-    device: str
-    threads: int | None
-    seed: int
-    output: str | None
-    figure_dir: str
-    save: str | None
-    checkpoint: str | None
-    resume: str | None
-    quiet: bool
-    debug: bool
+    dataset: str = flag("cifar10", " | ".join(DATASETS), one_of(DATASETS), "NAME", **TRAINS)
+    recipe: str | None = flag(
+        None, "fast: other defaults for the flags below, for the shortest training (README)", one_of(RECIPES), "NAME")
+    data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
+    data_url: str | None = flag(
+        None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True)
+    train_size: int | None = flag(None, "use only the first N training images", positive_int, **TRAINS)
+    loader: str = flag(
+        "workers", "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
+        "device, augmented there a batch at a time", one_of(LOADERS), "NAME", **TRAINS)
+    num_workers: int | None = flag(
+        None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks)",
+        non_negative_int, own=True, several=True)
+    augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
+    model: str | None = flag(
+        None, " | ".join(MODELS) + " (lenet for MNIST, else vgg)", one_of(MODELS), "NAME", several=True, **TRAINS)
+    precision: str = flag(
+        "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast)", one_of(("fp32", "bf16")),
+        "TYPE", own=True, **TRAINS)
+    allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
+    compile: bool = flag(
+        False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)
+    cuda_graph: bool = flag(
+        False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
+    optimizer: str = flag(
+        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum", one_of(OPTIMIZERS), "NAME",
+        **TRAINS)
+    lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
+    weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
+    schedule: str = flag(
+        "steps", "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
+        "to 0", one_of(("steps", "one-cycle")), "NAME", **TRAINS)
+    lr_milestones: tuple[int, ...] | None = flag(
+        None, "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
+        positive_int, "EPOCH", nargs="+", **TRAINS)
+    label_smoothing: float = flag(0.0, "in the training loss (%(default)s)", fraction, "X", **TRAINS)
+    epochs: int = flag(10, "(%(default)s)", positive_int, equal=True)
+    target_accuracy: float | None = flag(
+        None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True)
+    batch_size: int = flag(
+        128, "images per optimizer step, in total over all devices (128)", positive_int, decides=True, own=True,
+        several=True)
+    max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
+    device: str = flag(
+        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu")), "KIND")
+    seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
+    threads: int | None = flag(
+        None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
+    output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
+    figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
+    save: str | None = flag(
+        None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
+    checkpoint: str | None = flag(
+        None, "after every epoch, write all that is needed to go on to this file", str, "FILE", **PRIVATE)
+    resume: str | None = flag(
+        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE)
+    quiet: bool = flag(False, "print nothing but errors", **PRIVATE)
+    debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
+
+
+FLAGS: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(RunConfig)}
+
+
+def flags_that(trait: str) -> tuple[str, ...]:
+    """Return the names of the fields of RunConfig whose Flag has a trait, in their order."""
+    return tuple(name for name, about in FLAGS.items() if getattr(about, trait))
+
+
+def option(name: str) -> str:
+    """Return how the flag of a field of RunConfig, or of a script's own, is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: bool = False) -> None:
+    """Add the flags of these fields of RunConfig.
+
+    several: those that a comparison sweeps over take one or more values, as a list.
+    """
+    defaults = RunConfig()
+    for name in names:
+        about, default = FLAGS[name], getattr(defaults, name)
+        if about.parse is None:
+            action = argparse.BooleanOptionalAction if default else "store_true"
+            parser.add_argument(option(name), action=action, default=default, help=about.help)
+            continue
+        many = several and about.several
+        parser.add_argument(option(name), type=about.parse, metavar=about.metavar, help=about.help,
+                            nargs="+" if many else about.nargs,
+                            default=[default] if many and default is not None else default)
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that decide what is trained: the ones that a fair comparison keeps equal in every row.
-
-    several: --model, --batch-size and --num-workers take one or more values, as a list.
-    """
-    add = parser.add_argument
-    count = {"nargs": "+"} if several else {}
-    add("--dataset", type=one_of(DATASETS), default="cifar10", metavar="NAME", help=" | ".join(DATASETS))
-    add("--recipe", type=one_of(RECIPES), metavar="NAME",
-        help="fast: other defaults for the flags below, for the shortest training (README)")
-    add("--data-root", default="./data", metavar="DIR", help="where the data sets are, or are put (%(default)s)")
-    add("--data-url", metavar="URL", help="download the data set from this directory instead of its usual place")
-    add("--train-size", type=positive_int, metavar="N", help="use only the first N training images")
-    add("--loader", type=one_of(LOADERS), default="workers", metavar="NAME",
-        help="workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
-             "device, augmented there a batch at a time")
-    add("--num-workers", type=non_negative_int, metavar="N", **count,
-        help="loader processes, in total over all ranks (2, or one per rank if there are more ranks)")
-    add("--augment", action=argparse.BooleanOptionalAction, default=True,
-        help="random crop + flip (CIFAR-10) or random affine (MNIST)")
-    add("--model", type=one_of(MODELS), metavar="NAME", **count,
-        help=" | ".join(MODELS) + " (lenet for MNIST, else vgg)")
-    add("--precision", type=one_of(("fp32", "bf16")), default="fp32", metavar="TYPE",
-        help="fp32 | bf16: convolutions and matrix products in bfloat16 (autocast)")
-    add("--allow-slow-precision", action="store_true", help="go on where bf16 was measured to be slower than fp32")
-    add("--compile", action="store_true", help="let torch.compile rewrite the model; the first epoch pays for it")
-    add("--optimizer", type=one_of(("adam", "sgd", "nesterov")), default="adam", metavar="NAME",
-        help="adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum")
-    add("--lr", type=positive_float, default=1e-3, help="learning rate (%(default)s)")
-    add("--weight-decay", type=share, default=0.0, metavar="X", help="(%(default)s)")
-    add("--schedule", type=one_of(("steps", "one-cycle")), default="steps", metavar="NAME",
-        help="steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then to 0")
-    add("--lr-milestones", type=positive_int, nargs="+", metavar="EPOCH",
-        help="multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)")
-    add("--label-smoothing", type=share, default=0.0, metavar="X", help="in the training loss (%(default)s)")
-    add("--epochs", type=positive_int, default=10, help="(%(default)s)")
-    add("--target-accuracy", type=share, metavar="X", help="end after the epoch whose test accuracy is X, e.g. 0.99")
-    add("--batch-size", type=positive_int, default=[128] if several else 128, metavar="N", **count,
-        help="images per optimizer step, in total over all devices (128)")
-    add("--max-steps", type=positive_int, metavar="N", help="end every epoch after N steps")
-    add("--device", type=one_of(("auto", "cpu", "gpu")), default="auto", metavar="KIND",
-        help="auto (a GPU where there is one) | cpu | gpu")
-    add("--seed", type=non_negative_int, default=42, help="initial weights, order and augmentation (%(default)s)")
-    add("--debug", action="store_true", help="show tracebacks instead of one line per error")
+    """Add the flags that a training script and the comparison share, and --debug; several: see add_flags()."""
+    add_flags(parser, (*flags_that("shared"), "debug"), several)
 
 
 def script_parser(description: str) -> OneLineParser:
-    """Return the parser of a training script: all shared flags; the script adds those of its method."""
+    """Return the parser of a training script: all flags of RunConfig; the script adds those of its method."""
     parser = OneLineParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add_training_flags(parser)
-    add = parser.add_argument
-    add("--threads", type=positive_int, metavar="N", help="CPU threads per process (all cores ÷ processes)")
-    add("--cuda-graph", action="store_true", help="one GPU: replay every step's kernels as one recorded graph")
-    add("--output", metavar="FILE", help="write everything measured to this JSON file")
-    add("--figure-dir", default="figures", metavar="DIR", help="where the curve PNG goes (%(default)s)")
-    add("--save", metavar="FILE", help="write the trained weights (a plain state_dict) to this file")
-    add("--checkpoint", metavar="FILE", help="after every epoch, write all that is needed to go on to this file")
-    add("--resume", metavar="FILE", help="go on from a checkpoint; one that --checkpoint will write may be missing yet")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add_flags(parser, tuple(FLAGS))
     return parser
 
 
@@ -137,13 +178,13 @@ def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
     """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts.
 
-    several: see add_training_flags().
+    several: see add_flags().
     """
     arguments = parser.parse_args()
     if arguments.recipe is None:
         return arguments
     values = RECIPES[arguments.recipe][arguments.dataset]
-    lists = ("model", "batch_size") if several else ()
+    lists = flags_that("several") if several else ()
     parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
     return parser.parse_args()
 
@@ -160,7 +201,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     check_workers(values["loader"], values["num_workers"])
     if values["loader"] == "resident":
         values["num_workers"] = 0
-    config = RunConfig(**{field.name: values.pop(field.name) for field in fields(RunConfig)})
+    config = RunConfig(**{name: values.pop(name) for name in FLAGS})
     check_writable(config.figure_dir)
     for file in (config.output, config.save, config.checkpoint):
         if file:

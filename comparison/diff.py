@@ -6,7 +6,7 @@ from comparison.statistics import ratio_of, summarize
 from comparison.tables import DASH, cell, lay_out
 
 # What two reports may be compared for; the rest has to be the same work.
-OF_THE_MACHINE = ("torch ", "device ", "threads per device ", "precision ")
+OF_THE_MACHINE = ("torch ", "device ", "threads per device ", "precision ", "seed ")
 
 
 def describe_difference(first: Report, second: Report) -> str:

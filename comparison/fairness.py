@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from common.config import RunConfig, flags_that
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
 from comparison.methods import METHODS
@@ -11,6 +12,7 @@ from comparison.record import Report, Row
 from comparison.statistics import Ratio, ratio_of
 
 THREADS = "threads per device"
+DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
 MAY_DIFFER = {"strong": ("per-device batch",), "weak": ("global batch", "steps per epoch")}
 
 
@@ -34,10 +36,8 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     Under strong scaling the global batch is equal, under weak scaling the batch per device. Ranks leave out up to
     N - 1 images of an epoch, which can be one step: that is no difference.
     """
-    mine, theirs = ({**effective(one), **{name: one.config.get(name) for name in (
-        "dataset", "model", "train_size", "max_steps", "augment", "compile", "optimizer", "lr", "weight_decay",
-        "schedule", "label_smoothing", "epochs")},
-        "torch": one.environment["torch"]} for one in (result, reference))
+    mine, theirs = ({**{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
+                     "torch": run.environment["torch"], **effective(run)} for run in (result, reference))
     may_differ = {*MAY_DIFFER[scaling], *exempt}
     if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:
         may_differ.add("steps per epoch")
@@ -61,8 +61,11 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
 
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
-    """Return what need not be equal between these rows: the threads, where one of them has all cores on purpose."""
-    return (THREADS,) if any(METHODS[row.method].all_cores for row in configurations) else ()
+    """Return what need not be equal between these rows: the seed, which every block has of its own.
+
+    And the threads, where one of them has all cores on purpose.
+    """
+    return ("seed", *([THREADS] if any(METHODS[row.method].all_cores for row in configurations) else []))
 
 
 @dataclass(frozen=True)

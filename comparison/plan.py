@@ -1,13 +1,14 @@
 """Which runs a comparison consists of, in which order, and the exact command of each."""
 
+import argparse
 import math
 import random
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 
-from common.arguments import non_negative_int, one_of, positive_int
-from common.config import check_workers, per_process, total_workers
+from common.arguments import one_of
+from common.config import FLAGS, check_workers, flags_that, option, per_process, total_workers
 from common.errors import USAGE, SuiteError
 from comparison.methods import LADDER, METHODS, Machine, default_methods, python
 
@@ -15,6 +16,7 @@ from comparison.methods import LADDER, METHODS, Machine, default_methods, python
 SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
           "micro_batches": "Micro-batches"}
 IN_EVERY_METHOD = ("model", "batch_size", "num_workers")
+OWN_ALONE = ("precision", "compile", "cuda_graph")  # what one row may have of its own, and no sweep
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,23 @@ class Configuration:
     skip: str = ""
 
 
-OWN = {"batch-size": positive_int, "num-workers": non_negative_int, "threads": positive_int}
 
 
-def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
-    """Parse METHOD, METHOD:flag=value,… or "ladder" into (method, values of its own) pairs, for argparse."""
+def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
+    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
     method, _, typed = text.partition(":")
-    own = {}
+    own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
     for pair in typed.split(",") if typed else ():
-        flag, _, value = pair.partition("=")
-        parse = OWN[one_of(OWN)(flag)]
-        own[flag.replace("-", "_")] = parse(value)
+        flag, equals, value = pair.partition("=")
+        name = flags[one_of(flags)(flag)]
+        parse = FLAGS[name].parse or _nothing
+        own[name] = True if parse is _nothing and not equals else parse(value)
     methods = LADDER if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
     return [(method, own) for method in methods]
+
+
+def _nothing(text):
+    raise argparse.ArgumentTypeError(f"a switch takes no value, found {text!r}")
 
 
 def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
@@ -73,7 +79,7 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
             threads = machine.cores if METHODS[method].all_cores else share
-            choice = {"share": share, "threads": threads, "loader": arguments.loader,
+            choice = {**vars(arguments), "share": share, "threads": threads,
                       **{name: swept[name][0] for name in SWEEPS}, **values, **own}
             found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in found if error]
@@ -105,10 +111,11 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     except SuiteError as found:
         skip, error = str(found), found
     name = "-".join([method, *(f"{key}={value}" for key, value in {**shown, **own}.items())])
-    label += "".join(f", {key.replace('_', ' ')} {value}" for key, value in own.items())
+    label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
     planned = {"model": choice["model"], "global batch": batch, "workers": choice["num_workers"],
                "threads per device": choice["threads"], "device": "gpu" if machine.gpus else "cpu",
-               "per-device batch": -(-batch // devices) if "nproc" in kind.uses else batch}
+               "per-device batch": -(-batch // devices) if "nproc" in kind.uses else batch,
+               **{name: choice[name] for name in OWN_ALONE}}
     typed = (python(), *command, *shared_flags, *equal_flags(planned))
     return Configuration(name, method, label, shown, planned, typed, skip), error
 
@@ -117,7 +124,13 @@ def equal_flags(planned: dict[str, object]) -> list[str]:
     """Return the flags of a training script that bring about what is planned."""
     names = {"model": "--model", "global batch": "--batch-size", "workers": "--num-workers", "device": "--device",
              "threads per device": "--threads"}
-    return [text for name, flag in names.items() for text in (flag, str(planned[name]))]
+    return [*(text for name, flag in names.items() for text in (flag, str(planned[name]))), *network_flags(planned)]
+
+
+def network_flags(planned: dict[str, object]) -> list[str]:
+    """Return the flags that say how the network is run: --precision, and the switches that are on."""
+    switches = [option(name) for name in ("compile", "cuda_graph") if planned[name]]
+    return ["--precision", str(planned["precision"]), *switches]
 
 
 def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str]]:
@@ -136,20 +149,24 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     """
     found = [other for other in plan if other.method == baseline and all(
         configuration.values.get(name, value) == value for name, value in other.values.items())]
-    names = ("global batch", "workers", "threads per device")
+    names = [name for name in configuration.planned if name != "per-device batch"]
     equal = (other for other in found if all(other.planned[name] == configuration.planned[name] for name in names))
     return next(equal, found[0] if found else None)
 
 
-def given_flags(parser, arguments, names: tuple[str, ...]) -> list[str]:
-    """Return the command-line flags that give `names` their values in `arguments`, leaving out what is the default."""
+def given_flags(parser, arguments) -> list[str]:
+    """Return the command-line flags that all rows get: what the comparison shares with them and does not plan by row.
+
+    The flags that have their default value are left out.
+    """
+    planned = {*flags_that("own"), *flags_that("several"), "device", "dataset", "epochs"}
     typed = []
-    for name in names:
-        value, option = getattr(arguments, name), "--" + name.replace("_", "-")
-        if value == parser.get_default(name):
+    for name in flags_that("shared"):
+        value = getattr(arguments, name)
+        if name in planned or value == parser.get_default(name):
             continue
         if isinstance(value, bool):
-            typed.append(option if value else "--no-" + option.removeprefix("--"))
+            typed.append(option(name) if value else "--no-" + option(name).removeprefix("--"))
         else:
-            typed += [option, *map(str, value if isinstance(value, list) else [value])]
+            typed += [option(name), *map(str, value if isinstance(value, list) else [value])]
     return typed

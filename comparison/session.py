@@ -13,6 +13,7 @@ from common.errors import MACHINE, USAGE, SuiteError
 from comparison.launch import ask, run_once
 from comparison.maths import check_maths
 from comparison.methods import Machine
+from comparison.plan import network_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
 
@@ -90,7 +91,7 @@ def _probe(report, shared_flags):
     first = report.first
     flags = [*shared_flags, "--model", *every("model"), "--batch-size", str(first["global batch"]), "--num-workers",
              *every("workers"), "--device", first["device"], "--threads", str(first["threads per device"]),
-             "--sizes", *map(str, sorted(sizes))]
+             *network_flags(first), "--sizes", *map(str, sorted(sizes))]
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
     start = time.perf_counter()

@@ -16,7 +16,7 @@ PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "mode
 
 def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
     equal = {"model": "lenet", "global batch": 100, "workers": 0, "threads per device": 1, "device": "cpu",
-             "per-device batch": 100, **planned}
+             "per-device batch": 100, "precision": "fp32", "compile": False, "cuda_graph": False, **planned}
     name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
     return Configuration(name, method, method.upper(), dict(values), equal,
                          command or ("python", f"{method}.py"), skip)

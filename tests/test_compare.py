@@ -1,5 +1,6 @@
 """The comparison: its plan, its runs, and the whole from start to end."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -29,7 +30,8 @@ ALL = [(method, {}) for method in METHODS]
 def plan(gpus=0, methods=(), **values):
     arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "num_workers": None,
                              "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
-                             "scaling": "strong", **values})
+                             "scaling": "strong", "precision": "fp32",
+                             "compile": False, "cuda_graph": False, **values})
     return {row.name: row for row in make_plan(arguments, Machine(gpus, cores=8), ["--epochs", "1"])}
 
 
@@ -321,7 +323,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert again.stdout.partition("Written to")[0] in done.stdout[:end]
 
     same = project("compare_parallel.py", "--diff", directory / "results.json", directory / "results.json", tiny=False)
-    assert same.returncode == 0 and same.stdout.count("1.00  no interval: 1 run") == 2, same.stderr
+    assert same.returncode == 0 and len(re.findall(r"1\.00  (no interval: 1 run|disturbed)", same.stdout)) == 2
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import METHOD_STYLE, draw_curves
 from comparison import maths
@@ -125,7 +126,9 @@ def test_what_a_reader_must_know():
     ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1}}),
     *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
         ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
-        ("lr", 0.001), ("augment", None), ("epochs", 3), ("train_size", None), ("max_steps", None))),
+        ("lr", 0.001), ("epochs", 3))),
+    *((f"{name} 9 instead of {getattr(RunConfig(), name)}", {"config": {name: 9}}) for name in flags_that("equal")
+      if name not in make_result().config and name not in ("precision", "seed")),
 ])
 def test_every_inequality_is_found_refused_or_marked(name, change):
     reference = make_result()
@@ -387,6 +390,20 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
     assert "refused: global batch 200 instead of 100" in text
     assert re.search(r"MP .*–.* not in both", text) and re.search(r"DP  .*–.* not in both", text)
     assert "Different machine: torch 2.11.0 → 2.15.0." in text and "Different settings: lr None → 0.1." in text
+
+
+@pytest.mark.parametrize("name, value", [("lr_milestones", [3]), ("cuda_graph", True)])
+def test_diff_refuses_rows_that_trained_something_else(name, value):
+    other = [replace(result, config={**result.config, name: value}) for result in SINGLE[1]]
+    text = describe_difference(report_of(SINGLE), report_of((configuration(), other)))
+    assert f"refused: {name} {value} instead of {getattr(RunConfig(), name)}" in text
+
+
+def test_seeds_differ_by_block_and_are_named_between_reports():
+    other = [replace(result, config={**result.config, "seed": 7}) for result in DDP[1]]
+    report = report_of(SINGLE, (DDP[0], other))
+    assert standing(report, report.rows[1]).speed_up  # its first run that ended well may be of a later block
+    assert "(seed 42 instead of 7)" in describe_difference(report_of((DDP[0], other)), report_of(DDP))
 
 
 def test_diff_of_two_machines_lists_what_belongs_to_the_machine():

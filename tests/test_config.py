@@ -1,0 +1,82 @@
+"""What a flag means is said once, at its field of RunConfig: these tests go through every field."""
+
+import shlex
+from dataclasses import fields, replace
+
+import pytest
+
+import compare_parallel
+from common import checkpoint
+from common.config import FLAGS, RunConfig, flags_that, option, parse, script_parser
+from comparison.methods import Machine
+from comparison.plan import make_plan, parse_method
+
+CHANGED = {  # a value that is not the default
+    "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
+    "loader": "resident", "num_workers": 4, "augment": False, "model": "mlp", "precision": "bf16",
+    "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
+    "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
+    "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "seed": 5, "threads": 3,
+    "output": "o.json", "figure_dir": "f", "save": "s", "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
+}
+
+
+def typed(name: str) -> list[str]:
+    value = CHANGED[name]
+    if isinstance(value, bool):
+        return [option(name) if value else "--no-" + option(name).removeprefix("--")]
+    return [option(name), *map(str, value if isinstance(value, tuple) else [value])]
+
+
+def test_every_field_is_a_flag_and_every_flag_a_field():
+    assert set(CHANGED) == {field.name for field in fields(RunConfig)} == set(FLAGS)
+    assert all(CHANGED[name] != getattr(RunConfig(), name) for name in FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_script_takes_every_flag(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["x.py", *typed(name)])
+    config, _ = parse(script_parser(""))
+    assert getattr(config, name) == CHANGED[name]
+    assert option(name) in script_parser("").format_help()
+
+
+@pytest.mark.parametrize("name", flags_that("shared"))
+def test_what_the_comparison_shares_reaches_every_row(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["compare_parallel.py", *typed(name)])
+    arguments, shared = compare_parallel.parse()
+    if name == "device":  # as the machine has it
+        return
+    for row in make_plan(arguments, Machine(0, 4), shared):
+        assert shlex.join(typed(name)) in shlex.join(row.command)
+
+
+@pytest.mark.parametrize("name", flags_that("own"))
+def test_what_one_row_may_have_of_its_own_reaches_that_row(name, monkeypatch):
+    value = CHANGED[name]
+    flag = option(name).removeprefix("--") + ("" if value is True else f"={value}")
+    monkeypatch.setattr("sys.argv", ["compare_parallel.py", "--methods", "single", f"single:{flag}"])
+    arguments, shared = compare_parallel.parse()
+    usual, own = make_plan(arguments, Machine(0, 8), shared)
+    assert shlex.join(typed(name)) in shlex.join(own.command) and name.replace("_", " ") in own.label
+    assert usual.planned != own.planned and own.name == f"single-{name}={value}"
+
+
+def test_a_switch_takes_no_value(project):
+    with pytest.raises(Exception, match="a switch takes no value, found 'yes'"):
+        parse_method("single:compile=yes")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_checkpoint_belongs_to_what_decides(name):
+    before, now = RunConfig(), replace(RunConfig(), **{name: CHANGED[name]})
+    decisive = (checkpoint._decisive(config, compare_parallel.argparse.Namespace()) for config in (before, now))
+    same = next(decisive) == next(decisive)
+    assert same != (FLAGS[name].decides or name == "schedule")
+
+
+def test_traits_go_together():
+    assert len(flags_that("decides")) == 17 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
+    assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}
