@@ -77,6 +77,7 @@ def test_a_checkpoint_belongs_to_what_decides(name):
 
 
 def test_traits_go_together():
+    assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
     assert len(flags_that("decides")) == 17 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
     assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
     assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}
