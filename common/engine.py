@@ -129,7 +129,11 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
 
 @torch.no_grad()
 def evaluate(context: ParallelContext, loader) -> Evaluation:
-    """Classify every image of this rank's `loader` once."""
+    """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU.
+
+    That is why images are counted by scatter_add_: what a boolean index or bincount returns has a size that the host
+    must ask the GPU for.
+    """
     context.evaluation_model.eval()
     loss_sum = torch.zeros((), device=context.output_device)
     correct, counts = torch.zeros(2, CLASSES, dtype=torch.int64, device=context.output_device)
@@ -138,8 +142,8 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
             labels = labels.to(context.output_device, non_blocking=True)
             logits = context.evaluation_model(images.to(context.input_device, non_blocking=True)).float()  # (B, 10)
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
-            correct += labels[logits.argmax(1) == labels].bincount(minlength=CLASSES)
-            counts += labels.bincount(minlength=CLASSES)
+            correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
+            counts.scatter_add_(0, labels, torch.ones_like(labels))
     return Evaluation(watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
 
 

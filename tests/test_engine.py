@@ -4,6 +4,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
@@ -98,6 +99,36 @@ def test_evaluation_counts_per_class():
     part = evaluate(make_context(Guess()), loader)
     assert part.correct == [0, 0, 0, 3, 0, 0, 0, 0, 0, 0]
     assert part.counts == [1, 1, 0, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_evaluation_counts_exactly_what_it_is_given():
+    torch.manual_seed(0)
+    outputs, labels = torch.randn(700, 10), torch.randint(3, 9, (700,))  # three classes have no image
+    batches = list(zip(outputs.view(-1, 10, 1, 1).split(64), labels.split(64), strict=True))
+    part = evaluate(make_context(nn.Flatten()), batches)
+    right = labels[outputs.argmax(1) == labels]
+    assert part.correct == right.bincount(minlength=10).tolist()
+    assert part.counts == labels.bincount(minlength=10).tolist()
+    assert part.loss_sum == pytest.approx(nn.functional.cross_entropy(outputs, labels, reduction="sum").item())
+
+
+def test_no_batch_of_an_evaluation_makes_the_host_wait_for_a_gpu():
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            name = operation.overloadpacket.__name__
+            masked = name == "index" and any(index.dtype == torch.bool for index in args[1] if index is not None)
+            operations.add("index by a mask" if masked else name)
+            return operation(*args, **(kwargs or {}))
+
+    def batches():
+        with Recorder():  # from the first batch to after the last
+            for _ in range(3):
+                yield torch.randn(4, 10, 1, 1), torch.tensor([0, 1, 2, 3])
+
+    operations = set()
+    evaluate(make_context(nn.Flatten()), batches())
+    assert "argmax" in operations
+    assert not operations & {"index by a mask", "nonzero", "masked_select", "bincount", "_local_scalar_dense"}
 
 
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
