@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -79,6 +80,41 @@ def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train
     assert_same(weights, reference)
     assert (result["world_size"], result["global_batch_size"], result["per_device_batch_size"]) == (2, 48, 24)
     assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
+
+
+BROADCASTS = """
+import os, runpy, sys
+from torch.nn.parallel import DistributedDataParallel
+broadcast, calls = DistributedDataParallel._sync_buffers, []
+DistributedDataParallel._sync_buffers = lambda self: (calls.append(1), broadcast(self))
+if {always}:
+    DistributedDataParallel.will_sync_module_buffers = lambda self: True
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(f"steps that broadcast buffers: {{len(calls)}}")
+"""
+
+
+@pytest.mark.parametrize("script", ["ddp_train.py", pytest.param("accelerate_train.py", marks=pytest.mark.slow)])
+def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, train, tmp_path):
+    if script.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+
+    def run(always):
+        (tmp_path / "wrapper.py").write_text(BROADCASTS.format(always=always))
+        result, weights, printed = train(script, "--model", "strided", "--max-steps", 6, "--epochs", 2,
+                                         launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
+        learned = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in result["epochs"]]
+        return weights, learned, re.findall(r"steps that broadcast buffers: (\d+)", printed)
+
+    weights, learned, calls = run(always=False)
+    assert calls == ["0", "0"]
+    same, expected, calls = run(always=True)
+    assert calls == ["12", "12"]
+    assert learned == expected
+    for name, value in same.items():  # BatchNorm's statistics too
+        assert torch.equal(weights[name], value), name
 
 
 @pytest.mark.slow
