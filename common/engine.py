@@ -110,7 +110,7 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
         for _ in range(steps):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
-            images = images.to(context.input_device, non_blocking=True)
+            images = _transfer(images, context)
             labels = labels.to(context.output_device, non_blocking=True)
             timer.mark("transfer")
             logits = context.model(images)  # (B, 10), in float32 or less
@@ -127,6 +127,15 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
     return Training(watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
 
 
+def _transfer(images, context):
+    """Images on their way to the device become channels-last, as the weights are, whichever loader they come from.
+
+    Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
+    there the images' decides how convolutions compute, the same way on every device.
+    """
+    return images.to(context.input_device, non_blocking=True, memory_format=torch.channels_last)
+
+
 @torch.no_grad()
 def evaluate(context: ParallelContext, loader) -> Evaluation:
     """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU.
@@ -140,7 +149,7 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
     with Stopwatch(context.devices) as watch:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
-            logits = context.evaluation_model(images.to(context.input_device, non_blocking=True)).float()  # (B, 10)
+            logits = context.evaluation_model(_transfer(images, context)).float()  # (B, 10)
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
             correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
             counts.scatter_add_(0, labels, torch.ones_like(labels))

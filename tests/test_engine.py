@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
+from common.data_parallel import SimulatedDataParallel
 from common.engine import (
     Evaluation,
     ParallelContext,
@@ -43,7 +44,12 @@ class SlowLoader:
     def __iter__(self):
         for _ in range(self.steps):
             time.sleep(self.seconds)
-            yield torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
+            yield torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3])
+
+
+def linear():
+    """The smallest model of images (B, 3, 1, 1)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
 
 
 def train(model, loader, max_steps=None, **values):
@@ -54,8 +60,7 @@ def train(model, loader, max_steps=None, **values):
 
 
 def test_phases_add_up_to_the_epoch_and_waiting_is_data():
-    model = nn.Linear(3, 10)
-    part = train(model, SlowLoader(0.02, 5))
+    part = train(linear(), SlowLoader(0.02, 5))
     assert part.phase_milliseconds["data"] >= 5 * 20
     assert list(part.phase_milliseconds) == ["data", "transfer", "forward", "backward", "update"]
     assert sum(part.phase_milliseconds.values()) <= part.seconds * 1000
@@ -64,17 +69,16 @@ def test_phases_add_up_to_the_epoch_and_waiting_is_data():
 
 
 def test_max_steps_ends_an_epoch_early():
-    model = nn.Linear(3, 10)
-    part = train(model, SlowLoader(0, 5), max_steps=2)
+    part = train(linear(), SlowLoader(0, 5), max_steps=2)
     assert (part.samples, part.steps) == (8, 2)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_step_is_the_textbook_step(smoothing):
     torch.manual_seed(0)
-    model, by_hand = nn.Linear(3, 10), nn.Linear(3, 10)
+    model, by_hand = linear(), linear()
     by_hand.load_state_dict(model.state_dict())
-    batches = [(torch.randn(4, 3), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
+    batches = [(torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
     part = train(model, batches, label_smoothing=smoothing)
     losses = []
     for images, labels in batches:
@@ -87,6 +91,18 @@ def test_a_step_is_the_textbook_step(smoothing):
     for weight, expected in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(weight, expected)
     assert part.loss_sum == pytest.approx(sum(losses))
+
+
+@pytest.mark.parametrize("channels, strides", [(1, (784, 1, 28, 1)), (3, (2352, 1, 84, 3))])
+def test_all_replicas_see_channels_last_images_in_training_and_evaluation(channels, strides):
+    seen = []
+    model = nn.Sequential(nn.Conv2d(channels, 10, 28), nn.Flatten())
+    model.register_forward_pre_hook(lambda module, inputs: seen.append((module.training, inputs[0].stride())))
+    parallel = SimulatedDataParallel(model, 2, CPU)
+    batches = [(torch.randn(4, channels, 28, 28), torch.tensor([0, 1, 2, 3]))]
+    train(parallel, batches)
+    evaluate(make_context(parallel), batches)
+    assert seen == [(True, strides)] * 2 + [(False, strides)] * 2
 
 
 def test_evaluation_counts_per_class():

@@ -117,6 +117,17 @@ def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
     assert 0.8 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
 
 
+@two_gpus
+def test_convolutions_are_channels_last_on_every_gpu():
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    model, strides = build_model("lenet", (1, 28, 28), seed=0).to(devices[0]), {}
+    model.conv2[0].register_forward_hook(lambda _, __, features: strides.update({features.device: features.stride(1)}))
+    context = make_context(torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0],
+                           output_device=devices[0])
+    evaluate(context, [(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3]))])
+    assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
+
+
 def test_model_parallel_on_one_gpu_is_simulated(train):
     if torch.cuda.device_count() > 1:
         pytest.skip("this machine has more than one GPU")
