@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data_parallel_train
 from common.data import load_image_set
+from common.data_parallel import SimulatedDataParallel
 from common.loaders import make_loaders
 from common.models import build_model
 from processes import PROJECT, child_environment
@@ -171,6 +173,24 @@ def test_data_parallel_prints_what_each_replica_sees(train):
     assert set(result["method_milliseconds"]) == {"scatter", "replicate", "gather"}
     assert all(value > 0 for value in result["method_milliseconds"].values())
     assert "Per batch, gather:" in printed
+
+
+@pytest.mark.parametrize("count, tuned, note", [
+    (1, True, "not parallel: 1 device"),
+    (2, False, "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step"),
+])
+def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
+    contexts, cpu = [], torch.device("cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
+    monkeypatch.setattr(data_parallel_train, "choose_devices", lambda *_: [cpu] * count)  # for so many GPUs
+    monkeypatch.setattr(data_parallel_train, "TimedDataParallel",
+                        lambda model, devices: SimulatedDataParallel(model, len(devices), devices[0]))
+    monkeypatch.setattr(data_parallel_train, "run", lambda context, *_: contexts.append(context))
+    monkeypatch.setattr(sys, "argv", ["data_parallel_train.py", "--use-parallel", "--dataset", "synthetic-mnist",
+                                      "--data-root", str(data_root), "--threads", "1", "--quiet", "--figure-dir",
+                                      str(tmp_path)])
+    data_parallel_train.main()
+    assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 
 def test_real_mnist_is_learned(real_data, project, tmp_path):
