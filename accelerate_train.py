@@ -53,6 +53,7 @@ def main() -> None:
 
     together = {}
     if world_size > 1:
+        parallel.broadcast_buffers = False  # ACC: once, before the evaluation, is enough
         together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model), "leave": leave}
     context = ParallelContext(
         method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),

@@ -24,6 +24,8 @@ from common.models import build_model
 from common.process import prepare_process
 from common.run import run
 
+UNTUNED = "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step"
+
 
 def main() -> None:
     parser = script_parser(__doc__)
@@ -33,7 +35,7 @@ def main() -> None:
                         help="go through DataParallel's steps for N devices on the one that there is")  # DP:
     config, options = parse(parser)
     devices = choose_devices(config, options)
-    prepare_process(config, devices[0])
+    prepare_process(config, devices[0], tune=len(devices) == 1)  # DP: see UNTUNED
     image_set = load_image_set(config)
     loaders = make_loaders(image_set, config, devices[0])
 
@@ -41,7 +43,7 @@ def main() -> None:
     parallel, method, note, extra = model, "single", "", {}
     if options.use_parallel is not None:  # DP:
         parallel, method = TimedDataParallel(model, devices), "dp"  # DP: nn.DataParallel that times its own work
-        note = "not parallel: 1 device" if len(devices) == 1 else ""  # DP:
+        note = UNTUNED if len(devices) > 1 else "not parallel: 1 device"  # DP:
     elif options.simulate_devices:  # DP:
         parallel, method = SimulatedDataParallel(model, options.simulate_devices, devices[0]), "dp"  # DP:
         note, extra = f"{options.simulate_devices} replicas take turns on one device", {"simulated": True}  # DP:

@@ -71,6 +71,7 @@ def train(config, options, init_method: str = "env://") -> None:
     model.to(device)
     # DDP: the gradients lie where the all-reduce wants them, which saves a copy
     parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
+    parallel.broadcast_buffers = False  # DDP: once, before the evaluation, is enough
 
     optimizer = build_optimizer(model.parameters(), config)
     context = ParallelContext(

@@ -31,8 +31,9 @@ from common.results import write_json
 from common.timing import synchronize
 
 GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
-KNOBS = {  # beside gradient_as_bucket_view=True, which ddp_train.py sets
+KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
     "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
+    "broadcast_buffers=True": {"broadcast_buffers": True},
     "static_graph=True": {"static_graph": True},
     "bucket_cap_mb=1": {"bucket_cap_mb": 1},
     "bucket_cap_mb=100": {"bucket_cap_mb": 100},
@@ -48,9 +49,11 @@ def rivals_of(config, image_set, device, rank):
     def network():
         return build_model(config.model, image_set.image_shape, config.seed).to(device)
 
-    def wrapped(**settings):
-        return DistributedDataParallel(network(), device_ids=[device] if device.type == "cuda" else None,
-                                       **{"gradient_as_bucket_view": True, **settings})
+    def wrapped(broadcast_buffers=False, **settings):
+        parallel = DistributedDataParallel(network(), device_ids=[device] if device.type == "cuda" else None,
+                                           **{"gradient_as_bucket_view": True, **settings})
+        parallel.broadcast_buffers = broadcast_buffers
+        return parallel
 
     def timed(work):
         dist.barrier()

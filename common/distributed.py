@@ -159,7 +159,8 @@ def leave() -> None:
 def broadcast_buffers(model: nn.Module) -> None:
     """Give all ranks rank 0's buffers: BatchNorm's statistics differ by rank, and all must test one and the same model.
 
-    DistributedDataParallel does this before each training step, but not after the last.
+    DistributedDataParallel would do it in every training step, where nothing reads them, but not after the last: the
+    scripts switch that off (its argument has another name since torch 2.13, its attribute has not).
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)

@@ -110,7 +110,7 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
         for _ in range(steps):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
-            images = images.to(context.input_device, non_blocking=True)
+            images = _transfer(images, context)
             labels = labels.to(context.output_device, non_blocking=True)
             timer.mark("transfer")
             logits = context.model(images)  # (B, 10), in float32 or less
@@ -127,19 +127,32 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
     return Training(watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
 
 
+def _transfer(images, context):
+    """Images on their way to the device become channels-last, as the weights are, whichever loader they come from.
+
+    Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
+    there the images' decides how convolutions compute, the same way on every device.
+    """
+    return images.to(context.input_device, non_blocking=True, memory_format=torch.channels_last)
+
+
 @torch.no_grad()
 def evaluate(context: ParallelContext, loader) -> Evaluation:
-    """Classify every image of this rank's `loader` once."""
+    """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU.
+
+    That is why images are counted by scatter_add_: what a boolean index or bincount returns has a size that the host
+    must ask the GPU for.
+    """
     context.evaluation_model.eval()
     loss_sum = torch.zeros((), device=context.output_device)
     correct, counts = torch.zeros(2, CLASSES, dtype=torch.int64, device=context.output_device)
     with Stopwatch(context.devices) as watch:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
-            logits = context.evaluation_model(images.to(context.input_device, non_blocking=True)).float()  # (B, 10)
+            logits = context.evaluation_model(_transfer(images, context)).float()  # (B, 10)
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
-            correct += labels[logits.argmax(1) == labels].bincount(minlength=CLASSES)
-            counts += labels.bincount(minlength=CLASSES)
+            correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
+            counts.scatter_add_(0, labels, torch.ones_like(labels))
     return Evaluation(watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
 
 

@@ -155,7 +155,7 @@ def balanced_split(model: nn.Sequential, images: torch.Tensor, repeats: int = 5)
     evaluation mode (so that BatchNorm's statistics stay as they are), after one that is not counted.
     """
     model.eval()
-    seconds = []
+    images, seconds = images.to(memory_format=torch.channels_last), []  # as in training
     for index in range(len(model)):
         block, times = model[index:index + 1], []  # a slice, which computes in the model's precision
         for _ in range(repeats + 1):

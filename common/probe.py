@@ -41,7 +41,7 @@ def step_milliseconds(model: nn.Module, optimizer, image_shape: tuple[int, int, 
 
     At least 5 steps, and as many more as fit into SECONDS_PER_MEASUREMENT, up to 50.
     """
-    images = torch.randn(batch, *image_shape, device=device)  # (B, C, H, W)
+    images = torch.randn(batch, *image_shape, device=device).to(memory_format=torch.channels_last)  # (B, C, H, W)
     labels = torch.randint(CLASSES, (batch,), device=device)
     seconds = []
     while len(seconds) < 7 or (len(seconds) < 52 and sum(seconds) < SECONDS_PER_MEASUREMENT):

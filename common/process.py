@@ -10,15 +10,16 @@ from common.errors import MACHINE, SuiteError
 from common.timing import Stopwatch
 
 
-def prepare_process(config: RunConfig, device: torch.device, processes: int = 1) -> None:
+def prepare_process(config: RunConfig, device: torch.device, processes: int = 1, tune: bool = True) -> None:
     """Make this process, one of `processes` on this machine, ready to train on `device`.
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
-    where there are several processes, and one alone would keep all cores. cuDNN tries out its algorithms in the first
-    steps, and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32.
+    where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
+    in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
+    every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32.
     """
     torch.set_num_threads(config.threads or max(1, available_cores() // processes))
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
     check_precision(config, device)
 

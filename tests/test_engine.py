@@ -4,9 +4,11 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
+from common.data_parallel import SimulatedDataParallel
 from common.engine import (
     Evaluation,
     ParallelContext,
@@ -42,7 +44,12 @@ class SlowLoader:
     def __iter__(self):
         for _ in range(self.steps):
             time.sleep(self.seconds)
-            yield torch.randn(4, 3), torch.tensor([0, 1, 2, 3])
+            yield torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3])
+
+
+def linear():
+    """The smallest model of images (B, 3, 1, 1)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
 
 
 def train(model, loader, max_steps=None, **values):
@@ -53,8 +60,7 @@ def train(model, loader, max_steps=None, **values):
 
 
 def test_phases_add_up_to_the_epoch_and_waiting_is_data():
-    model = nn.Linear(3, 10)
-    part = train(model, SlowLoader(0.02, 5))
+    part = train(linear(), SlowLoader(0.02, 5))
     assert part.phase_milliseconds["data"] >= 5 * 20
     assert list(part.phase_milliseconds) == ["data", "transfer", "forward", "backward", "update"]
     assert sum(part.phase_milliseconds.values()) <= part.seconds * 1000
@@ -63,17 +69,16 @@ def test_phases_add_up_to_the_epoch_and_waiting_is_data():
 
 
 def test_max_steps_ends_an_epoch_early():
-    model = nn.Linear(3, 10)
-    part = train(model, SlowLoader(0, 5), max_steps=2)
+    part = train(linear(), SlowLoader(0, 5), max_steps=2)
     assert (part.samples, part.steps) == (8, 2)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_step_is_the_textbook_step(smoothing):
     torch.manual_seed(0)
-    model, by_hand = nn.Linear(3, 10), nn.Linear(3, 10)
+    model, by_hand = linear(), linear()
     by_hand.load_state_dict(model.state_dict())
-    batches = [(torch.randn(4, 3), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
+    batches = [(torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3])) for _ in range(3)]
     part = train(model, batches, label_smoothing=smoothing)
     losses = []
     for images, labels in batches:
@@ -88,6 +93,18 @@ def test_a_step_is_the_textbook_step(smoothing):
     assert part.loss_sum == pytest.approx(sum(losses))
 
 
+@pytest.mark.parametrize("channels, strides", [(1, (784, 1, 28, 1)), (3, (2352, 1, 84, 3))])
+def test_all_replicas_see_channels_last_images_in_training_and_evaluation(channels, strides):
+    seen = []
+    model = nn.Sequential(nn.Conv2d(channels, 10, 28), nn.Flatten())
+    model.register_forward_pre_hook(lambda module, inputs: seen.append((module.training, inputs[0].stride())))
+    parallel = SimulatedDataParallel(model, 2, CPU)
+    batches = [(torch.randn(4, channels, 28, 28), torch.tensor([0, 1, 2, 3]))]
+    train(parallel, batches)
+    evaluate(make_context(parallel), batches)
+    assert seen == [(True, strides)] * 2 + [(False, strides)] * 2
+
+
 def test_evaluation_counts_per_class():
     class Guess(nn.Module):  # calls everything a 3
         def forward(self, images):
@@ -98,6 +115,36 @@ def test_evaluation_counts_per_class():
     part = evaluate(make_context(Guess()), loader)
     assert part.correct == [0, 0, 0, 3, 0, 0, 0, 0, 0, 0]
     assert part.counts == [1, 1, 0, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_evaluation_counts_exactly_what_it_is_given():
+    torch.manual_seed(0)
+    outputs, labels = torch.randn(700, 10), torch.randint(3, 9, (700,))  # three classes have no image
+    batches = list(zip(outputs.view(-1, 10, 1, 1).split(64), labels.split(64), strict=True))
+    part = evaluate(make_context(nn.Flatten()), batches)
+    right = labels[outputs.argmax(1) == labels]
+    assert part.correct == right.bincount(minlength=10).tolist()
+    assert part.counts == labels.bincount(minlength=10).tolist()
+    assert part.loss_sum == pytest.approx(nn.functional.cross_entropy(outputs, labels, reduction="sum").item())
+
+
+def test_no_batch_of_an_evaluation_makes_the_host_wait_for_a_gpu():
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            name = operation.overloadpacket.__name__
+            masked = name == "index" and any(index.dtype == torch.bool for index in args[1] if index is not None)
+            operations.add("index by a mask" if masked else name)
+            return operation(*args, **(kwargs or {}))
+
+    def batches():
+        with Recorder():  # from the first batch to after the last
+            for _ in range(3):
+                yield torch.randn(4, 10, 1, 1), torch.tensor([0, 1, 2, 3])
+
+    operations = set()
+    evaluate(make_context(nn.Flatten()), batches())
+    assert "argmax" in operations
+    assert not operations & {"index by a mask", "nonzero", "masked_select", "bincount", "_local_scalar_dense"}
 
 
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from common.engine import evaluate
 from common.models import build_model
 from common.timing import PhaseTimer, synchronize
+from test_engine import make_context
 
 pytestmark = pytest.mark.gpu
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -35,6 +37,23 @@ def test_a_mark_measures_the_device_and_not_the_call():
     synchronize([device])
     found = timer.milliseconds()
     assert found["products"] > 1 and found["nothing"] < 0.5
+
+
+def test_no_batch_of_an_evaluation_waits_for_the_device():
+    device = torch.device("cuda", 0)
+    model = build_model("lenet", (1, 28, 28), seed=0).to(device)
+    images, labels = torch.randn(4, 1, 28, 28).pin_memory(), torch.tensor([0, 1, 2, 3]).pin_memory()
+
+    def batches():
+        yield images, labels  # in the first one, libraries are loaded
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield from [(images, labels)] * 3
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    context = make_context(model, devices=(device,), input_device=device, output_device=device)
+    assert evaluate(context, batches()).counts == [4, 4, 4, 4, 0, 0, 0, 0, 0, 0]
 
 
 def assert_same_training(train, *command):
@@ -96,6 +115,17 @@ def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
     epoch = result["epochs"][0]
     total = sum(epoch["phases"].values()) * epoch["steps"] / 1000
     assert 0.8 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
+
+
+@two_gpus
+def test_convolutions_are_channels_last_on_every_gpu():
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    model, strides = build_model("lenet", (1, 28, 28), seed=0).to(devices[0]), {}
+    model.conv2[0].register_forward_hook(lambda _, __, features: strides.update({features.device: features.stride(1)}))
+    context = make_context(torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0],
+                           output_device=devices[0])
+    evaluate(context, [(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3]))])
+    assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
 
 
 def test_model_parallel_on_one_gpu_is_simulated(train):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import data_parallel_train
 from common.data import load_image_set
+from common.data_parallel import SimulatedDataParallel
 from common.loaders import make_loaders
 from common.models import build_model
 from processes import PROJECT, child_environment
@@ -81,6 +84,41 @@ def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train
     assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
 
 
+BROADCASTS = """
+import os, runpy, sys
+from torch.nn.parallel import DistributedDataParallel
+broadcast, calls = DistributedDataParallel._sync_buffers, []
+DistributedDataParallel._sync_buffers = lambda self: (calls.append(1), broadcast(self))
+if {always}:
+    DistributedDataParallel.will_sync_module_buffers = lambda self: True
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(f"steps that broadcast buffers: {{len(calls)}}")
+"""
+
+
+@pytest.mark.parametrize("script", ["ddp_train.py", pytest.param("accelerate_train.py", marks=pytest.mark.slow)])
+def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, train, tmp_path):
+    if script.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+
+    def run(always):
+        (tmp_path / "wrapper.py").write_text(BROADCASTS.format(always=always))
+        result, weights, printed = train(script, "--model", "strided", "--max-steps", 6, "--epochs", 2,
+                                         launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
+        learned = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in result["epochs"]]
+        return weights, learned, re.findall(r"steps that broadcast buffers: (\d+)", printed)
+
+    weights, learned, calls = run(always=False)
+    assert calls == ["0", "0"]
+    same, expected, calls = run(always=True)
+    assert calls == ["12", "12"]
+    assert learned == expected
+    for name, value in same.items():  # BatchNorm's statistics too
+        assert torch.equal(weights[name], value), name
+
+
 @pytest.mark.slow
 def test_accelerate_launch_runs_the_script(train, reference):
     pytest.importorskip("accelerate")
@@ -135,6 +173,24 @@ def test_data_parallel_prints_what_each_replica_sees(train):
     assert set(result["method_milliseconds"]) == {"scatter", "replicate", "gather"}
     assert all(value > 0 for value in result["method_milliseconds"].values())
     assert "Per batch, gather:" in printed
+
+
+@pytest.mark.parametrize("count, tuned, note", [
+    (1, True, "not parallel: 1 device"),
+    (2, False, "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step"),
+])
+def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
+    contexts, cpu = [], torch.device("cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
+    monkeypatch.setattr(data_parallel_train, "choose_devices", lambda *_: [cpu] * count)  # for so many GPUs
+    monkeypatch.setattr(data_parallel_train, "TimedDataParallel",
+                        lambda model, devices: SimulatedDataParallel(model, len(devices), devices[0]))
+    monkeypatch.setattr(data_parallel_train, "run", lambda context, *_: contexts.append(context))
+    monkeypatch.setattr(sys, "argv", ["data_parallel_train.py", "--use-parallel", "--dataset", "synthetic-mnist",
+                                      "--data-root", str(data_root), "--threads", "1", "--quiet", "--figure-dir",
+                                      str(tmp_path)])
+    data_parallel_train.main()
+    assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 
 def test_real_mnist_is_learned(real_data, project, tmp_path):

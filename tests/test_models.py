@@ -59,7 +59,7 @@ class Sleep(nn.Module):
 
 def test_the_split_balances_measured_time():
     model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09))
-    assert balanced_split(model, torch.zeros(1), repeats=2) == 3
+    assert balanced_split(model, torch.zeros(1, 1, 1, 1), repeats=2) == 3
     assert model.training
 
 
