@@ -16,6 +16,7 @@ from common.data import load_image_set
 from common.distributed import broadcast_buffers, gather, leave, name_lost_ranks, rank_device
 from common.engine import ParallelContext, build_optimizer
 from common.errors import MACHINE, SuiteError, run_script
+from common.lifetime import has_launcher
 from common.loaders import make_loaders
 from common.models import build_model
 from common.process import prepare_process
@@ -58,10 +59,10 @@ def main() -> None:
     context = ParallelContext(
         method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),
         input_device=accelerator.device, output_device=accelerator.device, rank=rank, world_size=world_size,
-        data_parallel_size=world_size, backward=accelerator.backward, **together,  # ACC:
+        data_parallel_size=world_size, launched=has_launcher(), backward=accelerator.backward, **together,  # ACC:
     )
     run(context, model, optimizer, loaders, image_set, config, options)
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, as_rank=True)  # ACC:

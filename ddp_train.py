@@ -4,6 +4,8 @@
     python ddp_train.py --dataset mnist --spawn 2
     torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 ddp_train.py
 
+Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the ranks too.
+
 Every rank holds the whole model and steps its own optimizer; during the backward pass the ranks average their gradients
 (all-reduce, by NCCL between GPUs and by gloo between CPU processes), so that the models stay equal. Lines marked DDP
 belong to the method; the loop over the batches is common.engine.train_one_epoch.
@@ -23,6 +25,7 @@ from common.data import load_image_set
 from common.distributed import broadcast_buffers, gather, leave, meet, name_lost_ranks, rank_device, spawn_ranks
 from common.engine import ParallelContext, build_optimizer
 from common.errors import USAGE, SuiteError, run_script
+from common.lifetime import has_launcher
 from common.loaders import make_loaders
 from common.models import build_model
 from common.process import prepare_process
@@ -41,7 +44,7 @@ def main() -> None:
                          "leave out --checkpoint", USAGE)
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
-    elif "LOCAL_RANK" in os.environ:  # DDP: torchrun has started this rank
+    elif "RANK" in os.environ:  # DDP: this is a rank, which torchrun or somebody else has started
         train(config, options)
     else:  # DDP:
         raise SuiteError("ddp_train.py runs one process per device", "found neither torchrun nor --spawn",
@@ -52,8 +55,8 @@ def main() -> None:
 @name_lost_ranks  # DDP:
 def train(config, options, init_method: str = "env://") -> None:
     """Train as one rank of the group that meets at `init_method`."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # DDP:
-    rank, local_rank, world_size, local_world_size = (int(os.environ[name]) for name in names)  # DDP:
+    timeout = timedelta(seconds=options.dist_timeout)  # DDP:
+    rank, local_rank, world_size, local_world_size, store = meet(init_method, timeout)  # DDP:
     device = rank_device(config.device, local_rank, local_world_size)  # DDP:
     on_gpu = device.type == "cuda"
     prepare_process(config, device, processes=local_world_size)
@@ -65,9 +68,8 @@ def train(config, options, init_method: str = "env://") -> None:
 
     if on_gpu:
         torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
-    timeout = timedelta(seconds=options.dist_timeout)  # DDP:
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=meet(init_method, rank, world_size, timeout), rank=rank,
-                            world_size=world_size, timeout=timeout, device_id=device if on_gpu else None)  # DDP:
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size,
+                            timeout=timeout, device_id=device if on_gpu else None)  # DDP:
     model.to(device)
     # DDP: the gradients lie where the all-reduce wants them, which saves a copy
     parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
@@ -77,7 +79,7 @@ def train(config, options, init_method: str = "env://") -> None:
     context = ParallelContext(
         method="ddp-no-sync" if options.no_sync else "ddp", model=parallel, evaluation_model=model, devices=(device,),
         input_device=device, output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
-        gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave,  # DDP:
+        launched=has_launcher(), gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave,  # DDP:
         note="gradients are not exchanged, every rank trains a model of its own" if options.no_sync else "",
     )
     with parallel.no_sync() if options.no_sync else contextlib.nullcontext():  # DDP:
@@ -85,4 +87,4 @@ def train(config, options, init_method: str = "env://") -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, as_rank=True)  # DDP:

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -21,10 +22,12 @@ from common.checkpoint import read_checkpoint
 from common.config import RunConfig, per_process, total_workers
 from common.data import load_image_set
 from common.environment import available_devices
-from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, SuiteError, describe_exit, run_script
+from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit, run_script
 from common.lifetime import end_with_parent
 from common.process import check_precision
 
+# what init_process_group's env:// needs, with an example of each
+ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
 
@@ -48,6 +51,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
     rank that fails; its siblings are stopped then.
     """
+    os.environ.pop("RANK", None)  # a cluster's: this process is no rank
     device = rank_device(config.device, 0, world_size)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)
@@ -80,15 +84,57 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
                 process.join()
 
 
-def meet(init_method: str, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Return the store through which the ranks find one another, as init_process_group takes it.
+def meet(init_method: str, timeout: timedelta) -> tuple[int, int, int, int, dist.Store]:
+    """Find the other ranks; return this one's rank, local_rank, world_size, local_world_size, and the group's store.
 
-    After a restart by torchrun it still holds the addresses of the ranks that are gone
-    (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own.
+    The store is what init_process_group takes. After a restart by torchrun it still holds the addresses of the ranks
+    that are gone (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own. The numbers come
+    from the environment; a launcher that sets no local ones, among the ranks of this machine, is fine: then the ranks
+    count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is missing or no number.
     """
+    rank, world_size = _whole_number("RANK"), _whole_number("WORLD_SIZE")
+    if rank >= world_size:
+        raise SuiteError("RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}",
+                         "number the ranks from 0", USAGE)
+    if init_method == "env://":
+        _variable("MASTER_ADDR")
+        _whole_number("MASTER_PORT")
     store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
     store.set_timeout(timeout)  # a file's store has not been told
-    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    hosts = _tell_all(store, "host", socket.gethostname(), rank, world_size)
+    if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
+        return rank, _whole_number("LOCAL_RANK"), world_size, _whole_number("LOCAL_WORLD_SIZE"), store
+    return rank, hosts[:rank].count(hosts[rank]), world_size, hosts.count(hosts[rank]), store
+
+
+def _variable(name):
+    if not os.environ.get(name):
+        raise SuiteError(f"a rank needs {', '.join(ENVIRONMENT)}", f"{name} is not set", _setting(name), USAGE)
+    return os.environ[name]
+
+
+def _whole_number(name):
+    if not _variable(name).isdecimal():
+        raise SuiteError(f"{name} must be a whole number", f"found {os.environ[name]!r}", _setting(name), USAGE)
+    return int(os.environ[name])
+
+
+def _setting(name):
+    return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
+
+
+def _tell_all(store, topic, value, rank, world_size):
+    """Return every rank's `value`, a text, in the order of the ranks; for when there is no process group yet.
+
+    Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
+    """
+    store.set(f"{topic}-{rank}", value)
+    values = [store.get(f"{topic}-{other}").decode() for other in range(world_size)]
+    store.set(f"{topic}-read-{rank}", "")
+    if rank == 0:
+        store.wait([f"{topic}-read-{other}" for other in range(world_size)])
+    return values
 
 
 def _start_rank(rank, train, config, options, directory, parent):
@@ -96,7 +142,7 @@ def _start_rank(rank, train, config, options, directory, parent):
     if os.getppid() != parent:  # it was killed before the kernel knew
         os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
-    run_script(lambda: train(config, options, f"file://{directory}/rendezvous"))
+    run_script(lambda: train(config, options, f"file://{directory}/rendezvous"), as_rank=True)
 
 
 def _error_file(directory, rank):

@@ -21,11 +21,11 @@ class ParallelContext:
 
     model: maps images (B, C, H, W) on input_device to logits (B, 10) on output_device; evaluation_model: the same
     function for evaluation. devices: those of this process. data_parallel_size: how many parts a global batch is cut
-    into, over all devices of all processes. simulated, note: see RunResult (`note` becomes its `reason`).
-    backward(loss): what one step does to get gradients. gather(value): the list of all ranks' values, on every rank.
-    before_evaluation(): makes all ranks hold the same model. leave(): the last thing that the ranks do together.
-    method_milliseconds(): see RunResult. compilable: whether torch.compile may rewrite the network; not where the
-    method makes copies of it in every step.
+    into, over all devices of all processes. launched: whether a launcher, this process's parent, started it as a rank.
+    simulated, note: see RunResult (`note` becomes its `reason`). backward(loss): what one step does to get gradients.
+    gather(value): the list of all ranks' values, on every rank. before_evaluation(): makes all ranks hold the same
+    model. leave(): the last thing that the ranks do together. method_milliseconds(): see RunResult. compilable: whether
+    torch.compile may rewrite the network; not where the method makes copies of it in every step.
     """
 
     method: str
@@ -37,6 +37,7 @@ class ParallelContext:
     rank: int = 0
     world_size: int = 1
     data_parallel_size: int = 1
+    launched: bool = False
     simulated: bool = False
     note: str = ""
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward

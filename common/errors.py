@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from common.lifetime import end_with_parent
+from common.lifetime import end_with_parent, has_launcher
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -47,12 +47,14 @@ def naming(where: str):
         raise
 
 
-def run_script(main) -> None:
+def run_script(main, as_rank: bool = False) -> None:
     """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
 
-    `--debug` on the command line lets the traceback through instead. A rank ends with its launcher.
+    `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
+    Then the line names the rank, its launcher finds the line where it looks for it, and the process ends with its
+    launcher. In any other script a RANK in the environment means nothing: on a cluster, all processes may have one.
     """
-    if "RANK" in os.environ:
+    if as_rank and has_launcher():
         end_with_parent()
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
@@ -67,18 +69,18 @@ def run_script(main) -> None:
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
-        line = f"{_where(error)}{explained(error)}"
+        line = f"{_where(error, as_rank)}{explained(error)}"
         print(f"error: {line}", file=sys.stderr, flush=True)
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # whoever started this rank looks there for its cause
+        if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # its launcher looks there for the cause
             with open(file, "w", encoding="utf-8") as opened:
                 message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
                 json.dump({"message": message}, opened)
         sys.exit(explained(error).exit_code)
 
 
-def _where(error):
+def _where(error, as_rank):
     """E.g. "rank 1, epoch 2: "; what rank 0 found out on purpose is true of all ranks."""
-    rank = os.environ.get("RANK")
+    rank = os.environ.get("RANK") if as_rank else None
     said_by_all = rank == "0" and isinstance(error, SuiteError)
     places = [*([f"rank {rank}"] if rank and not said_by_all else []), *getattr(error, "__notes__", [])]
     return f"{', '.join(places)}: " if places else ""

@@ -33,6 +33,14 @@ def end_with_parent(*_) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def has_launcher() -> bool:
+    """Return whether torchrun, accelerate launch or spawn_ranks() started this rank.
+
+    Not a shell or a container, though a cluster may have put RANK and the like into its environment.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ or "TORCHELASTIC_ERROR_FILE" in os.environ
+
+
 @functools.cache
 def guard() -> subprocess.Popen:
     """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.

@@ -50,7 +50,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     say(describe_start(result))
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
-    result = replace(result, startup_seconds=time.time() - command_start())
+    result = replace(result, startup_seconds=time.time() - command_start(context.launched))
     if context.rank == 0:
         _write_unfinished(result, records, config)
     keep = partial(_keep, context, gpus, result, model, optimizer, schedule, config, options, say)
@@ -146,7 +146,7 @@ def _after(context, image_set, evaluations, result):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
     return replace(
         result,
-        total_seconds=time.time() - command_start(),
+        total_seconds=time.time() - command_start(context.launched),
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
         peak_memory_bytes=tuple(peak for peaks in context.gather(_peak_memory(context.devices)) for peak in peaks),
         method_milliseconds=context.method_milliseconds(),

@@ -19,13 +19,13 @@ def synchronize(devices: Sequence[torch.device]) -> None:
             torch.cuda.synchronize(device)
 
 
-def command_start() -> float:
-    """When the command started that this process belongs to, in seconds since the Unix epoch: of a rank, its launcher.
+def command_start(of_parent: bool = False) -> float:
+    """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch.
 
     Linux: field 22 of /proc/PID/stat (clock ticks after boot, see proc_pid_stat(5)) puts the interpreter's own
     start-up and the imports inside the measurement. Elsewhere: when this module was imported.
     """
-    pid = os.getppid() if "RANK" in os.environ else os.getpid()
+    pid = os.getppid() if of_parent else os.getpid()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,5 @@
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,14 @@ def real_data():
     if not (root / "MNIST").is_dir() or not (root / "cifar-10-batches-py").is_dir():
         pytest.skip("real data sets are not in ./data")
     return root
+
+
+@pytest.fixture
+def free_port():
+    """A TCP port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture

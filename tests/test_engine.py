@@ -20,6 +20,7 @@ from common.engine import (
     merge,
     train_one_epoch,
 )
+from common.lifetime import has_launcher
 from common.loaders import make_loaders
 from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
 from test_data import make_config, make_image_set
@@ -200,9 +201,18 @@ def test_stopwatch_and_command_start():
 def test_a_rank_counts_from_its_launchers_start(monkeypatch):
     own = command_start()
     monkeypatch.setattr(os, "getppid", lambda: 1)  # the machine's first process, for a launcher that started earlier
+    monkeypatch.setenv("RANK", "0")  # says nothing about who started it
     assert command_start() == pytest.approx(own, abs=1e-3)
-    monkeypatch.setenv("RANK", "0")
-    assert command_start() < own
+    assert command_start(of_parent=True) < own
+
+
+@pytest.mark.parametrize("variable, started", [("RANK", False), ("TORCHELASTIC_RUN_ID", True),
+                                               ("TORCHELASTIC_ERROR_FILE", True)])
+def test_who_has_a_launcher(variable, started, monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "1")
+    assert has_launcher() == started
 
 
 @pytest.mark.parametrize("content, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])

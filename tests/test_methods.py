@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 import data_parallel_train
 from common.data import load_image_set
 from common.data_parallel import SimulatedDataParallel
+from common.environment import available_cores
 from common.loaders import make_loaders
 from common.models import build_model
 from processes import PROJECT, child_environment
@@ -128,15 +128,12 @@ def test_accelerate_launch_runs_the_script(train, reference):
 
 
 @pytest.mark.slow
-def test_two_nodes_on_loopback(tmp_path, data_root, reference):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
     weights = tmp_path / "weights.pth"
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", f"--node_rank={rank}",
-             "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1", "ddp_train.py",
+             "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port}", "--local_addr=127.0.0.1", "ddp_train.py",
              *map(str, SAME_STEPS), "--dataset", "synthetic-mnist", "--data-root", str(data_root),
              "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "1", "--save", str(weights),
              "--figure-dir", str(tmp_path), "--output", str(tmp_path / "result.json")],
@@ -147,6 +144,22 @@ def test_two_nodes_on_loopback(tmp_path, data_root, reference):
     assert [node.wait(120) for node in nodes] == [0, 0]
     assert_same(torch.load(weights, weights_only=True), reference)
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
+
+
+def test_ranks_that_know_no_more_than_env_needs(tmp_path, data_root, reference, free_port):
+    command = [sys.executable, "ddp_train.py", *SAME_STEPS[:-2], "--dataset", "synthetic-mnist", "--data-root",
+               data_root, "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save",
+               tmp_path / "weights.pth", "--output", tmp_path / "result.json", "--figure-dir", tmp_path]
+    described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    ranks = [subprocess.Popen([*map(str, command)], cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True, env={**child_environment(), **described, "RANK": str(rank)})
+             for rank in (0, 1)]
+    assert [rank.communicate(timeout=120)[1] for rank in ranks] == ["", ""]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert_same(torch.load(tmp_path / "weights.pth", weights_only=True), reference)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["world_size"], result["devices"]) == (2, ["cpu", "cpu"])
+    assert result["threads_per_process"] == max(1, available_cores() // 2)  # as under torchrun: two on this machine
 
 
 def test_the_evaluated_model_is_the_saved_one(train, data_root):

@@ -63,6 +63,37 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     shutil.rmtree(temporary)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script, rank, ranks", [("data_parallel_train.py", 3, 8), ("ddp_train.py", 0, 1)])
+def test_what_a_shell_with_a_rank_started_outlives_the_shell(script, rank, ranks, data_root, tmp_path, keep, free_port):
+    marker, log = f"TEST_MARKER={uuid.uuid4().hex}", tmp_path / "log"
+    cluster = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    code = "import subprocess, sys; subprocess.run(sys.argv[2:], stdout=open(sys.argv[1], 'w'))"
+    shell = subprocess.Popen([sys.executable, "-c", code, log, sys.executable, script, *TRAINING, "--data-root",
+                              data_root, "--figure-dir", tmp_path], cwd=PROJECT,
+                             env={**child_environment(), **cluster, **dict([marker.split("=")])})
+    deadline = time.time() + 60
+
+    def epochs():
+        assert time.time() < deadline
+        time.sleep(0.1)
+        return log.read_text().count("Epoch [") if log.exists() else 0
+
+    try:
+        while epochs() < 2:
+            assert shell.poll() is None
+        start = time.perf_counter()
+        shell.kill()
+        shell.wait()
+        known = epochs()
+        while epochs() < known + 2:
+            assert alive(marker)
+        keep(f"SIGKILL to the shell that started {script} with RANK={rank}", -9, "", time.perf_counter() - start)
+    finally:
+        for process in alive(marker):
+            os.kill(process, signal.SIGKILL)
+
+
 def test_a_helper_ends_with_the_comparison(keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
     parent = subprocess.Popen([sys.executable, "-c", "from comparison.launch import ask; ask('common.environment')"],
