@@ -4,64 +4,88 @@
     torchrun --standalone --nproc_per_node=2 accelerate_train.py --dataset mnist
 
 Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is an optional
-dependency: pip install accelerate. Lines marked ACC belong to the method; the loop over the batches is
-common.engine.train_one_epoch.
+dependency: pip install accelerate. Lines marked ACC belong to the method. The loop around train_step, with its clocks,
+is common.engine.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
+benchmarks/overhead.py.
 """
 
 import os
 from datetime import timedelta
 
+from torch.utils.data import DistributedSampler
+
 from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
-from common.distributed import broadcast_buffers, gather, leave, name_lost_ranks, rank_device
-from common.engine import ParallelContext, build_optimizer
+from common.distributed import name_lost_ranks, rank_device, rank_traits
+from common.engine import ParallelContext, build_loss, build_optimizer, to_device
+from common.environment import require_torchvision
 from common.errors import MACHINE, SuiteError, run_script
-from common.lifetime import has_launcher
 from common.loaders import make_loaders
 from common.models import build_model
 from common.process import prepare_process
 from common.run import run
 
 
-@name_lost_ranks
 def main() -> None:
     parser = script_parser(__doc__)
-    add_dist_timeout(parser)
+    add_dist_timeout(parser)  # ACC:
     config, options = parse(parser)
+    train(config, options)
+
+
+@name_lost_ranks  # ACC:
+def train(config, options) -> None:
+    accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
+    device, rank, world_size = accelerator.device, accelerator.process_index, accelerator.num_processes  # ACC:
+    prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
+    image_set = load_image_set(config)
+    # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method
+    sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # ACC:
+                                 drop_last=True)  # ACC:
+    loaders = make_loaders(image_set, config, device, sampler)
+
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    model.to(device)
+    optimizer = build_optimizer(model.parameters(), config)
+    parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: wraps the model for DDP
+    parallel.broadcast_buffers = False  # ACC: once, before the evaluation, is enough
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
+        mark("transfer")
+        loss = loss_function(parallel(images), labels)
+        mark("forward")
+        accelerator.backward(loss)  # ACC: the ranks' gradients are averaged meanwhile
+        mark("backward")
+        return loss
+
+    context = ParallelContext(
+        model=parallel, devices=(device,), input_device=device, output_device=device,  # ACC:
+        before_epoch=sampler.set_epoch,
+        method="accelerate", **(rank_traits(model, rank, world_size) if world_size > 1 else {}),  # ACC:
+    )
+    run(context, train_step, model, optimizer, loaders, image_set, config, options)
+
+
+def make_accelerator(config, options):  # ACC:
+    """Return an Accelerator on the device that --device and the launcher ask for.
+
+    "no": a user's own defaults could change the maths. Raises SuiteError (MACHINE) where Accelerate is not installed.
+    """
     try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs  # ACC:
+        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     except ImportError:
         raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
                          "type: pip install accelerate", MACHINE) from None
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = rank_device(config.device, int(os.environ.get("LOCAL_RANK", 0)), local_world_size)
-    # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
-    # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
-    image_set = load_image_set(config)
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ACC: or it guesses a thread count; ours is set below
-    # ACC: joins the process group that the launcher describes; "no", or a user's own defaults could change the maths
-    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))  # ACC:
-    wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # ACC:
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[timeout, wrapper])
-    rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
-    prepare_process(config, accelerator.device, processes=local_world_size)
-    # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.
-    loaders = make_loaders(image_set, config, accelerator.device, rank, world_size)
-
-    optimizer = build_optimizer(model.parameters(), config)
-    parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: moves the model and wraps it for DDP
-
-    together = {}
-    if world_size > 1:
-        parallel.broadcast_buffers = False  # ACC: once, before the evaluation, is enough
-        together = {"gather": gather, "before_evaluation": lambda: broadcast_buffers(model), "leave": leave}
-    context = ParallelContext(
-        method="accelerate", model=parallel, evaluation_model=model, devices=(accelerator.device,),
-        input_device=accelerator.device, output_device=accelerator.device, rank=rank, world_size=world_size,
-        data_parallel_size=world_size, launched=has_launcher(), backward=accelerator.backward, **together,  # ACC:
-    )
-    run(context, model, optimizer, loaders, image_set, config, options)
+    require_torchvision()  # before the process group, see common.distributed.join_group
+    local_rank, local_world_size = (int(os.environ.get(name, default)) for name, default in (
+        ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    on_cpu = rank_device(config.device, local_rank, local_world_size).type == "cpu"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))
+    wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    return Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[timeout, wrapper])
 
 
 if __name__ == "__main__":

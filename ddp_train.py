@@ -8,24 +8,22 @@ Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the r
 
 Every rank holds the whole model and steps its own optimizer; during the backward pass the ranks average their gradients
 (all-reduce, by NCCL between GPUs and by gloo between CPU processes), so that the models stay equal. Lines marked DDP
-belong to the method; the loop over the batches is common.engine.train_one_epoch.
+belong to the method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in
+nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
 import contextlib
 import os
-from datetime import timedelta
 
-import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
-from common.distributed import broadcast_buffers, gather, leave, meet, name_lost_ranks, rank_device, spawn_ranks
-from common.engine import ParallelContext, build_optimizer
+from common.distributed import find_ranks, join_group, name_lost_ranks, rank_device, rank_traits, spawn_ranks
+from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.errors import USAGE, SuiteError, run_script
-from common.lifetime import has_launcher
 from common.loaders import make_loaders
 from common.models import build_model
 from common.process import prepare_process
@@ -35,55 +33,72 @@ from common.run import run
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
-    parser.add_argument("--no-sync", action="store_true",
+    parser.add_argument("--no-sync", action="store_true",  # DDP:
                         help="never exchange gradients: each rank trains a model of its own, to see the time")  # DDP:
     add_dist_timeout(parser)  # DDP:
     config, options = parse(parser)
-    if options.no_sync and config.checkpoint:  # DDP:
-        raise SuiteError("--no-sync trains a model in every rank, a checkpoint holds one", "found both",
-                         "leave out --checkpoint", USAGE)
+    refuse_without_ranks(config, options)  # DDP:
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
-    elif "RANK" in os.environ:  # DDP: this is a rank, which torchrun or somebody else has started
-        train(config, options)
-    else:  # DDP:
+    else:  # DDP: this process is a rank, which torchrun or somebody else has started
+        train(config, options)  # DDP:
+
+
+def refuse_without_ranks(config, options) -> None:  # DDP:
+    """Raise SuiteError (USAGE) where there are no ranks to train, or what they leave would be of one of them alone."""
+    if options.no_sync and config.checkpoint:
+        raise SuiteError("--no-sync trains a model in every rank, a checkpoint holds one", "found both",
+                         "leave out --checkpoint", USAGE)
+    if not options.spawn and "RANK" not in os.environ:
         raise SuiteError("ddp_train.py runs one process per device", "found neither torchrun nor --spawn",
                          "type torchrun --standalone --nproc_per_node=2 ddp_train.py, or python ddp_train.py --spawn 2",
                          USAGE)
 
 
 @name_lost_ranks  # DDP:
-def train(config, options, init_method: str = "env://") -> None:
-    """Train as one rank of the group that meets at `init_method`."""
-    timeout = timedelta(seconds=options.dist_timeout)  # DDP:
-    rank, local_rank, world_size, local_world_size, store = meet(init_method, timeout)  # DDP:
-    device = rank_device(config.device, local_rank, local_world_size)  # DDP:
-    on_gpu = device.type == "cuda"
-    prepare_process(config, device, processes=local_world_size)
-    # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
-    # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
+def train(config, options, init_method: str = "env://") -> None:  # DDP:
+    place = find_ranks(init_method, options.dist_timeout)  # DDP: which rank this is, of how many
+    rank, world_size = place.rank, place.world_size  # DDP:
+    device = rank_device(config.device, place.local_rank, place.local_world_size)  # DDP:
+    prepare_process(config, device, processes=place.local_world_size)  # DDP:
     image_set = load_image_set(config)
-    loaders = make_loaders(image_set, config, device, rank, world_size)
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:
+                                 drop_last=True)  # DDP: a share of every batch to each rank
+    loaders = make_loaders(image_set, config, device, sampler)
 
-    if on_gpu:
-        torch.cuda.set_device(device)  # DDP: collectives of objects use the current device
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size,
-                            timeout=timeout, device_id=device if on_gpu else None)  # DDP:
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    join_group(place, device)  # DDP:
     model.to(device)
     # DDP: the gradients lie where the all-reduce wants them, which saves a copy
-    parallel = DistributedDataParallel(model, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)  # DDP:
     parallel.broadcast_buffers = False  # DDP: once, before the evaluation, is enough
 
     optimizer = build_optimizer(model.parameters(), config)
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
+        mark("transfer")
+        loss = loss_function(parallel(images), labels)
+        mark("forward")
+        loss.backward()  # DDP: the ranks' gradients are averaged meanwhile
+        mark("backward")
+        return loss
+
     context = ParallelContext(
-        method="ddp-no-sync" if options.no_sync else "ddp", model=parallel, evaluation_model=model, devices=(device,),
-        input_device=device, output_device=device, rank=rank, world_size=world_size, data_parallel_size=world_size,
-        launched=has_launcher(), gather=gather, before_evaluation=lambda: broadcast_buffers(model), leave=leave,  # DDP:
-        note="gradients are not exchanged, every rank trains a model of its own" if options.no_sync else "",
+        model=parallel, devices=(device,), input_device=device, output_device=device,  # DDP:
+        before_epoch=sampler.set_epoch,
+        **rank_traits(model, rank, world_size), **names(options),  # DDP:
     )
     with parallel.no_sync() if options.no_sync else contextlib.nullcontext():  # DDP:
-        run(context, model, optimizer, loaders, image_set, config, options)
+        run(context, train_step, model, optimizer, loaders, image_set, config, options)  # DDP:
+
+
+def names(options) -> dict:  # DDP:
+    """Return what the method is called, and what a reader must know of it."""
+    if options.no_sync:
+        return {"method": "ddp-no-sync", "note": "gradients are not exchanged, every rank trains a model of its own"}
+    return {"method": "ddp"}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 
 import torch
 from measure import Witness, arguments_of, config_of, interleave, paired, write
+from one_device import sampler_of
 
 from common.data import load_image_set
 from common.environment import available_cores, available_devices
@@ -52,7 +53,8 @@ def main() -> None:
             def add(name, threads, loader, workers=0, dataset=dataset, rivals=rivals):
                 config = config_of(dataset=dataset, model="lenet", data_root=arguments.data_root, loader=loader,
                                    num_workers=workers, train_size=SIZE[loader])
-                made, _ = make_loaders(load_image_set(config), config, device)
+                image_set = load_image_set(config)
+                made, _ = make_loaders(image_set, config, device, sampler_of(image_set, config))
                 rivals[name] = lambda: images_per_second(made, loader == "resident", device, threads)
 
             for workers in (0, 1, 2):

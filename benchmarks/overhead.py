@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from measure import Witness, arguments_of, config_of, interleave, paired, write
+from one_device import one_device, sampler_of
 
 from common import engine
 from common.data import load_image_set
-from common.engine import ParallelContext, build_optimizer, build_schedule, fit, train_one_epoch
+from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, fit, to_device, train_one_epoch
 from common.environment import available_devices
 from common.errors import run_script
 from common.loaders import make_loaders
@@ -64,7 +65,8 @@ def end_to_end(batch: int, device, image_set, blocks: int) -> dict:
     """Return the blocks' seconds of both loops, training and evaluation, and of `fit` without phase timing."""
     config = config_of(dataset="mnist", model="lenet", loader="resident", batch_size=batch, epochs=1,
                        train_size=batch * STEPS[batch])
-    loaders = make_loaders(image_set, config, device)
+    sampler = sampler_of(image_set, config)
+    loaders = make_loaders(image_set, config, device, sampler)
 
     def prepared():
         model = build_model("lenet", image_set.image_shape, 0).to(device)
@@ -72,17 +74,17 @@ def end_to_end(batch: int, device, image_set, blocks: int) -> dict:
 
     model, optimizer = prepared()
     other, other_optimizer = prepared()
-    context = ParallelContext("single", model, model, (device,), device, device)
+    context, train_step = one_device(model, config, device, sampler)
     training = []  # seconds of the loop by hand without its evaluation, the warm-up included
 
     def ours(timer=PhaseTimer):
         engine.PhaseTimer = timer
         schedule = build_schedule(optimizer, config, STEPS[batch])
-        return seconds(lambda: fit(context, optimizer, schedule, loaders, config, [], lambda _: None))
+        return seconds(lambda: fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None))
 
     def by_hand():
         def both():
-            loaders[0].sampler.set_epoch(1)
+            sampler.set_epoch(1)
             start = time.perf_counter()
             train_by_hand(other, other_optimizer, loaders[0], device)
             synchronize([device])
@@ -116,12 +118,21 @@ def direct(device, blocks: int, steps: int = 2000) -> dict:
     config = config_of(dataset="mnist", model="lenet")
     schedule = build_schedule(real, config, steps)
     real.step()  # or the schedule warns that it is stepped first
-    context = ParallelContext("single", nothing, nothing, (device,), device, device, backward=lambda loss: None)
+    context = ParallelContext("single", nothing, (device,), device, device)
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
+        mark("transfer")
+        loss = loss_function(nothing(images), labels)
+        mark("forward")
+        mark("backward")
+        return loss
 
     def ours(timer=PhaseTimer):
         engine.PhaseTimer = timer
         start = time.perf_counter()
-        train_one_epoch(context, optimizer, schedule, loader, config)
+        train_one_epoch(context, train_step, optimizer, schedule, loader, config)
         synchronize([device])
         return 1e6 * (time.perf_counter() - start) / steps
 

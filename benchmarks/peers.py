@@ -21,12 +21,13 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+from one_device import one_device, sampler_of
 from torch import nn
 from torch.utils.data import DataLoader
 
 from common.arguments import non_negative_int, positive_int
 from common.data import load_image_set
-from common.engine import ParallelContext, build_optimizer, build_schedule, fit
+from common.engine import build_optimizer, build_schedule, fit
 from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
 from common.loaders import make_loaders
@@ -75,12 +76,13 @@ def ours(arguments, loader):
                        num_workers=2 if loader == "workers" else 0)
     prepare_process(config, device)
     image_set = load_image_set(config)
-    loaders = make_loaders(image_set, config, device)
+    sampler = sampler_of(image_set, config)
+    loaders = make_loaders(image_set, config, device, sampler)
     model = build_model("lenet", image_set.image_shape, config.seed).to(device)
     optimizer = build_optimizer(model.parameters(), config)
-    context = ParallelContext("single", model, model, (device,), device, device)
+    context, train_step = one_device(model, config, device, sampler)
     schedule = build_schedule(optimizer, config, len(loaders[0]))
-    records, _ = fit(context, optimizer, schedule, loaders, config, [], lambda _: None)
+    records, _ = fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None)
     return [record.train_seconds for record in records], records[-1].test_accuracy
 
 

@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from measure import Witness, arguments_of, config_of, interleave, paired, write
+from one_device import one_device, sampler_of
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import load_image_set
-from common.distributed import gather, leave
-from common.engine import ParallelContext, build_optimizer, build_schedule, train_one_epoch
+from common.distributed import gather, shutdown
+from common.engine import build_optimizer, build_schedule, train_one_epoch
 from common.errors import run_script
 from common.lifetime import end_with_parent
 from common.loaders import make_loaders
@@ -43,8 +44,8 @@ KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no
 
 def rivals_of(config, image_set, device, rank):
     """Return name → a callable that trains STEPS steps and returns the slowest rank's seconds; and the DDP model."""
-    alone, _ = make_loaders(image_set, config, device)
-    shared, _ = make_loaders(image_set, config, device, rank, RANKS)
+    alone, _ = make_loaders(image_set, config, device, sampler_of(image_set, config))
+    shared, _ = make_loaders(image_set, config, device, sampler_of(image_set, config, rank, RANKS))
 
     def network():
         return build_model(config.model, image_set.image_shape, config.seed).to(device)
@@ -66,8 +67,8 @@ def rivals_of(config, image_set, device, rank):
     def fit_loop(model, loader):
         optimizer = build_optimizer(model.parameters(), config)
         schedule = build_schedule(optimizer, config, STEPS)
-        context = ParallelContext("", model, model, (device,), device, device)
-        return lambda: timed(lambda: train_one_epoch(context, optimizer, schedule, loader, config))
+        context, train_step = one_device(model, config, device)
+        return lambda: timed(lambda: train_one_epoch(context, train_step, optimizer, schedule, loader, config))
 
     def by_hand(model, loader):
         optimizer = build_optimizer(model.parameters(), config)
@@ -117,7 +118,7 @@ def train_as_rank(rank, arguments, directory, on_gpu):
     if rank == 0:
         found = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
         write_json(found, os.path.join(directory, "found.json"))
-    leave()
+    shutdown()
 
 
 def main() -> None:

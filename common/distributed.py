@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from common.checkpoint import read_checkpoint
 from common.config import RunConfig, per_process, total_workers
 from common.data import load_image_set
-from common.environment import available_devices
+from common.environment import available_devices, require_torchvision
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit, run_script
-from common.lifetime import end_with_parent
+from common.lifetime import end_with_parent, has_launcher
 from common.process import check_precision
 
 # what init_process_group's env:// needs, with an example of each
@@ -84,15 +85,27 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
                 process.join()
 
 
-def meet(init_method: str, timeout: timedelta) -> tuple[int, int, int, int, dist.Store]:
-    """Find the other ranks; return this one's rank, local_rank, world_size, local_world_size, and the group's store.
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the ranks, and the store through which they talk until there is a group."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    store: dist.Store
+    timeout: timedelta
+
+
+def find_ranks(init_method: str, timeout_seconds: float) -> Place:
+    """Find the other ranks; return this one's Place among them.
 
     The store is what init_process_group takes. After a restart by torchrun it still holds the addresses of the ranks
     that are gone (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own. The numbers come
     from the environment; a launcher that sets no local ones, among the ranks of this machine, is fine: then the ranks
     count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is missing or no number.
     """
-    rank, world_size = _whole_number("RANK"), _whole_number("WORLD_SIZE")
+    rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
     if rank >= world_size:
         raise SuiteError("RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}",
                          "number the ranks from 0", USAGE)
@@ -104,8 +117,31 @@ def meet(init_method: str, timeout: timedelta) -> tuple[int, int, int, int, dist
     store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     hosts = _tell_all(store, "host", socket.gethostname(), rank, world_size)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        return rank, _whole_number("LOCAL_RANK"), world_size, _whole_number("LOCAL_WORLD_SIZE"), store
-    return rank, hosts[:rank].count(hosts[rank]), world_size, hosts.count(hosts[rank]), store
+        return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
+    host = hosts[rank]
+    return Place(rank, world_size, hosts[:rank].count(host), hosts.count(host), store, timeout)
+
+
+def join_group(place: Place, device: torch.device) -> None:
+    """Join the process group: NCCL between GPUs, gloo between CPU processes."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)  # collectives of objects use the current device
+    # A torchvision imported later would keep gloo's threads alive to the end (torch 2.15), where they can abort the
+    # interpreter (github.com/pytorch/pytorch/pull/179291).
+    require_torchvision()
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
+                            world_size=place.world_size, timeout=place.timeout, device_id=device if on_gpu else None)
+
+
+def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
+    """Return what a ParallelContext says of ranks that each train on a share of every batch.
+
+    They evaluate the plain `model`, after rank 0's buffers went to all.
+    """
+    return {"rank": rank, "world_size": world_size, "data_rank": rank, "data_ranks": world_size,
+            "data_parallel_size": world_size, "launched": has_launcher(), "evaluation_model": model, "gather": gather,
+            "before_evaluation": lambda: broadcast_buffers(model), "shutdown": shutdown}
 
 
 def _variable(name):
@@ -190,7 +226,7 @@ def gather(value) -> list:
     return values
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Wait until every rank is done, then take the process group down.
 
     Gloo's threads need the interpreter's lock to drop the tensors of the last collectives, which a thread that takes

@@ -1,4 +1,11 @@
-"""The training loop that every method shares: steps, epochs, exact evaluation."""
+"""What is equal in every method: the loop over the batches, its clock, the optimizer's step, exact evaluation.
+
+What a method does with one batch is its script's own train_step(images, labels, mark) → loss: images (B, C, H, W)
+float32 and labels (B,) int64 come from the loader; mark(phase) ends a phase of the step (see PhaseTimer); the loss is a
+scalar tensor on the context's output_device, the mean over the rank's images, with the gradients already in place. A
+step may leave a phase out, which is then not known. A rank that has no loss, as the first stage of a pipeline, returns
+None.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.config import RunConfig
-from common.errors import naming
+from common.errors import add_error_context
 from common.models import CLASSES
-from common.results import EpochRecord, PhaseTimes, phase_names
+from common.results import EpochRecord, PhaseTimes
 from common.timing import PhaseTimer, Stopwatch
 
 
@@ -19,31 +26,36 @@ from common.timing import PhaseTimer, Stopwatch
 class ParallelContext:
     """How a method places a model, as values. The engine uses them without knowing which method they come from.
 
-    model: maps images (B, C, H, W) on input_device to logits (B, 10) on output_device; evaluation_model: the same
-    function for evaluation. devices: those of this process. data_parallel_size: how many parts a global batch is cut
-    into, over all devices of all processes. launched: whether a launcher, this process's parent, started it as a rank.
-    simulated, note: see RunResult (`note` becomes its `reason`). backward(loss): what one step does to get gradients.
-    gather(value): the list of all ranks' values, on every rank. before_evaluation(): makes all ranks hold the same
-    model. leave(): the last thing that the ranks do together. method_milliseconds(): see RunResult. compilable: whether
-    torch.compile may rewrite the network; not where the method makes copies of it in every step.
+    model: what train_step trains; it, or evaluation_model in its place, maps images (B, C, H, W) on input_device to
+    logits (B, classes) on output_device (or to None, see above). devices: those of this process. rank, world_size:
+    among the processes; data_rank, data_ranks: which share of every batch this process sees, of how many. Of several
+    ranks that see the same images the last one's counts are taken, so that every image counts once.
+    data_parallel_size: how many parts a global batch is cut into, over all devices of all processes. launched: whether
+    a launcher, this process's parent, started it as a rank. simulated, note: see RunResult (`note` becomes its
+    `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
+    every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
+    together. method_milliseconds(): see RunResult. compilable: whether torch.compile may rewrite the network; not where
+    the method makes copies of it in every step.
     """
 
     method: str
     model: nn.Module
-    evaluation_model: nn.Module
     devices: tuple[torch.device, ...]
     input_device: torch.device
     output_device: torch.device
+    evaluation_model: nn.Module | None = None  # the same as model
     rank: int = 0
     world_size: int = 1
+    data_rank: int = 0
+    data_ranks: int = 1
     data_parallel_size: int = 1
     launched: bool = False
     simulated: bool = False
     note: str = ""
-    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
+    before_epoch: Callable[[int], None] = lambda epoch: None
     gather: Callable[[object], list] = lambda value: [value]
     before_evaluation: Callable[[], None] = lambda: None
-    leave: Callable[[], None] = lambda: None
+    shutdown: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     compilable: bool = True
 
@@ -52,6 +64,7 @@ class ParallelContext:
 class Training:
     """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase."""
 
+    data_rank: int
     seconds: float
     loss_sum: float
     samples: int
@@ -63,6 +76,7 @@ class Training:
 class Evaluation:
     """One rank's share of one evaluation: seconds, sum of losses, correct and all images per class."""
 
+    data_rank: int
     seconds: float
     loss_sum: float
     correct: list[int]
@@ -78,6 +92,11 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, **common)
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
+
+
+def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what maps logits (B, classes), of any precision, and labels (B,) to the mean cross-entropy in float32."""
+    return lambda logits, labels: F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
 
 
 def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
@@ -99,7 +118,7 @@ def steps_of(loader, config: RunConfig) -> int:
     return min(len(loader), config.max_steps or len(loader))
 
 
-def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, config: RunConfig) -> Training:
+def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU."""
     context.model.train()
     steps = steps_of(loader, config)
@@ -111,30 +130,24 @@ def train_one_epoch(context: ParallelContext, optimizer, schedule, loader, confi
         for _ in range(steps):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
-            images = _transfer(images, context)
-            labels = labels.to(context.output_device, non_blocking=True)
-            timer.mark("transfer")
-            logits = context.model(images)  # (B, 10), in float32 or less
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
-            timer.mark("forward", join=True)  # costs nothing: backward starts where forward ended
-            context.backward(loss)
-            timer.mark("backward", join=True)
+            loss = train_step(images, labels, timer.mark)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            loss_sum += loss.detach() * len(labels)
-            samples += len(labels)
+            if loss is not None:
+                loss_sum += loss.detach() * len(labels)
+                samples += len(labels)
             timer.mark("update")
-    return Training(watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
+    return Training(context.data_rank, watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
 
 
-def _transfer(images, context):
-    """Images on their way to the device become channels-last, as the weights are, whichever loader they come from.
+def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return images (B, C, H, W) on `device`, channels-last, as the weights are, whichever loader they come from.
 
     Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
     there the images' decides how convolutions compute, the same way on every device.
     """
-    return images.to(context.input_device, non_blocking=True, memory_format=torch.channels_last)
+    return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
 
 @torch.no_grad()
@@ -144,41 +157,51 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
     That is why images are counted by scatter_add_: what a boolean index or bincount returns has a size that the host
     must ask the GPU for.
     """
-    context.evaluation_model.eval()
+    model = (context.evaluation_model or context.model).eval()
     loss_sum = torch.zeros((), device=context.output_device)
     correct, counts = torch.zeros(2, CLASSES, dtype=torch.int64, device=context.output_device)
     with Stopwatch(context.devices) as watch:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
-            logits = context.evaluation_model(_transfer(images, context)).float()  # (B, 10)
-            loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+            logits = model(to_device(images, context.input_device))  # (B, classes)
+            if logits is None:
+                continue
+            loss_sum += F.cross_entropy(logits.float(), labels, reduction="sum")
             correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
             counts.scatter_add_(0, labels, torch.ones_like(labels))
-    return Evaluation(watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
+    return Evaluation(context.data_rank, watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
 
 
 def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) -> EpochRecord:
     """Return one record for all ranks: sums of counts, and the times of the slowest rank."""
     slowest = max(trainings, key=lambda part: part.seconds)
+    evaluate_seconds = max(part.seconds for part in evaluations)
+    trainings, evaluations = once_each(trainings), once_each(evaluations)
     samples = sum(part.samples for part in trainings)
     tested = sum(sum(part.counts) for part in evaluations)
     return EpochRecord(
         epoch=epoch,
         train_seconds=slowest.seconds,
-        evaluate_seconds=max(part.seconds for part in evaluations),
+        evaluate_seconds=evaluate_seconds,
         samples=samples,
         steps=slowest.steps,
         train_loss=sum(part.loss_sum for part in trainings) / samples,
         test_loss=sum(part.loss_sum for part in evaluations) / tested,
         test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
-        phases=PhaseTimes(**{name: slowest.phase_milliseconds[name] / slowest.steps for name in phase_names()}),
+        phases=PhaseTimes(**{name: total / slowest.steps for name, total in slowest.phase_milliseconds.items()}),
     )
 
 
+def once_each(parts: list) -> list:
+    """Return of all ranks' Trainings or Evaluations one for each share of the data: the last rank's that sees it."""
+    return list({part.data_rank: part for part in parts}.values())
+
+
 def fit(
-    context: ParallelContext, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord], after_epoch
+    context: ParallelContext, train_step, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord],
+    after_epoch
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
-    """Train and evaluate until there were `config.epochs`; return all epochs' records and all ranks' last Evaluations.
+    """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
     earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
     epoch. Ends early, after the first epoch whose training or test loss is not finite, or whose test accuracy is
@@ -189,15 +212,15 @@ def fit(
     for epoch in range(len(earlier) + 1, config.epochs + 1):
         if records and (not is_finite(records[-1]) or reached(records[-1], config)):
             break
-        with naming(f"epoch {epoch}"):
-            train_loader.sampler.set_epoch(epoch)
-            trainings = context.gather(train_one_epoch(context, optimizer, schedule, train_loader, config))
+        with add_error_context(f"epoch {epoch}"):
+            context.before_epoch(epoch)
+            trainings = context.gather(train_one_epoch(context, train_step, optimizer, schedule, train_loader, config))
             context.before_evaluation()
             evaluations = context.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
             context.gather(None)  # wait for rank 0, or its writing would count as the others' next epoch
-    return records, evaluations or context.gather(evaluate(context, test_loader))
+    return records, once_each(evaluations or context.gather(evaluate(context, test_loader)))
 
 
 def is_finite(record: EpochRecord) -> bool:

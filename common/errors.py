@@ -38,7 +38,7 @@ def _reader_has_gone():
 
 
 @contextlib.contextmanager
-def naming(where: str):
+def add_error_context(where: str):
     """Let the line about an error that passes through name `where` it happened, e.g. "epoch 2"."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from common.augment import batch_transform, held_bytes, training_transform
 from common.config import RunConfig, per_process, total_workers
@@ -35,11 +35,17 @@ class AugmentedImages:
         return self.transform(Image.fromarray(self.images[index])), int(self.labels[index])
 
 
-class EpochSampler(DistributedSampler):
-    """A DistributedSampler that tells the data set the epoch with every index, as AugmentedImages takes it."""
+class KeySampler(Sampler):
+    """What a sampler draws, with the epoch in every index, as AugmentedImages takes it."""
+
+    def __init__(self, sampler: DistributedSampler):
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
 
     def __iter__(self):
-        return (self.epoch * len(self.dataset) + index for index in super().__iter__())
+        return (self.sampler.epoch * len(self.sampler.dataset) + index for index in self.sampler)
 
 
 class ResidentLoader:
@@ -91,34 +97,33 @@ def _check_memory(size, device):
                          MACHINE)
 
 
-def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, rank: int = 0, world_size: int = 1):
-    """Return (train_loader, test_loader) of one rank; batches are images (B, C, H, W) float32 and labels (B,) int64.
+def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler):
+    """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
-    device: where the rank trains. Training: batch k of all ranks together is the same set of images for every world
-    size, because DistributedSampler deals out one permutation in turn. At most world_size - 1 images per epoch are left
-    out, so that all ranks take equally many steps; none is used twice. Test: every world_size-th image, without
-    padding, so that over all ranks each image counts once; always resident, in batches of EVALUATION_BATCH or more.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by the world size; (MACHINE) if a resident data set
+    device: where it trains. sampler: which of the training images it sees, `rank` of `num_replicas` shares, shuffled by
+    seed and epoch and with drop_last: at most num_replicas - 1 images per epoch are left out, so that all take equally
+    many steps, and none is used twice. Batch k of all shares together is the same set of images for any number of them,
+    because a DistributedSampler deals out one permutation in turn. Test: every num_replicas-th image, without padding,
+    so that over all shares each image counts once; always resident, in batches of EVALUATION_BATCH or more.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
     does not fit.
     """
-    batch_size = per_process("--batch-size", config.batch_size, world_size)
-    workers = per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
+    shares = sampler.num_replicas
+    batch_size = per_process("--batch-size", config.batch_size, shares)
+    workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)
     images, labels = image_set.train_images, image_set.train_labels
-    if len(labels) < world_size:
-        raise SuiteError("every rank needs an image", f"{len(labels)} images for {world_size} ranks",
+    if len(labels) < shares:
+        raise SuiteError("every rank needs an image", f"{len(labels)} images for {shares} ranks",
                          "give a larger --train-size", USAGE)
-    dealt = {"num_replicas": world_size, "rank": rank, "shuffle": True, "seed": config.seed, "drop_last": True}
     if config.loader == "resident":
-        sampler = DistributedSampler(range(len(labels)), **dealt)
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
         transform = training_transform(image_set.mean, image_set.std, config.augment)
-        train = AugmentedImages(images, labels, transform, config.seed)
         train_loader = DataLoader(
-            train, batch_size, sampler=EpochSampler(train, **dealt), num_workers=workers,
-            pin_memory=device.type == "cuda", persistent_workers=workers > 0, worker_init_fn=end_with_parent,
-            generator=torch.Generator(),  # or it draws from the one that training uses
+            AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler),
+            num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
+            worker_init_fn=end_with_parent, generator=torch.Generator(),  # or it draws from the one that training uses
         )
-    shard = slice(rank, None, world_size)
+    shard = slice(sampler.rank, None, shares)
     return train_loader, ResidentLoader(image_set.test_images[shard], image_set.test_labels[shard], image_set,
                                         max(batch_size, EVALUATION_BATCH), device)

@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
+from torch.utils.data import DistributedSampler
 
 from common.arguments import OneLineParser, positive_int
 from common.config import DEFAULT_MODEL, add_training_flags, parse_with_recipe
 from common.data import ImageSet, load_image_set
-from common.distributed import leave
+from common.distributed import shutdown
 from common.engine import build_optimizer
 from common.environment import available_devices
 from common.errors import SuiteError, run_script
@@ -102,7 +103,7 @@ def _exchange(rank, directory, size, on_gpu):
     if rank == 0:
         with open(os.path.join(directory, "seconds"), "w") as file:
             file.write(str(statistics.median(seconds[2:])))
-    leave()
+    shutdown()
 
 
 def measure(arguments, image_set: ImageSet) -> dict:
@@ -124,10 +125,12 @@ def measure(arguments, image_set: ImageSet) -> dict:
         found["models"].append({"model": name, "gradient_bytes": size,
                                 "link_gbps": link_gbps(size, device.type) if arguments.link else None})
 
+    sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
+
     def speed(loader, workers):
         config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": loader,
                                        "num_workers": workers})
-        return loader_images_per_second(make_loaders(image_set, config, device)[0], device)
+        return loader_images_per_second(make_loaders(image_set, config, device, sampler)[0], device)
 
     for workers in arguments.num_workers if arguments.ceiling else ():
         found["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})

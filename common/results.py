@@ -17,13 +17,16 @@ SCHEMA_VERSION = 2  # 2 added precision; a result of version 1 was always float3
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Where a step's time went, in milliseconds per step (mean over one epoch, of the slowest rank)."""
+    """Where a step's time went, in milliseconds per step (mean over one epoch, of the slowest rank).
 
-    data: float  # waiting for the next batch
-    transfer: float  # host to device
-    forward: float  # with the loss
-    backward: float  # with the gradient all-reduce under DDP
-    update: float  # optimizer step
+    None: a phase that the method's step does not tell apart.
+    """
+
+    data: float | None = None  # waiting for the next batch
+    transfer: float | None = None  # host to device
+    forward: float | None = None  # with the loss
+    backward: float | None = None  # with the gradient all-reduce under DDP
+    update: float | None = None  # optimizer step
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ def describe_start(result: RunResult) -> str:
 
 def describe_epoch(record: EpochRecord, epochs: int) -> str:
     """One line for one epoch."""
-    phases = ", ".join(f"{name} {value:.2f}" for name, value in asdict(record.phases).items())
+    phases = ", ".join(f"{name} {'–' if value is None else f'{value:.2f}'}"
+                       for name, value in asdict(record.phases).items())
     return (
         f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
         f"test accuracy: {record.test_accuracy:.2%}, {record.samples / record.train_seconds:,.0f} images/s, "

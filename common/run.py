@@ -22,11 +22,14 @@ from common.results import RunResult, describe_end, describe_epoch, describe_sta
 from common.timing import command_start
 
 
-def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options) -> None:
+def run(
+    context: ParallelContext, train_step, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options
+) -> None:
     """Announce, train, and let rank 0 print, write and draw what was found.
 
-    model: the plain network inside `context.model`; its weights are what `--save` writes. options: the Namespace of
-    the script's own flags, kept in the result beside the shared ones. Raises SuiteError (FAILED), after the result
+    train_step: what the method does with one batch (see common.engine). model: the plain network inside
+    `context.model`; its weights are what `--save` writes. options: the Namespace of the script's own flags, kept in the
+    result beside the shared ones. Raises SuiteError (FAILED), after the result
     file is written, if training diverged.
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
@@ -41,7 +44,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
                          "put the file where all machines see it", USAGE)
     if state:
         if context.world_size > 1:
-            _settle(context, image_set.image_shape, optimizer)
+            _settle(context, train_step, image_set.image_shape, optimizer)
         records = restore(state, context.rank, gpus, model, optimizer, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
@@ -54,7 +57,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
     if context.rank == 0:
         _write_unfinished(result, records, config)
     keep = partial(_keep, context, gpus, result, model, optimizer, schedule, config, options, say)
-    records, evaluations = fit(context, optimizer, schedule, loaders, config, records, keep)
+    records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, keep)
     result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
@@ -66,7 +69,7 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
         result = replace(result, status="not reached", reason=found)
     if context.rank == 0:
         _conclude(result, model, config, say)
-    context.leave()
+    context.shutdown()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
     if context.rank == 0 and result.status == "not reached":
@@ -74,10 +77,10 @@ def run(context: ParallelContext, model: nn.Module, optimizer, loaders, image_se
                          "give more --epochs, or a lower target", FAILED)
 
 
-def _settle(context, image_shape, optimizer):
+def _settle(context, train_step, image_shape, optimizer):
     """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
-    images = torch.zeros(2, *image_shape, device=context.input_device)
-    context.backward(context.model.train()(images).sum())
+    context.model.train()
+    train_step(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
     optimizer.zero_grad()
 
 
@@ -111,7 +114,7 @@ def _conclude(result, model, config, say):
 
 
 def _before(context, model, config, options):
-    workers = total_workers(config.num_workers, context.world_size)
+    workers = total_workers(config.num_workers, context.data_ranks)
     return RunResult(
         method=context.method,
         status="ok",
@@ -125,7 +128,7 @@ def _before(context, model, config, options):
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         global_batch_size=config.batch_size,
         per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
-        workers_per_process=workers // context.world_size,
+        workers_per_process=workers // context.data_ranks,
         threads_per_process=torch.get_num_threads(),
         precision=_precision(model, context.devices),
     )

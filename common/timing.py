@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+JOINED = ("forward", "backward")
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
 
 _IMPORTED = time.time()
@@ -56,8 +57,9 @@ class PhaseTimer:
 
     Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs a mark is
     an event in the first device's stream, and the host runs on: a device that idles while the host fetches data shows
-    as "data", and the phases add up to the time of the epoch. Where a phase ends on another device than the first,
-    `join=True` lets the first device's stream wait for the others before the event.
+    as "data", and the phases add up to the time of the epoch. A phase in which all devices compute (JOINED) ends on all
+    of them: the first device's stream waits for the others before the event, which costs nothing, as backward starts
+    where forward ended. `join=True` asks for the same.
     """
 
     def __init__(self, devices: Sequence[torch.device]):
@@ -70,7 +72,7 @@ class PhaseTimer:
 
     def mark(self, name: str, join: bool = False) -> None:
         """End the phase `name`, which began at the last mark or start; with `join`, on all devices."""
-        self._marks.append((name, self._event(join) if self.devices else time.perf_counter()))
+        self._marks.append((name, self._event(join or name in JOINED) if self.devices else time.perf_counter()))
 
     def _event(self, join):
         first, *others = self.devices

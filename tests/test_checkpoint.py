@@ -10,13 +10,12 @@ from torch import nn
 
 from common.checkpoint import read_checkpoint
 from common.data import load_image_set
-from common.engine import ParallelContext, build_optimizer
+from common.engine import build_optimizer
 from common.loaders import make_loaders
 from common.models import build_model
 from common.run import run
 from test_data import make_config
-
-CPU = torch.device("cpu")
+from training import CPU, make_context, make_sampler, make_step
 
 
 @pytest.fixture
@@ -32,9 +31,11 @@ def train(data_root, tmp_path):
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
         model = build_model(config.model, image_set.image_shape, config.seed)
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
-        context = ParallelContext("single", model, model, (CPU,), CPU, CPU)
-        loaders = make_loaders(image_set, config, CPU)
-        run(context, model, build_optimizer(model.parameters(), config), loaders, image_set, config, Namespace())
+        sampler = make_sampler(image_set, config)
+        loaders = make_loaders(image_set, config, CPU, sampler)
+        context = make_context(model, before_epoch=sampler.set_epoch)
+        optimizer = build_optimizer(model.parameters(), config)
+        run(context, make_step(model, config), model, optimizer, loaders, image_set, config, Namespace())
         return learned(config.output), torch.load(config.checkpoint, weights_only=True)
 
     return train

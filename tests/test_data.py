@@ -3,15 +3,12 @@
 
 import numpy as np
 import pytest
-import torch
 
 from common import data
 from common.config import LOADERS, RunConfig, script_parser
 from common.data import ImageSet, load_image_set
 from common.errors import DATA, USAGE, SuiteError
-from common.loaders import make_loaders
-
-CPU = torch.device("cpu")
+from training import CPU, make_loaders
 
 
 def make_config(**values) -> RunConfig:
@@ -29,8 +26,7 @@ def make_image_set(size=60, channels=1) -> ImageSet:
 
 
 def batches(image_set, config, rank, world_size, epoch):
-    train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size)
-    train_loader.sampler.set_epoch(epoch)
+    train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size, epoch)
     return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in train_loader]
 
 
@@ -89,8 +85,7 @@ def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epo
 
     def images(epoch, rank=0, world_size=1, workers=0, seed=1):
         config = make_config(batch_size=12, num_workers=workers, seed=seed, loader=loader)
-        train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size)
-        train_loader.sampler.set_epoch(epoch)
+        train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size, epoch)
         return {image.numpy().tobytes() for batch, _ in train_loader for image in batch}
 
     assert images(1) == images(1, workers=0 if loader == "resident" else 2) == images(1, 0, 2) | images(1, 1, 2)

@@ -8,10 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from common import environment
-from common.data_parallel import SimulatedDataParallel
 from common.engine import (
     Evaluation,
-    ParallelContext,
     Training,
     build_optimizer,
     build_schedule,
@@ -21,16 +19,11 @@ from common.engine import (
     train_one_epoch,
 )
 from common.lifetime import has_launcher
-from common.loaders import make_loaders
+from common.results import describe_epoch
 from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
+from data_parallel_train import SimulatedDataParallel
 from test_data import make_config, make_image_set
-
-CPU = torch.device("cpu")
-
-
-def make_context(model, **values):
-    return ParallelContext(**{"method": "single", "model": model, "evaluation_model": model, "devices": (CPU,),
-                              "input_device": CPU, "output_device": CPU, **values})
+from training import CPU, make_context, make_loaders, make_sampler, make_step
 
 
 class SlowLoader:
@@ -57,7 +50,8 @@ def train(model, loader, max_steps=None, **values):
     """One epoch of plain gradient descent at the rate 0.1."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     config = make_config(max_steps=max_steps, **values)
-    return train_one_epoch(make_context(model), optimizer, build_schedule(optimizer, config, 5), loader, config)
+    schedule = build_schedule(optimizer, config, 5)
+    return train_one_epoch(make_context(model), make_step(model, config), optimizer, schedule, loader, config)
 
 
 def test_phases_add_up_to_the_epoch_and_waiting_is_data():
@@ -149,16 +143,52 @@ def test_no_batch_of_an_evaluation_makes_the_host_wait_for_a_gpu():
 
 
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
-    def training(seconds, data):
+    def training(data_rank, seconds, data):
         phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
-        return Training(seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases)
+        return Training(data_rank, seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases)
 
-    evaluations = [Evaluation(1.0, 4.0, [1, 2], [2, 2]), Evaluation(2.0, 6.0, [1, 1], [3, 3])]
-    record = merge(7, [training(3.0, 50.0), training(2.0, 5.0)], evaluations)
+    evaluations = [Evaluation(0, 1.0, 4.0, [1, 2], [2, 2]), Evaluation(1, 2.0, 6.0, [1, 1], [3, 3])]
+    record = merge(7, [training(0, 3.0, 50.0), training(1, 2.0, 5.0)], evaluations)
     assert (record.epoch, record.train_seconds, record.evaluate_seconds) == (7, 3.0, 2.0)
     assert (record.samples, record.steps, record.train_loss) == (20, 5, 3.0)
     assert (record.test_accuracy, record.test_loss) == (0.5, 1.0)
     assert record.phases.data == 10.0
+
+
+def test_ranks_that_see_the_same_images_count_them_once():
+    """As in a pipeline: the first stage has no loss and no logits, the last one has, and both see every image."""
+    config, model = make_config(epochs=1, batch_size=20, augment=False), nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    first, last = nn.Identity(), model
+    first.forward = lambda images: None
+    trainings, evaluations = [], []
+    for stage, train_step in ((first, lambda *_: None), (last, make_step(last, config))):
+        optimizer, loaders = build_optimizer(model.parameters(), config), make_loaders(make_image_set(), config)
+        schedule = build_schedule(optimizer, config, 3)
+        trainings.append(train_one_epoch(make_context(stage), train_step, optimizer, schedule, loaders[0], config))
+        evaluations.append(evaluate(make_context(stage), loaders[1]))
+    record = merge(1, trainings, evaluations)
+    assert record.samples == trainings[1].samples == 60 and trainings[0].samples == 0
+    assert record.test_accuracy == sum(evaluations[1].correct) / 60
+    assert record.train_loss == trainings[1].loss_sum / 60
+    with pytest.raises(ZeroDivisionError):  # the last rank's counts are taken, whatever it saw
+        merge(1, trainings[::-1], evaluations)
+
+
+def test_a_phase_that_a_step_leaves_out_is_not_known():
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train_step(images, labels, mark):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        return loss
+
+    config = make_config()
+    part = train_one_epoch(make_context(model), train_step, optimizer, build_schedule(optimizer, config, 5),
+                           SlowLoader(0, 5), config)
+    record = merge(1, [part], [Evaluation(0, 1.0, 1.0, [1], [1])])
+    assert record.phases.forward is None and record.phases.update > 0
+    assert "transfer –, forward –, backward –, update" in describe_epoch(record, 1)
 
 
 def test_fit_follows_the_schedule_and_shuffles_every_epoch():
@@ -166,15 +196,16 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
     config = make_config(epochs=4, lr=1.0, lr_milestones=(1, 3), optimizer="sgd", batch_size=20)
     optimizer = build_optimizer(model.parameters(), config)
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    loaders = make_loaders(make_image_set(), config, CPU)
+    sampler = make_sampler(make_image_set(), config)
     rates, epochs, lines = [], [], []
 
     def before_evaluation():
         rates.append(optimizer.param_groups[0]["lr"])
-        epochs.append(loaders[0].sampler.epoch)
+        epochs.append(sampler.epoch)
 
-    records, _ = fit(make_context(model, before_evaluation=before_evaluation), optimizer,
-                     build_schedule(optimizer, config, 3), loaders, config, [], lines.append)
+    context = make_context(model, before_evaluation=before_evaluation, before_epoch=sampler.set_epoch)
+    records, _ = fit(context, make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
+                     make_loaders(make_image_set(), config), config, [], lines.append)
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert epochs == [1, 2, 3, 4]
     assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
@@ -186,8 +217,8 @@ def test_fit_stops_where_the_loss_is_no_number():
         model[1].weight.fill_(float("nan"))
     config = make_config(epochs=4, batch_size=20)
     optimizer = build_optimizer(model.parameters(), config)
-    records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config, 3),
-                     make_loaders(make_image_set(), config, CPU), config, [], lambda _: None)
+    records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
+                     make_loaders(make_image_set(), config), config, [], lambda _: None)
     assert len(records) == 1
 
 

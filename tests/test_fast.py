@@ -23,7 +23,6 @@ from common.compiled import replace_network
 from common.config import DATASETS, RunConfig, parse, script_parser
 from common.engine import Evaluation, build_optimizer, build_schedule, fit
 from common.errors import MACHINE, USAGE, SuiteError
-from common.loaders import make_loaders
 from common.models import Network, build_model
 from common.process import check_bf16, prepare_process
 from common.recipes import RECIPES
@@ -36,10 +35,10 @@ from model_parallel_train import TwoStage
 from processes import PROJECT, child_environment
 from reports import configuration, report_of, runs
 from test_compare import child
-from test_data import CPU, make_config, make_image_set
-from test_engine import make_context
+from test_data import make_config, make_image_set
 from test_report import SINGLE, cells
 from test_results import make_result
+from training import CPU, make_context, make_loaders, make_step
 
 SCRIPT = "data_parallel_train.py"
 MODEL_PARALLEL = ("model_parallel_train.py", "--use-model-parallel")
@@ -104,7 +103,7 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
         config = make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
         model = build_model("mlp", (1, 28, 28), 0, precision)
         optimizer = build_optimizer(model.parameters(), config)
-        records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config, 3),
+        records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
                          make_loaders(image_set, config, CPU), config, [], lambda _: None)
         losses[precision] = [record.train_loss for record in records]
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
@@ -180,12 +179,13 @@ def test_compiled_training_gives_the_same_weights(train, tmp_path, monkeypatch):
 @pytest.mark.parametrize("target, epochs", [(None, 4), (0.05, 1), (0.5, 2), (0.51, 3), (0.95, 4)])
 def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, monkeypatch):
     planted = iter([10, 50, 90, 70])  # of 100
-    monkeypatch.setattr(engine, "evaluate", lambda *_: Evaluation(0.1, 1.0, [next(planted)], [100]))
+    monkeypatch.setattr(engine, "evaluate", lambda *_: Evaluation(0, 0.1, 1.0, [next(planted)], [100]))
     config = make_config(epochs=4, target_accuracy=target, batch_size=20, augment=False)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer = build_optimizer(model.parameters(), config)
-    records, evaluations = fit(make_context(model), optimizer, build_schedule(optimizer, config, 3),
-                               make_loaders(make_image_set(), config, CPU), config, [], lambda _: None)
+    schedule, loaders = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)
+    records, evaluations = fit(make_context(model), make_step(model, config), optimizer, schedule, loaders, config, [],
+                               lambda _: None)
     assert [record.test_accuracy for record in records] == [0.1, 0.5, 0.9, 0.7][:epochs]
     assert evaluations[0].correct == [100 * records[-1].test_accuracy]
 
@@ -194,7 +194,7 @@ def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
     config = make_config(epochs=4, target_accuracy=0.5, batch_size=20, augment=False)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer, earlier = build_optimizer(model.parameters(), config), [*make_result(seconds=(3.0,)).epochs]  # 60 %
-    records, _ = fit(make_context(model), optimizer, build_schedule(optimizer, config, 3),
+    records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
                      make_loaders(make_image_set(), config, CPU), config, earlier, lambda _: None)
     assert records == earlier
 
@@ -304,7 +304,7 @@ def test_a_comparison_hands_the_recipe_to_every_run(dataset, planned, capsys):
     values = RECIPES["fast"][dataset]
     print_commands(planned("--recipe", "fast", "--dataset", dataset))
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         given = {flag: command[index + 1] for index, flag in enumerate(command[:-1]) if flag.startswith("--")}
         expected = {"--recipe": "fast", "--dataset": dataset, "--model": values["model"], "--epochs":

@@ -1,5 +1,6 @@
 """Every method, started the way a user starts it, computes what one device computes."""
 
+import difflib
 import json
 import os
 import re
@@ -12,12 +13,12 @@ import torch.nn.functional as F
 
 import data_parallel_train
 from common.data import load_image_set
-from common.data_parallel import SimulatedDataParallel
 from common.environment import available_cores
-from common.loaders import make_loaders
 from common.models import build_model
+from data_parallel_train import SimulatedDataParallel
 from processes import PROJECT, child_environment
 from test_data import make_config
+from training import make_loaders
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
@@ -168,7 +169,7 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     model = build_model("strided", image_set.image_shape, seed=0)
     model.load_state_dict(weights)
-    _, test_loader = make_loaders(image_set, make_config(batch_size=500), torch.device("cpu"))
+    _, test_loader = make_loaders(image_set, make_config(batch_size=500))
     with torch.no_grad():
         outputs = torch.cat([model.eval()(images) for images, _ in test_loader])
     labels = torch.from_numpy(image_set.test_labels)
@@ -213,3 +214,48 @@ def test_real_mnist_is_learned(real_data, project, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
     assert len(result["class_accuracy"]) == 10
+
+
+# ---- the scripts as lessons
+
+MARKS = {"data_parallel_train.py": "DP", "ddp_train.py": "DDP", "model_parallel_train.py": "MP",
+         "accelerate_train.py": "ACC"}
+
+
+def body(script: str) -> list[tuple[str, bool]]:
+    """The lines of a script without its docstring and imports, each with whether it bears the method's mark.
+
+    A function or class whose first line bears it does so as a whole.
+    """
+    text = (PROJECT / script).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
+    lines, inside = [], False
+    for line in text.splitlines():
+        if line and not line.startswith((" ", ")")):
+            inside = line.startswith(("def ", "class ", "@")) and f"# {MARKS[script]}:" in line and "train(" not in line
+        if line.strip() and not re.match(r"(import|from) ", line):
+            lines.append((line, inside or f"# {MARKS[script]}:" in line))
+    return lines
+
+
+@pytest.mark.parametrize("script", [*MARKS][1:])
+def test_every_line_that_differs_bears_its_methods_mark(script):
+    one, other = body("data_parallel_train.py"), body(script)
+    matcher = difflib.SequenceMatcher(None, [line for line, _ in one], [line for line, _ in other], autojunk=False)
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+        if kind != "equal":
+            unmarked = [line for line, marked in other[other_start:other_end] if not marked]
+            assert unmarked == []
+        if kind == "delete":
+            assert [line for line, marked in one[start:end] if not marked] == []
+
+
+def test_the_scripts_have_one_order_of_statements():
+    order = ("prepare_process(", "load_image_set(", "DistributedSampler(", "make_loaders(", "build_model(",
+             ".to(device)", "parallel", "build_loss(", "def train_step(", 'mark("transfer")', "loss_function(parallel(images)",
+             'mark("forward")', "backward(", 'mark("backward")', "return loss", "ParallelContext(",
+             "before_epoch=sampler.set_epoch", "run(context, train_step")
+    for script in MARKS:
+        text = (PROJECT / script).read_text(encoding="utf-8")
+        place = text.index("def train(")
+        for statement in order:
+            place = text.index(statement, place)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from common.config import MODELS
-from common.data_parallel import SimulatedDataParallel
 from common.errors import SuiteError
 from common.models import balanced_split, build_model, split_index
 from common.timing import SAMPLE_FIRST
+from data_parallel_train import SimulatedDataParallel
 from model_parallel_train import TwoStage
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from common import data, loaders
 from common.augment import Affine, CropAndMirror, batch_transform, held_bytes, training_transform
 from common.data import load_image_set
 from common.errors import MACHINE, SuiteError
-from common.loaders import make_loaders
-from test_data import CPU, make_config, make_image_set
+from test_data import make_config, make_image_set
+from training import CPU, make_loaders
 
 
 def random_images(count, channels, seed=0):
@@ -86,8 +86,7 @@ def test_batches_are_the_workers_batches_image_by_image(channels):
     batches = []
     for loader in ("workers", "resident"):
         config = make_config(batch_size=16, augment=False, loader=loader)
-        train_loader, _ = make_loaders(image_set, config, CPU, 1, 2)
-        train_loader.sampler.set_epoch(3)
+        train_loader, _ = make_loaders(image_set, config, CPU, 1, 2, epoch=3)
         assert len(train_loader) == 4
         batches.append(list(train_loader))
     for (one, one_labels), (other, other_labels) in zip(*batches, strict=True):
