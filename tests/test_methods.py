@@ -252,7 +252,8 @@ def test_every_line_that_differs_bears_its_methods_mark(script):
 def test_the_scripts_have_one_order_of_statements():
     order = ("prepare_process(", "load_image_set(", "DistributedSampler(", "make_loaders(", "build_model(",
              ".to(device)", "parallel", "build_loss(", "def train_step(", 'mark("transfer")',
-             "loss_function(parallel(images)", 'mark("forward")', "backward(", 'mark("backward")', "return loss", "ParallelContext(",
+             "loss_function(parallel(images)", 'mark("forward")',
+             "backward(", 'mark("backward")', "return loss", "ParallelContext(",
              "before_epoch=sampler.set_epoch", "run(context, train_step")
     for script in MARKS:
         text = (PROJECT / script).read_text(encoding="utf-8")
