@@ -15,14 +15,14 @@ from datetime import timedelta
 from torch.utils.data import DistributedSampler
 
 from common.config import add_dist_timeout, parse, script_parser
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.distributed import name_lost_ranks, rank_device, rank_traits
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.environment import require_torchvision
 from common.errors import MACHINE, SuiteError, run_script
-from common.loaders import make_loaders
+from common.machine.environment import require_torchvision
+from common.machine.setup import prepare_process
 from common.models import build_model
-from common.process import prepare_process
 from common.run import run
 
 

@@ -19,13 +19,13 @@ from torch.utils.data import DistributedSampler
 
 from common.arguments import positive_int
 from common.config import parse, script_parser
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.environment import available_devices
 from common.errors import MACHINE, USAGE, SuiteError, run_script
-from common.loaders import make_loaders
+from common.machine.environment import available_devices
+from common.machine.setup import prepare_process
 from common.models import build_model
-from common.process import prepare_process
 from common.run import run
 from common.timing import SampledTimers
 

@@ -20,13 +20,13 @@ from torch.utils.data import DistributedSampler
 
 from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.distributed import find_ranks, join_group, name_lost_ranks, rank_device, rank_traits, spawn_ranks
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.errors import USAGE, SuiteError, run_script
-from common.loaders import make_loaders
+from common.machine.setup import prepare_process
 from common.models import build_model
-from common.process import prepare_process
 from common.run import run
 
 

@@ -17,8 +17,8 @@ from measure import PROJECT
 from tables import TABLES, update
 
 from common.arguments import OneLineParser, one_of
-from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
+from common.machine.environment import available_cores, available_devices
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup")
 FAST = ("--recipe", "fast", "--methods", "single")

@@ -12,11 +12,11 @@ import torch
 from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import sampler_of
 
-from common.data import load_image_set
-from common.environment import available_cores, available_devices
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.errors import run_script
-from common.loaders import make_loaders
-from common.process import prepare_process
+from common.machine.environment import available_cores, available_devices
+from common.machine.setup import prepare_process
 from common.timing import synchronize
 
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from measure import CALLS, PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
-from common import process
 from common.compiled import has_compiler, replace_network
 from common.engine import build_optimizer
-from common.environment import available_cores, available_devices
 from common.errors import FAILED, SuiteError, run_script
+from common.machine import setup as process
+from common.machine.environment import available_cores, available_devices
 from common.models import CLASSES, build_model
 from common.timing import Stopwatch
 

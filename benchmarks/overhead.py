@@ -15,13 +15,13 @@ from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import one_device, sampler_of
 
 from common import engine
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, fit, to_device, train_one_epoch
-from common.environment import available_devices
 from common.errors import run_script
-from common.loaders import make_loaders
+from common.machine.environment import available_devices
+from common.machine.setup import prepare_process
 from common.models import build_model
-from common.process import prepare_process
 from common.results import phase_names
 from common.timing import PhaseTimer, synchronize
 

@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.engine import build_optimizer
-from common.environment import available_devices
 from common.errors import SuiteError, run_script
+from common.machine.environment import available_devices
+from common.machine.setup import check_bf16, prepare_process
 from common.models import CLASSES, build_model
 from common.plots import new_figure, save_figure
-from common.process import check_bf16, prepare_process
 from common.timing import Stopwatch
 
 BATCH = 128

@@ -20,14 +20,14 @@ from one_device import one_device, sampler_of
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.distributed import gather, shutdown
 from common.engine import build_optimizer, build_schedule, train_one_epoch
 from common.errors import run_script
-from common.lifetime import end_with_parent
-from common.loaders import make_loaders
+from common.machine.lifetime import end_with_parent
+from common.machine.setup import prepare_process
 from common.models import build_model
-from common.process import prepare_process
 from common.results import write_json
 from common.timing import synchronize
 

@@ -90,7 +90,7 @@ def comparison_cost(data_root: str, directory: str) -> dict:
     total = time.perf_counter() - start
     report = read_results(Path(directory, "results.json"))
     start = time.perf_counter()
-    call("-m", "common.environment", "--json", "--data-root", data_root, "--output-dir", directory)
+    call("-m", "common.programs.check", "--json", "--data-root", data_root, "--output-dir", directory)
     check = time.perf_counter() - start
     return {"total_seconds": total, "runs": len(report.outcomes), "check_seconds": check,
             "probe_seconds": report.probe["wall_seconds"],

@@ -21,11 +21,11 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.checkpoint import read_checkpoint
 from common.config import RunConfig, per_process, total_workers
-from common.data import load_image_set
-from common.environment import available_devices, require_torchvision
+from common.data.image_set import load_image_set
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit, run_script
-from common.lifetime import end_with_parent, has_launcher
-from common.process import check_precision
+from common.machine.environment import available_devices, require_torchvision
+from common.machine.lifetime import end_with_parent, has_launcher
+from common.machine.setup import check_precision
 
 # what init_process_group's env:// needs, with an example of each
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

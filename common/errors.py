@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from common.lifetime import end_with_parent, has_launcher
+from common.machine.lifetime import end_with_parent, has_launcher
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE

@@ -13,10 +13,10 @@ from torch import nn
 from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
 from common.compiled import replace_network
 from common.config import total_workers
-from common.data import ImageSet
+from common.data.image_set import ImageSet
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
-from common.environment import command_line, describe_environment, device_name
 from common.errors import FAILED, USAGE, SuiteError
+from common.machine.environment import command_line, describe_environment, device_name
 from common.plots import draw_curves
 from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start

@@ -13,9 +13,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.environment import available_cores
 from common.errors import SuiteError, describe_exit
-from common.lifetime import TAG, TEMPORARY, guard, kill_tagged
+from common.machine.environment import available_cores
+from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration

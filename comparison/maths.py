@@ -38,7 +38,8 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                     references[flags] = file
                 file = Path(directory, f"{number}.pth")
                 _train(row.command, row, train_images, file)
-                found[row.name] = _judge(row, **json.loads(ask("common.weights", str(references[flags]), str(file))))
+                weights = ask("common.programs.weights", str(references[flags]), str(file))
+                found[row.name] = _judge(row, **json.loads(weights))
             except (SuiteError, HelperFailed) as error:
                 found[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
     return found

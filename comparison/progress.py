@@ -7,7 +7,7 @@ from comparison.plan import Configuration
 
 
 def guess_seconds(configuration: Configuration, settings: dict, probe: dict) -> float:
-    """Return how long one run of a configuration may take, from what common.probe measured on one device.
+    """Return how long one run of a configuration may take, from what common.programs.probe measured on one device.
 
     Start-up, then per epoch the steps of one device and a third of a step (its forward pass) per test batch. Loader,
     other devices and the method itself are not in it: it is a guess.

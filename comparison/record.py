@@ -84,9 +84,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A comparison. order: (block, configuration's name) of every planned run; probe: what common.probe measured.
+    """A comparison. order: (block, configuration's name) of every planned run.
 
-    maths: by configuration's name, what comparison.maths found, if it was asked.
+    probe: what common.programs.probe measured. maths: by configuration's name, what comparison.maths found, if it was
+    asked.
     """
 
     command: str

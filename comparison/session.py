@@ -20,7 +20,7 @@ from comparison.record import Report, remove_torn, write_results
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    found = json.loads(ask("common.environment", "--json", "--data-root", arguments.data_root, "--output-dir",
+    found = json.loads(ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir",
                            str(directory), fine=(0, MACHINE)))
     environment = found["environment"]
     for check in found["checks"]:
@@ -95,7 +95,7 @@ def _probe(report, shared_flags):
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
     start = time.perf_counter()
-    return {**json.loads(ask("common.probe", *flags)), "wall_seconds": time.perf_counter() - start}
+    return {**json.loads(ask("common.programs.probe", *flags)), "wall_seconds": time.perf_counter() - start}
 
 
 def _announce(report):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from common.checkpoint import read_checkpoint
-from common.data import load_image_set
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
 from common.engine import build_optimizer
-from common.loaders import make_loaders
 from common.models import build_model
 from common.run import run
 from test_data import make_config

@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
-from common import data
 from common.config import LOADERS, RunConfig, script_parser
-from common.data import ImageSet, load_image_set
+from common.data import image_set as data
+from common.data.image_set import ImageSet, load_image_set
 from common.errors import DATA, USAGE, SuiteError
 from training import CPU, make_loaders
 

@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from common import environment
 from common.engine import (
     Evaluation,
     Training,
@@ -18,7 +17,8 @@ from common.engine import (
     merge,
     train_one_epoch,
 )
-from common.lifetime import has_launcher
+from common.machine import environment
+from common.machine.lifetime import has_launcher
 from common.results import describe_epoch
 from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
 from data_parallel_train import SimulatedDataParallel

@@ -18,13 +18,15 @@ import torch
 from torch import nn
 
 import compare_parallel
-from common import engine, probe, process
+from common import engine
 from common.compiled import replace_network
 from common.config import DATASETS, RunConfig, parse, script_parser
 from common.engine import Evaluation, build_optimizer, build_schedule, fit
 from common.errors import MACHINE, USAGE, SuiteError
+from common.machine import setup as process
+from common.machine.setup import check_bf16, prepare_process
 from common.models import Network, build_model
-from common.process import check_bf16, prepare_process
+from common.programs import probe
 from common.recipes import RECIPES
 from common.results import write_result
 from comparison.launch import run_once
@@ -398,7 +400,7 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
 
 FAULTS = """
 import resource, torch
-from common.process import keep_freed_memory
+from common.machine.setup import keep_freed_memory
 torch.set_num_threads(1)
 def faults():
     for step in range(20):

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import data_parallel_train
-from common.data import load_image_set
-from common.environment import available_cores
+from common.data.image_set import load_image_set
+from common.machine.environment import available_cores
 from common.models import build_model
 from data_parallel_train import SimulatedDataParallel
 from processes import PROJECT, child_environment

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from common import preflight
-from common.lifetime import TAG
-from common.preflight import BAD, NOTE, OK, check_all
+from common.machine.lifetime import TAG
+from common.programs import check as preflight
+from common.programs.check import BAD, NOTE, OK, check_all
 from processes import child_environment, give_up_root
+
+CHECK = "common.programs.check"
 
 
 def named(checks, name):
@@ -19,7 +21,7 @@ def named(checks, name):
 
 
 def test_a_machine_that_is_ready(project, tmp_path):
-    done = project("-m", "common.environment", "--data-root", tmp_path / "data", "--output-dir", tmp_path, tiny=False)
+    done = project("-m", CHECK, "--data-root", tmp_path / "data", "--output-dir", tmp_path, tiny=False)
     assert done.returncode == 0 and not done.stderr
     assert [line[:4] for line in done.stdout.splitlines()[:2]] == ["ok  ", "ok  "]
     assert "note  data: mnist: not in" in done.stdout and "\033" not in done.stdout
@@ -28,7 +30,7 @@ def test_a_machine_that_is_ready(project, tmp_path):
 
 @pytest.mark.slow
 def test_json(project, tmp_path):
-    done = project("-m", "common.environment", "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
+    done = project("-m", CHECK, "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
     found = json.loads(done.stdout)
     assert found["environment"]["cores"] >= 1
     assert {"name", "status", "found", "advice"} == set(found["checks"][0])
@@ -39,7 +41,7 @@ def test_a_mixed_pair_of_packages(project, tmp_path, monkeypatch):
     metadata = tmp_path / "torch-9.9.9+cpu.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9+cpu\n")
-    done = project("-m", "common.environment", tiny=False, environment={"PYTHONPATH": str(tmp_path)})
+    done = project("-m", "common.programs.check", tiny=False, environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 3
     line = next(line for line in done.stdout.splitlines() if line.startswith("bad "))
     assert "torch 9.9.9+cpu" in line and "only torch is built for the CPU alone" in line
@@ -63,10 +65,10 @@ def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
 @pytest.mark.slow
 def test_a_directory_that_may_only_be_read(project, tmp_path):
     tmp_path.chmod(0o555)
-    done = project("-m", "common.environment", "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
+    done = project("-m", CHECK, "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
     assert done.returncode == 3
     assert f"bad   write to {tmp_path / 'below'}: Permission denied; name another" in done.stdout
-    done = project("-m", "common.environment", "--data-root", tmp_path, tiny=False, preexec_fn=give_up_root)
+    done = project("-m", "common.programs.check", "--data-root", tmp_path, tiny=False, preexec_fn=give_up_root)
     assert done.returncode == 0 and f"note  write to {tmp_path}: Permission denied" in done.stdout
 
 

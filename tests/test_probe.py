@@ -9,17 +9,19 @@ import time
 import pytest
 import torch
 
-from common import environment, probe
 from common.errors import SuiteError
+from common.machine import environment
 from common.models import build_model
-from common.weights import difference
+from common.programs import probe
+from common.programs.weights import difference
 from processes import PROJECT, child_environment
 
 
 def test_the_probe_measures_what_it_was_asked_for(data_root):
     done = subprocess.run(
-        [sys.executable, "-m", "common.probe", "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size",
-         "480", "--model", "lenet", "mlp", "--batch-size", "48", "--num-workers", "0", "--sizes", "12", "48",
+        [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
+         "--train-size", "480", "--model", "lenet", "mlp", "--batch-size", "48", "--num-workers", "0", "--sizes", "12",
+         "48",
          "--threads", "1", "--ceiling", "--link"], cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

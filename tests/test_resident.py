@@ -10,9 +10,10 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import functional
 
-from common import data, loaders
-from common.augment import Affine, CropAndMirror, batch_transform, held_bytes, training_transform
-from common.data import load_image_set
+from common.data import image_set as data
+from common.data import loaders
+from common.data.augment import Affine, CropAndMirror, batch_transform, held_bytes, training_transform
+from common.data.image_set import load_image_set
 from common.errors import MACHINE, SuiteError
 from test_data import make_config, make_image_set
 from training import CPU, make_loaders

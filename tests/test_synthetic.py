@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from common import synthetic
-from common.synthetic import (
+from common.data import synthetic
+from common.data.synthetic import (
     CIFAR10_CLASSES,
     MNIST_CLASSES,
     TEST_FONTS,

@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import DistributedSampler
 
-from common import loaders
+from common.data import loaders
 from common.engine import ParallelContext, build_loss, to_device
 
 CPU = torch.device("cpu")

@@ -15,8 +15,9 @@ import time
 import numpy as np
 import pytest
 
-from common import download, files
-from common.data import load_image_set
+from common.data import archives as files
+from common.data import download
+from common.data.image_set import load_image_set
 from common.errors import DATA
 from processes import give_up_root
 from test_data import make_config
@@ -345,9 +346,10 @@ def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request,
         shutil.copytree(data_root / "synthetic", root / "synthetic")
     for path in [root, *root.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = project("-m", "common.data", "--dataset", name, "--data-root", root, tiny=False, preexec_fn=give_up_root)
+    done = project("-m", "common.programs.fetch", "--dataset", name, "--data-root", root, tiny=False,
+                   preexec_fn=give_up_root)
     keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0 and "training and" in done.stdout, done.stderr
-    missing = project("-m", "common.data", "--dataset", "fashion-mnist", "--data-root", root, tiny=False,
+    missing = project("-m", "common.programs.fetch", "--dataset", "fashion-mnist", "--data-root", root, tiny=False,
                       preexec_fn=give_up_root)
     assert missing.returncode == DATA and f"cannot put data into {root}; Permission denied" in missing.stderr

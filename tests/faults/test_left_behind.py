@@ -96,10 +96,10 @@ def test_what_a_shell_with_a_rank_started_outlives_the_shell(script, rank, ranks
 
 def test_a_helper_ends_with_the_comparison(keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
-    parent = subprocess.Popen([sys.executable, "-c", "from comparison.launch import ask; ask('common.environment')"],
+    parent = subprocess.Popen([sys.executable, "-c", "from comparison.launch import ask; ask('common.programs.check')"],
                               cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])})
     deadline = time.time() + 30
-    while not any("common.environment" in command and "-m" in command for command in alive(marker).values()):
+    while not any("common.programs.check" in command and "-m" in command for command in alive(marker).values()):
         assert time.time() < deadline
         time.sleep(0.01)
     start = time.perf_counter()

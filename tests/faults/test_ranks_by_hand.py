@@ -1,11 +1,10 @@
 """Ranks and scripts that a shell or a cluster starts, with RANK and the like in their environment, without torchrun."""
 
 import json
-from datetime import timedelta
 
 import pytest
 
-from common.distributed import meet
+from common.distributed import find_ranks
 from common.errors import USAGE
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -55,4 +54,4 @@ def test_a_rank_that_was_told_nonsense(name, value, said, monkeypatch, refused):
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, said):
-        meet("env://", timedelta(seconds=1))
+        find_ranks("env://", 1)

@@ -5,8 +5,8 @@ import ctypes
 import torch
 
 from common.config import RunConfig
-from common.environment import available_cores, device_name
 from common.errors import MACHINE, SuiteError
+from common.machine.environment import available_cores, device_name
 from common.timing import Stopwatch
 
 

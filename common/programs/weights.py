@@ -1,6 +1,6 @@
 """How far apart the weights of two runs are.
 
-    python -m common.weights reference.pth other.pth
+    python -m common.programs.weights reference.pth other.pth
 
 prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics), and whether
 the model has BatchNorm.
@@ -36,8 +36,8 @@ def _is_statistic(name):
 def main() -> None:
     """Compare the two files named on the command line."""
     if len(sys.argv) != 3:
-        raise SuiteError("common.weights compares two files", f"{len(sys.argv) - 1} given",
-                         "type: python -m common.weights reference.pth other.pth", USAGE)
+        raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given",
+                         "type: python -m common.programs.weights reference.pth other.pth", USAGE)
     reference, other = (torch.load(path, weights_only=True) for path in sys.argv[1:])
     print(json.dumps({"difference": difference(reference, other), "batch_norm": any(map(_is_statistic, reference))}))
 

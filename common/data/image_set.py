@@ -1,9 +1,4 @@
-"""Data sets from disk, network or thin air, checked before they are used.
-
-    python -m common.data --dataset mnist --data-root ./data
-
-downloads or generates a data set ahead of time; the training scripts do the same when they need it.
-"""
+"""Data sets from disk, network or thin air, checked before they are used."""
 
 import contextlib
 import hashlib
@@ -15,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common import synthetic
-from common.arguments import OneLineParser
-from common.config import RunConfig, add_training_flags
-from common.download import download
-from common.environment import require_torchvision
-from common.errors import DATA, SuiteError, run_script
-from common.files import archives, first_problem, md5_of, only_one_process, unpack
+from common.config import RunConfig
+from common.data import synthetic
+from common.data.archives import archives, first_problem, md5_of, only_one_process, unpack
+from common.data.download import download
+from common.errors import DATA, SuiteError
+from common.machine.environment import require_torchvision
 from common.results import replacing, write_json
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
@@ -203,16 +197,3 @@ def _get(archive, root, data_url):
         unpack(archive, path, root)
     finally:
         path.unlink()  # what it held has been checked on its own
-
-
-def main() -> None:
-    """Download or generate the data set that the command line names."""
-    parser = OneLineParser(prog="-m common.data", description=__doc__, allow_abbrev=False)
-    add_training_flags(parser)
-    arguments = parser.parse_args()
-    image_set = load_image_set(arguments)
-    print(f"{image_set.name}: {len(image_set.train_labels)} training and {len(image_set.test_labels)} test images")
-
-
-if __name__ == "__main__":
-    run_script(main)

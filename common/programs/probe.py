@@ -1,6 +1,6 @@
 """What one device can do alone, measured in seconds before a comparison starts: step times, loader, link.
 
-    python -m common.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
+    python -m common.programs.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
 How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question. --link: how fast two
@@ -23,15 +23,15 @@ from torch.utils.data import DistributedSampler
 
 from common.arguments import OneLineParser, positive_int
 from common.config import DEFAULT_MODEL, add_training_flags, parse_with_recipe
-from common.data import ImageSet, load_image_set
+from common.data.image_set import ImageSet, load_image_set
+from common.data.loaders import make_loaders
 from common.distributed import shutdown
 from common.engine import build_optimizer
-from common.environment import available_devices
 from common.errors import SuiteError, run_script
-from common.lifetime import end_with_parent
-from common.loaders import make_loaders
+from common.machine.environment import available_devices
+from common.machine.lifetime import end_with_parent
+from common.machine.setup import prepare_process
 from common.models import CLASSES, build_model
-from common.process import prepare_process
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
@@ -141,7 +141,7 @@ def measure(arguments, image_set: ImageSet) -> dict:
 
 
 def main() -> None:
-    parser = OneLineParser(prog="-m common.probe", description=__doc__, allow_abbrev=False)
+    parser = OneLineParser(prog="-m common.programs.probe", description=__doc__, allow_abbrev=False)
     add_training_flags(parser, several=True)
     parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N")
     parser.add_argument("--threads", type=positive_int, metavar="N")

@@ -6,8 +6,8 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from common.data.archives import md5_of
 from common.errors import DATA, SuiteError
-from common.files import md5_of
 
 STALL_SECONDS = 30  # without a single byte
 SLOW_SECONDS, SLOWEST = 30, 10_000  # after so many seconds the mean rate must have reached so many bytes/s

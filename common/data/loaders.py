@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from common.augment import batch_transform, held_bytes, training_transform
 from common.config import RunConfig, per_process, total_workers
-from common.data import ImageSet
-from common.environment import free_memory
+from common.data.augment import batch_transform, held_bytes, training_transform
+from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
-from common.lifetime import end_with_parent
+from common.machine.environment import free_memory
+from common.machine.lifetime import end_with_parent
 
 EVALUATION_BATCH = 500  # images, at least: without gradients, a larger batch costs little memory and saves time
 

@@ -1,9 +1,4 @@
-"""What hardware and software a run used, and which devices it may use.
-
-    python -m common.environment --data-root ./data --output-dir figures
-
-checks whether it is ready for a comparison (common.preflight); --json prints all that is known.
-"""
+"""What hardware and software a run used, and which devices it may use."""
 
 import contextlib
 import importlib.metadata
@@ -15,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.errors import MACHINE, SuiteError, run_script
+from common.errors import MACHINE, SuiteError
 
 
 def available_cores() -> int:
@@ -151,9 +146,3 @@ def _cpu_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "unknown"
-
-
-if __name__ == "__main__":
-    from common.preflight import main
-
-    run_script(main)

@@ -1,4 +1,9 @@
-"""Whether this machine is ready: what would make a run fail or its times wrong, found out in seconds beforehand."""
+"""Is this machine ready for a comparison? What would make a run fail, or its times wrong, is found out in seconds.
+
+    python -m common.programs.check --data-root ./data --output-dir figures
+
+prints a line for everything that was looked at; --json prints all that is known.
+"""
 
 import argparse
 import contextlib
@@ -12,10 +17,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.environment import available_cores, describe_environment, require_torchvision
-from common.errors import MACHINE, SuiteError
-from common.files import IDX_MD5, archives, first_problem
-from common.lifetime import TAG
+from common.data.archives import IDX_MD5, archives, first_problem
+from common.errors import MACHINE, SuiteError, run_script
+from common.machine.environment import available_cores, describe_environment, require_torchvision
+from common.machine.lifetime import TAG
 
 OK, NOTE, BAD = "ok", "note", "bad"
 COLOURS = {OK: "\033[32m", NOTE: "\033[33m", BAD: "\033[31m"}
@@ -138,7 +143,7 @@ def _running():
 
 def main() -> None:
     """Print a line per check; exit with 3 (MACHINE) if one is bad."""
-    parser = argparse.ArgumentParser(prog="python -m common.environment", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
@@ -151,3 +156,7 @@ def main() -> None:
         print(f"{word}  {check.name}: {'; '.join(filter(None, (check.found, check.advice)))}")
     if any(check.status == BAD for check in checks):
         sys.exit(MACHINE)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,22 @@
+"""Download or generate a data set ahead of time; the training scripts do the same when they need it.
+
+    python -m common.programs.fetch --dataset mnist --data-root ./data
+"""
+
+from common.arguments import OneLineParser
+from common.config import add_training_flags
+from common.data.image_set import load_image_set
+from common.errors import run_script
+
+
+def main() -> None:
+    """Download or generate the data set that the command line names."""
+    parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__, allow_abbrev=False)
+    add_training_flags(parser)
+    arguments = parser.parse_args()
+    image_set = load_image_set(arguments)
+    print(f"{image_set.name}: {len(image_set.train_labels)} training and {len(image_set.test_labels)} test images")
+
+
+if __name__ == "__main__":
+    run_script(main)
