@@ -13,7 +13,15 @@ from datetime import timedelta
 
 from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
-from common.distributed import broadcast_buffers, gather, leave, name_lost_ranks, rank_device
+from common.distributed import (
+    broadcast_buffers,
+    gather,
+    group_store,
+    leave,
+    name_lost_ranks,
+    rank_device,
+    refuse_different_ranks,
+)
 from common.engine import ParallelContext, build_optimizer
 from common.errors import MACHINE, SuiteError, run_script
 from common.lifetime import has_launcher
@@ -45,6 +53,8 @@ def main() -> None:
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # ACC:
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[timeout, wrapper])
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
+    if world_size > 1:  # ACC:
+        refuse_different_ranks(group_store(), rank, world_size, accelerator.device, config, options, image_set)  # ACC:
     prepare_process(config, accelerator.device, processes=local_world_size)
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method.
     loaders = make_loaders(image_set, config, accelerator.device, rank, world_size)

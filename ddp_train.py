@@ -22,7 +22,16 @@ from torch.nn.parallel import DistributedDataParallel
 from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
 from common.data import load_image_set
-from common.distributed import broadcast_buffers, gather, leave, meet, name_lost_ranks, rank_device, spawn_ranks
+from common.distributed import (
+    broadcast_buffers,
+    gather,
+    leave,
+    meet,
+    name_lost_ranks,
+    rank_device,
+    refuse_different_ranks,
+    spawn_ranks,
+)
 from common.engine import ParallelContext, build_optimizer
 from common.errors import USAGE, SuiteError, run_script
 from common.lifetime import has_launcher
@@ -63,6 +72,7 @@ def train(config, options, init_method: str = "env://") -> None:
     # Before the process group: a torchvision imported later keeps gloo's threads alive to the end (torch 2.15), where
     # they can abort the interpreter (github.com/pytorch/pytorch/pull/179291).
     image_set = load_image_set(config)
+    refuse_different_ranks(store, rank, world_size, device, config, options, image_set)  # DDP:
     loaders = make_loaders(image_set, config, device, rank, world_size)
     model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
 
