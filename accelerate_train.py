@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import name_lost_ranks, rank_device, rank_traits
+from common.distributed import group_store, name_lost_ranks, rank_device, rank_traits, refuse_different_ranks
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.errors import MACHINE, SuiteError, run_script
 from common.machine.environment import require_torchvision
@@ -39,6 +39,8 @@ def train(config, options) -> None:
     device, rank, world_size = accelerator.device, accelerator.process_index, accelerator.num_processes  # ACC:
     prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
     image_set = load_image_set(config)
+    if world_size > 1:  # ACC:
+        refuse_different_ranks(group_store(), rank, world_size, device, config, options, image_set)  # ACC:
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method
     sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # ACC:
                                  drop_last=True)  # ACC:

@@ -22,7 +22,15 @@ from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import find_ranks, join_group, name_lost_ranks, rank_device, rank_traits, spawn_ranks
+from common.distributed import (
+    find_ranks,
+    join_group,
+    name_lost_ranks,
+    rank_device,
+    rank_traits,
+    refuse_different_ranks,
+    spawn_ranks,
+)
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.errors import USAGE, SuiteError, run_script
 from common.machine.setup import prepare_process
@@ -62,6 +70,7 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
     device = rank_device(config.device, place.local_rank, place.local_world_size)  # DDP:
     prepare_process(config, device, processes=place.local_world_size)  # DDP:
     image_set = load_image_set(config)
+    refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # DDP:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:
                                  drop_last=True)  # DDP: a share of every batch to each rank
     loaders = make_loaders(image_set, config, device, sampler)

@@ -1,6 +1,8 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
 import functools
+import hashlib
+import json
 import logging
 import os
 import signal
@@ -9,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,8 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.checkpoint import read_checkpoint
-from common.config import RunConfig, per_process, total_workers
-from common.data.image_set import load_image_set
+from common.config import FLAGS, RunConfig, option, per_process, total_workers
+from common.data.image_set import ImageSet, checksum, load_image_set
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit, run_script
 from common.machine.environment import available_devices, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher
@@ -100,10 +102,9 @@ class Place:
 def find_ranks(init_method: str, timeout_seconds: float) -> Place:
     """Find the other ranks; return this one's Place among them.
 
-    The store is what init_process_group takes. After a restart by torchrun it still holds the addresses of the ranks
-    that are gone (github.com/pytorch/pytorch/issues/135712), so every attempt gets a part of its own. The numbers come
-    from the environment; a launcher that sets no local ones, among the ranks of this machine, is fine: then the ranks
-    count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is missing or no number.
+    The store is what init_process_group takes. The numbers come from the environment; a launcher that sets no local
+    ones, among the ranks of this machine, is fine: then the ranks count themselves by the names of their hosts. Raises
+    SuiteError (USAGE) if a variable is missing or no number.
     """
     rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
     if rank >= world_size:
@@ -114,7 +115,7 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
         _whole_number("MASTER_PORT")
     store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
     store.set_timeout(timeout)  # a file's store has not been told
-    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    store = _of_attempt(store)
     hosts = _tell_all(store, "host", socket.gethostname(), rank, world_size)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
         return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
@@ -160,13 +161,66 @@ def _setting(name):
     return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
 
 
+def group_store() -> dist.Store:
+    """Return the store of the process group that this rank has joined."""
+    return _of_attempt(dist.distributed_c10d._get_default_store())  # there is no public way to it
+
+
+def _of_attempt(store):
+    """The part of a store that is this attempt's own.
+
+    After a restart by torchrun, a store still holds what the ranks put there which are gone
+    (github.com/pytorch/pytorch/issues/135712).
+    """
+    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+
+
+def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
+                           options, image_set: ImageSet) -> None:
+    """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
+
+    They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
+    script's own flags.
+    """
+    if world_size == 1:
+        return
+    texts = _tell_all(store, "start", json.dumps(_start_of(device, config, options, image_set)), rank, world_size)
+    starts = [json.loads(text) for text in texts]
+    found = []
+    for name in {name: None for start in starts for name in start}:
+        values = [start.get(name) for start in starts]
+        other = next((other for other, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            found.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
+    if found:
+        raise SuiteError("ranks were started differently", "; ".join(found),
+                         "start all ranks with the same flags, data and code", USAGE)
+
+
+def _start_of(device, config, options, image_set):
+    """What must be equal in all ranks, name → value."""
+    flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
+    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
+    flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    code = hashlib.sha256()
+    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):
+        code.update(file.read_bytes())
+    return {
+        **{option(name): value for name, value in flags.items()},
+        "the kind of device": device.type,
+        "the version of torch": torch.__version__,
+        "the code, by its checksum": code.hexdigest()[:16],
+        "the data set's images and labels, by their checksum": checksum(image_set)[:16],
+    }
+
+
 def _tell_all(store, topic, value, rank, world_size):
-    """Return every rank's `value`, a text, in the order of the ranks; for when there is no process group yet.
+    """Return every rank's `value`, a text, in the order of the ranks; needs no process group.
 
     Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
     """
     store.set(f"{topic}-{rank}", value)
-    values = [store.get(f"{topic}-{other}").decode() for other in range(world_size)]
+    values = [value.decode() for value in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
     store.set(f"{topic}-read-{rank}", "")
     if rank == 0:
         store.wait([f"{topic}-read-{other}" for other in range(world_size)])
@@ -213,7 +267,7 @@ def name_lost_ranks(train: Callable) -> Callable:
 
 
 def _missing_ranks():
-    store = dist.distributed_c10d._get_default_store()  # there is no public way to it
+    store = group_store()
     store.set(f"lost-{dist.get_rank()}", "")
     time.sleep(GRACE_SECONDS)
     return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]

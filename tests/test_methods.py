@@ -228,6 +228,7 @@ def body(script: str) -> list[tuple[str, bool]]:
     A function or class whose first line bears it does so as a whole.
     """
     text = (PROJECT / script).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
+    text = re.sub(r"^from [\w.]+ import \([^)]*\)\n", "", text, flags=re.MULTILINE)
     lines, inside = [], False
     for line in text.splitlines():
         if line and not line.startswith((" ", ")")):

@@ -50,6 +50,16 @@ class ImageSet:
         return (len(self.mean), *self.train_images.shape[1:3])
 
 
+def checksum(image_set: ImageSet) -> str:
+    """Return the sha256 of all that a data set holds, in hexadecimal; 0.1 s for CIFAR-10."""
+    digest = hashlib.sha256(image_set.name.encode())
+    for part in ARRAYS:
+        array = getattr(image_set, part)
+        digest.update(f"{part} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
 def load_image_set(config: RunConfig) -> ImageSet:
     """Return the data set that `config` names, cut to its train_size; downloads or generates it if need be.
 

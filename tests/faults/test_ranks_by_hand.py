@@ -1,11 +1,26 @@
 """Ranks and scripts that a shell or a cluster starts, with RANK and the like in their environment, without torchrun."""
 
 import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from common.distributed import find_ranks
-from common.errors import USAGE
+from common.data.image_set import load_image_set
+from common.distributed import find_ranks, refuse_different_ranks
+from common.errors import USAGE, SuiteError
+from processes import PROJECT, child_environment
+from test_data import make_config, make_image_set
+from training import CPU
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}
@@ -55,3 +70,149 @@ def test_a_rank_that_was_told_nonsense(name, value, said, monkeypatch, refused):
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, said):
         find_ranks("env://", 1)
+
+
+@pytest.fixture
+def two_ranks(data_root, tmp_path, free_port):
+    """two_ranks(flags of rank 0, flags of rank 1): start both as two shells would; return what came of them."""
+
+    def two_ranks(*both, script="ddp_train.py", directories=(PROJECT, PROJECT)):
+        start, processes = time.perf_counter(), []
+        for rank, (flags, directory) in enumerate(zip(both, directories, strict=True)):
+            described = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
+                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+            command = [sys.executable, script, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
+                       "mlp", "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1,
+                       "--figure-dir", tmp_path, *flags]
+            processes.append(subprocess.Popen(
+                [*map(str, command)], cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env={**child_environment(), **{name: str(value) for name, value in described.items()}}))
+        try:
+            spoken = [process.communicate(timeout=120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return [SimpleNamespace(returncode=process.returncode, stdout=out, stderr=err,
+                                seconds=time.perf_counter() - start)
+                for process, (out, err) in zip(processes, spoken, strict=True)]
+
+    return two_ranks
+
+
+DIFFERENT = [
+    (("--lr", 0.001), ("--lr", 0.1), "--lr: rank 0 has 0.001, rank 1 has 0.1"),
+    (("--seed", 1), ("--seed", 2), "--seed: rank 0 has 1, rank 1 has 2"),
+    ((), ("--no-augment",), "--augment: rank 0 has True, rank 1 has False"),
+    (("--epochs", 1), ("--epochs", 2), "--epochs: rank 0 has 1, rank 1 has 2"),
+    (("--train-size", 480), ("--train-size", 96), "--train-size: rank 0 has 480, rank 1 has 96"),
+    (("--model", "mlp"), ("--model", "lenet"), "--model: rank 0 has mlp, rank 1 has lenet"),
+    (("--no-sync",), (), "--no-sync: rank 0 has True, rank 1 has False"),
+]
+
+
+def refused_by_both(fault, done, said, reported):
+    for rank, one in enumerate(done):
+        reported(f"{fault}, says rank {rank}", one, 2, f"{'rank 1: ' if rank else 'error: '}ranks were started "
+                 f"differently; {said}")
+        assert one.stderr.endswith("; start all ranks with the same flags, data and code\n") and one.stdout == ""
+
+
+@pytest.mark.parametrize("first, second, said", [
+    one if one[0][:1] == ("--lr",) else pytest.param(*one, marks=pytest.mark.slow) for one in DIFFERENT])
+def test_ranks_with_different_flags(first, second, said, two_ranks, reported):
+    refused_by_both(said, two_ranks(first, second), said, reported)
+
+
+@pytest.mark.slow
+def test_ranks_with_different_flags_under_accelerate(two_ranks, reported):
+    pytest.importorskip("accelerate")
+    first, second, said = DIFFERENT[0]
+    refused_by_both(f"Accelerate: {said}", two_ranks(first, second, script="accelerate_train.py"), said, reported)
+
+
+@pytest.mark.slow
+def test_ranks_with_different_data_sets(two_ranks, real_data, reported):
+    mnist, fashion = (("--data-root", real_data, "--dataset", name) for name in ("mnist", "fashion-mnist"))
+    said = "--dataset: rank 0 has mnist, rank 1 has fashion-mnist"
+    refused_by_both(said, two_ranks(mnist, fashion), said, reported)
+
+
+CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
+
+
+@pytest.mark.slow
+def test_ranks_whose_data_sets_have_other_content(two_ranks, data_root, tmp_path, reported):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
+    (file,) = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
+    with np.load(file) as stored:
+        arrays = [*stored.values()]
+    arrays[2][0, 0, 0] ^= 1  # one bit of a test image
+    (tmp_path / "synthetic").mkdir()
+    np.savez(tmp_path / "synthetic" / file.name, *arrays)
+    done = two_ranks((), ("--data-root", tmp_path))
+    refused_by_both("one bit of a rank's data differs", done, "the data set's images and labels, by their", reported)
+    assert all(re.search(CHECKSUMS, one.stderr) for one in done)
+
+
+@pytest.mark.slow
+def test_ranks_whose_code_differs(two_ranks, tmp_path, reported):
+    shutil.copytree(PROJECT / "common", tmp_path / "common")
+    shutil.copy(PROJECT / "ddp_train.py", tmp_path)
+    (tmp_path / "common" / "new.py").write_text("# nothing\n")
+    done = two_ranks((), (), directories=(PROJECT, tmp_path))
+    refused_by_both("a rank has other code", done, "the code, by its", reported)
+    assert all(re.search(CHECKSUMS, one.stderr) for one in done)
+
+
+class Store:
+    """What a rank sees of a store that all ranks share; it answers later, the higher the rank."""
+
+    def __init__(self, shared, rank, answers):
+        self.shared, self.rank, self.answers = shared, rank, answers
+
+    def __getattr__(self, name):
+        return getattr(self.shared, name)
+
+    def multi_get(self, keys):
+        values = self.shared.multi_get(keys)
+        time.sleep(0.1 * self.rank)
+        self.answers.append(self.rank)
+        return values
+
+
+def together(*ranks):
+    """Let ranks, in threads, compare themselves; return what each of them raised, or None."""
+    shared, answers, raised, known = dist.HashStore(), [], {}, []
+
+    def compare(rank, device, values, image_set):
+        try:
+            refuse_different_ranks(Store(shared, rank, answers), rank, len(ranks), device, make_config(**values),
+                                   Namespace(), image_set)
+        except SuiteError as error:
+            raised[rank] = str(error)
+        if rank == 0:
+            known.extend(answers)
+
+    threads = [threading.Thread(target=compare, args=(rank, *one)) for rank, one in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert known == [*range(len(ranks))]  # rank 0, in whose process the store may be, waited for all to have read
+    return [raised.get(rank) for rank in range(len(ranks))]
+
+
+def test_places_may_differ_and_all_else_is_compared():
+    images, gpu = make_image_set(), torch.device("cuda", 0)
+    same = {"lr": 0.01, "checkpoint": "a", "resume": "a"}
+    other = {**same, "data_root": "b", "data_url": "b", "output": "b", "figure_dir": "b", "save": "b",
+             "checkpoint": "b", "resume": "b", "quiet": True, "debug": True}
+    assert together((CPU, same, images), (CPU, other, images), (CPU, same, images)) == [None] * 3
+    for device, values, said in [
+        (gpu, same, "the kind of device: rank 0 has cpu, rank 2 has cuda"),
+        (CPU, {**same, "checkpoint": None}, "--checkpoint: rank 0 has a file, rank 2 has None"),
+        (CPU, {**same, "lr": 1.0}, "--lr: rank 0 has 0.01, rank 2 has 1.0"),
+    ]:
+        found = together((CPU, same, images), (CPU, same, images), (device, values, images))
+        assert found == [f"ranks were started differently; {said}; start all ranks with the same flags, data and "
+                         "code"] * 3
