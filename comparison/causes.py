@@ -5,6 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from comparison.fairness import standing
+from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, run_seconds, summarize, timed_epochs
 
@@ -98,7 +99,8 @@ def equal_partner(report: Report, row: Row, method: str) -> Row | None:
 
 
 def _exchange(report, row):
-    silent = equal_partner(report, row, "ddp-no-sync") if row.configuration.method == "ddp" else None
+    parts = method_of(row.configuration.method).parts
+    silent = parts and equal_partner(report, row, parts.no_exchange)
     if silent is None:
         return None
     cost, seconds = ratio_of(row, silent), summarize(row).epoch_seconds

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
-from comparison.methods import METHODS
+from comparison.methods import method_of
 from comparison.plan import Configuration, baseline_of
 from comparison.record import Report, Row
 from comparison.statistics import Ratio, ratio_of
@@ -62,7 +62,7 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
     """Return what need not be equal between these rows: the threads, where one of them has all cores on purpose."""
-    return (THREADS,) if any(METHODS[row.method].all_cores for row in configurations) else ()
+    return (THREADS,) if any(method_of(row.method).all_cores for row in configurations) else ()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
     with temporary_directory() as directory:
         for number, row in enumerate(plan):
             if METHODS[row.method].times_only:
-                reason = "it exchanges no gradients, so that its weights differ on purpose"
+                reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
                 found[row.name] = _finding(None, "expected", reason)
                 continue
             try:

@@ -3,13 +3,12 @@
 import math
 import random
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
 
 from common.arguments import non_negative_int, one_of, positive_int
 from common.config import check_workers, per_process, total_workers
 from common.errors import USAGE, SuiteError
-from comparison.methods import LADDER, METHODS, Machine, default_methods, python
+from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
@@ -45,7 +44,7 @@ def parse_method(text: str) -> list[tuple[str, dict[str, int]]]:
         flag, _, value = pair.partition("=")
         parse = OWN[one_of(OWN)(flag)]
         own[flag.replace("-", "_")] = parse(value)
-    methods = LADDER if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
+    methods = ladder() if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
     return [(method, own) for method in methods]
 
 
@@ -93,8 +92,7 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
         skip = f"needs {needed} GPUs, found {machine.gpus}"
     if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
         skip = "it would be the same as one device, which has all cores"
-    if method == "accelerate" and find_spec("accelerate") is None:
-        skip = "the package accelerate is not installed (pip install accelerate)"
+    skip = kind.missing or skip
     try:
         check_workers(choice["loader"], choice["num_workers"])
         for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):

@@ -3,9 +3,10 @@
 import statistics
 from pathlib import Path
 
-from common.plots import METHOD_STYLE, new_figure, save_figure
+from common.plots import new_figure, save_figure
 from common.results import phase_names
 from comparison.fairness import standing
+from comparison.methods import method_of
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL, project
 from comparison.record import Report, Row
@@ -40,7 +41,8 @@ def draw_all(report: Report, directory: Path) -> list[Path]:
 def _style(report: Report, row: Row) -> dict:
     """A method's look; in a sweep, later values of the same method are paler."""
     same = [other for other in report.rows if other.configuration.method == row.configuration.method]
-    return {**METHOD_STYLE[row.configuration.method], "alpha": 1 - 0.65 * same.index(row) / max(1, len(same) - 1)}
+    look = vars(method_of(row.configuration.method).look)
+    return {**look, "alpha": 1 - 0.65 * same.index(row) / max(1, len(same) - 1)}
 
 
 def _curves(report, done, path):
@@ -83,7 +85,7 @@ def _speed_ups(report, done, path):
         unequal = "\nUNEQUAL settings" if stands.unequal else ""
         labels.append(f"{row.label}\n{words}{unequal}")
         axis.barh(position, speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
-                  color=METHOD_STYLE[row.configuration.method]["color"], edgecolor="#777777", alpha=0.85)
+                  color=method_of(row.configuration.method).look.color, edgecolor="#777777", alpha=0.85)
     axis.set_yticks(range(len(labels)), labels)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.grid(visible=False, axis="y")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from comparison.methods import method_of
 from comparison.record import Report
 from comparison.statistics import summarize
 
@@ -91,8 +92,9 @@ def _measured(report, devices):
     planned = report.first
     names = ("model", "global batch", "workers", "threads per device")
     for row in report.rows:
-        method = "single" if devices == 1 else "ddp"
-        if (row.configuration.method == method and row.results and len(row.results[0].devices) == devices
+        method = method_of(row.configuration.method)
+        wanted = method.baseline if devices == 1 else method.projected
+        if (wanted and row.results and len(row.results[0].devices) == devices
                 and all(row.configuration.planned[name] == planned[name] for name in names)):
             return summarize(row).epoch_seconds
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.errors import DATA, USAGE, SuiteError
 from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
-from comparison.methods import METHODS
+from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
@@ -69,7 +69,7 @@ class Row:
     @property
     def all_cores(self) -> bool:
         """Whether the row has all cores of the CPU, where a device of the other rows has a share of them."""
-        return METHODS[self.configuration.method].all_cores
+        return method_of(self.configuration.method).all_cores
 
     @property
     def simulated(self) -> bool:
@@ -79,7 +79,7 @@ class Row:
     @property
     def times_only(self) -> bool:
         """Whether the method trains something else on purpose, so that its accuracy says nothing."""
-        return METHODS[self.configuration.method].times_only
+        return method_of(self.configuration.method).times_only
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.errors import SuiteError
 from comparison.fairness import effective, standing
+from comparison.methods import method_of
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL, assumptions
 from comparison.record import MOST_FOREIGN, Report, read_results
@@ -190,9 +191,9 @@ def not_measured(report: Report) -> list[str]:
     found = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     found += [f"The speed of {row.label.replace(', simulated', '')}: it was simulated on one device."
               for row in report.rows if row.simulated]
-    methods = {row.configuration.method for row in report.rows}
-    if "ddp" in methods and "ddp-no-sync" not in methods:
-        found.append("What the exchange of gradients costs DDP: --methods ladder tells it.")
+    methods = dict.fromkeys(row.configuration.method for row in report.rows)
+    found += [f"What the exchange of gradients costs {method.called}: --methods ladder tells it."
+              for method in map(method_of, methods) if method.parts and method.parts.no_exchange not in methods]
     if report.environment.get("gpus") and report.first["device"] == "cpu":
         found.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):

@@ -2,6 +2,7 @@
 
 from comparison.causes import causes, equal_partner
 from comparison.fairness import Standing, standing
+from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
 from comparison.record import Report, Row
 from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, summarize
@@ -60,13 +61,16 @@ def _no_cause(row):
 
 
 def _ladder(report, row, found):
-    """What single, DDP on one rank, DDP without exchange and DDP tell apart, under the row of DDP."""
-    if row.configuration.method != "ddp":
+    """What a method's parts tell apart: see comparison.methods.Parts."""
+    method = method_of(row.configuration.method)
+    if not method.parts:
         return []
-    single, one, silent = (equal_partner(report, row, method) for method in ("single", "ddp-1", "ddp-no-sync"))
+    single, one, silent = (equal_partner(report, row, part) for part in
+                           (method.parts.without, method.parts.one_rank, method.parts.no_exchange))
     ranks, said = len(row.results[0].devices), []
     if single and one:
-        said.append(f"DDP's wrapper: an epoch with one rank, divided by one without DDP, is {longer(one, single)}.")
+        said.append(f"{method.called}'s wrapper: an epoch with one rank, divided by one without {method.called}, is "
+                    f"{longer(one, single)}.")
     if one and silent:
         cost = ratio_of(silent, one)
         said.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one rank, is "
@@ -142,7 +146,7 @@ def _recommend(report, judged):
     cores = report.environment["cores"]
     if whole is None and report.first["device"] == "cpu" and report.device_threads < cores:
         return (f"Recommendation: none. One process with all {cores} cores may be faster than all of these and was not "
-                "measured: add single-all-cores to --methods, or see above why it has no time.")
+                f"measured: add {' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
     proved = [pair for pair in judged if pair[1].speed_up.low is not None]
     if not proved:
         row, stands = max(judged, key=lambda pair: pair[1].speed_up.value)

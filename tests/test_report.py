@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from common.errors import SuiteError
-from common.plots import METHOD_STYLE, draw_curves
+from common.plots import draw_curves
 from comparison import maths
 from comparison.diff import describe_difference
 from comparison.fairness import differences, standing
-from comparison.methods import METHODS
+from comparison.methods import METHODS, UNKNOWN
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds, assumptions, project
 from comparison.record import read_results, write_results
@@ -334,6 +334,15 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     assert {figure.name for figure in figures} <= set(FIGURES)
 
 
+def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
+    report = report_of(SINGLE, (configuration("old"), runs("old", (1.0, 1.01, 0.99))),
+                       (configuration("older"), ["failed"]))
+    figures = draw_all(report, tmp_path)
+    write_csv(report, tmp_path / "results.csv")
+    write_markdown(report, tmp_path / "report.md", figures)
+    assert len(figures) == 3 and "OLD: faster than “SINGLE”" in terminal_text(report)
+
+
 def test_an_interrupted_comparison_says_so():
     report = full_report()
     assert not any("INCOMPLETE" in note for note in notes(report))
@@ -341,9 +350,9 @@ def test_an_interrupted_comparison_says_so():
 
 
 def test_every_method_has_a_look_of_its_own(tmp_path):
-    assert set(METHODS) <= set(METHOD_STYLE)
+    looks = [method.look for method in (*METHODS.values(), UNKNOWN)]
     for key in ("color", "linestyle", "marker"):
-        assert len({str(style[key]) for style in METHOD_STYLE.values()}) == len(METHOD_STYLE)
+        assert len({str(getattr(look, key)) for look in looks}) == len(looks)
     drawn = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
     assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
 

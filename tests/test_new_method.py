@@ -1,0 +1,56 @@
+"""A new method is one new script and one record: here is one, in files of its own, compared from start to end."""
+
+import csv
+
+from comparison.record import read_results
+from processes import PROJECT
+
+SCRIPT = '''
+from common.config import parse, script_parser
+from common.data import load_image_set
+from common.engine import ParallelContext, build_optimizer
+from common.environment import available_devices
+from common.loaders import make_loaders
+from common.models import build_model
+from common.process import prepare_process
+from common.run import run
+
+config, options = parse(script_parser("Train on one device, a little differently."))
+device = available_devices(config.device)[0]
+prepare_process(config, device)
+image_set = load_image_set(config)
+loaders = make_loaders(image_set, config, device)
+model = build_model(config.model, image_set.image_shape, config.seed, config.precision).to(device)
+context = ParallelContext(method="my-own", model=model, evaluation_model=model, devices=(device,), input_device=device,
+                          output_device=device)
+run(context, model, build_optimizer(model.parameters(), config), loaders, image_set, config, options)
+'''
+
+RECORD = '''
+import compare_parallel
+from comparison.methods import METHODS, Method, script
+
+METHODS["my-own"] = Method(lambda devices, machine, micro_batches: ("my own way", [script({path!r})], 1))
+compare_parallel.main()
+'''
+
+
+def test_a_new_method_is_one_new_script_and_one_record(project, data_root, tmp_path):
+    (tmp_path / "my_own_train.py").write_text(SCRIPT)
+    (tmp_path / "compare.py").write_text(RECORD.format(path=str(tmp_path / "my_own_train.py")))
+    directory = tmp_path / "out"
+    done = project(tmp_path / "compare.py", "--methods", "single", "my-own", "--dataset", "synthetic-mnist",
+                   "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--num-workers", 0, "--epochs", 1,
+                   "--repeats", 1, "--check-maths", "--output-dir", directory, tiny=False,
+                   environment={"PYTHONPATH": str(PROJECT)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read_results(directory / "results.json")
+    assert {row.configuration.method: len(row.results) for row in report.rows} == {"single": 1, "my-own": 1}
+    assert report.maths["my-own"]["difference"] == 0
+    verdict = done.stdout.partition("\nVerdict\n")[2]
+    assert "\nmy own way " in done.stdout and "my own way: " in verdict
+    for name in ("curves.png", "speed-up.png", "phases.png"):
+        assert (directory / name).stat().st_size > 1e4
+    rows = list(csv.DictReader((directory / "results.csv").open()))
+    assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
+    assert "\n| my own way " in (directory / "report.md").read_text()
