@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.statistics import Ratio, ratio, run_seconds, summarize, t_quantile, unsteadiness
+from comparison.measures import run_seconds, summarize, unsteadiness
+from comparison.statistics import Ratio, ratio, t_quantile
 from reports import configuration, report_of, runs
 from test_results import make_result
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.causes import causes
+from comparison import verdict as words
+from comparison.analysis import analyse
 from comparison.diff import describe_difference
-from comparison.tables import result_words
-from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
 
 SINGLE = (configuration(), runs())
@@ -22,12 +21,20 @@ def two(seconds=FAST, **values):
     return runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=50, **values)
 
 
+def verdict(report):
+    return words.verdict(analyse(report))
+
+
+def recommendations(report):
+    return words.recommendations(analyse(report))
+
+
 def kinds(report, index=-1):
-    return [cause.kind for cause in causes(report, report.rows[index])]
+    return [cause.kind for cause in analyse(report).rows[index].causes]
 
 
 def sentence(report, index=-1):
-    (cause,) = causes(report, report.rows[index])
+    (cause,) = analyse(report).rows[index].causes
     return cause.sentence
 
 
@@ -297,9 +304,9 @@ def test_a_method_is_recommended_beside_one_process_with_all_cores():
 def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     mp = configuration("mp"), runs("mp", seconds=SLOW)
     report = report_of(SINGLE, (ddp(), two()), mp, foreign_cores={busy: 0.11})
-    words = [result_words(report, row) for row in report.rows]
-    assert words == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
-                     else ["baseline", "disturbed", "slower"])
+    results = [entry.result for entry in analyse(report).rows]
+    assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
+                       else ["baseline", "disturbed", "slower"])
     cause = f"other programs kept up to 0.1 of 1 cores busy during runs of “{busy.upper()}”; close them and run again."
     assert verdict(report)[1] == f"DDP: disturbed, nothing can be claimed from its times: {cause}"
     assert recommendations(report) == [f"Recommendation: none. The comparison was disturbed: {cause}"]
@@ -308,7 +315,7 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
 
 def test_a_tenth_of_the_cores_disturbs_nobody():
     report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
-    assert result_words(report, report.rows[1]) == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
+    assert analyse(report).rows[1].result == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
     failed = report_of(SINGLE, (ddp(), [*two(), "failed"]))
     disturbed = (replace(one, foreign_cores=0.9 * (one.status != "ok")) for one in failed.outcomes)
     assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
