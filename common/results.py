@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import FAILED, SuiteError
 
-SCHEMA_VERSION = 2  # 2 added precision; a result of version 1 was always float32
+SCHEMA_VERSION = 3  # 2 added precision; a result of version 1 was always float32; 3 added memory_parts
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class RunResult:
     of the last evaluation.
     method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
     precision: the type that the arithmetic is done in.
+    peak_memory_bytes: one for each of `devices`: on a GPU the most that PyTorch allocated while training; on a CPU the
+    most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
+    its loader workers.
+    memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
     """
 
     method: str
@@ -75,6 +79,7 @@ class RunResult:
     method_milliseconds: dict[str, float] | None = None
     epochs: tuple[EpochRecord, ...] = ()
     precision: str = "float32"
+    memory_parts: dict[str, int] | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -10,10 +10,15 @@ from comparison.projection import Projection, project
 from comparison.record import Report, Row
 from comparison.statistics import DISTURBED, NO_DIFFERENCE, Ratio
 
+MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
+
 
 @dataclass(frozen=True)
 class RowAnalysis:
-    """What is derived from one row. result: in words, what became of it; warnings: what makes its times doubtful."""
+    """What is derived from one row. result: in words, what became of it; warnings: what makes its times doubtful.
+
+    memory_ratio: its peak memory ÷ the baseline's; None where it has no speed-up over another row either.
+    """
 
     row: Row
     summary: Summary
@@ -22,6 +27,12 @@ class RowAnalysis:
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
     result: str
+    memory_ratio: float | None
+
+    @property
+    def much_memory(self) -> bool:
+        """Whether it needs much more or much less memory than its baseline."""
+        return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
 
     @property
     def label(self) -> str:
@@ -104,8 +115,15 @@ def _analyse_row(report, row, summaries):
     return RowAnalysis(
         row=row, summary=summaries[row.configuration.name], standing=standing, costs=costs,
         causes=find_causes(report, row, standing, costs, summaries), warnings=tuple(unsteadiness(row)),
-        result=_result(report, row, standing),
+        result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
     )
+
+
+def _memory_ratio(row, standing, summaries):
+    if not standing.speed_up or standing.baseline is row:
+        return None
+    own, baseline = (summaries[name].memory for name in (row.configuration.name, standing.baseline.configuration.name))
+    return own.peak / baseline.peak if own and baseline else None
 
 
 def _entry(rows, row):

@@ -9,6 +9,19 @@ from comparison.statistics import Ratio, ratio
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes of the device that had the most. peak: median over the runs. parts: what is in it, where that is known."""
+
+    peak: float
+    parts: dict[str, int]
+
+    @property
+    def rest(self) -> float:
+        """What is in none of the parts."""
+        return self.peak - sum(self.parts.values())
+
+
+@dataclass(frozen=True)
 class Summary:
     """One row's derived numbers; None where nothing was measured.
 
@@ -28,6 +41,7 @@ class Summary:
     training_seconds: float | None = None  # median over the runs, of all epochs
     startup_seconds: float | None = None  # median over the runs
     phases: PhaseTimes | None = None
+    memory: Memory | None = None
 
     @property
     def step_milliseconds(self) -> float:
@@ -72,7 +86,13 @@ def summarize(row: Row) -> Summary:
             for result, own in zip(row.results, seconds, strict=True)),
         phases=PhaseTimes(*(statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
                             for name in vars(epochs[0].phases))),
+        memory=_memory(row.results),
     )
+
+
+def _memory(results):
+    peaks = [max(result.peak_memory_bytes) for result in results if result.peak_memory_bytes]
+    return Memory(statistics.median(peaks), results[0].memory_parts or {}) if peaks else None
 
 
 def ratio_of(numerator: Row, denominator: Row) -> Ratio:

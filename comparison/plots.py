@@ -1,18 +1,20 @@
-"""The figures of a comparison: curves of all methods, speed-up bars, phase bars, sweeps, scaling."""
+"""The figures of a comparison: curves of all methods, bars of speed-up, phases and memory, sweeps, scaling."""
 
+import math
 import statistics
 from pathlib import Path
 
 from common.plots import new_figure, save_figure
 from common.results import phase_names
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.methods import method_of
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
+from comparison.verdict import mebibytes
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"))
-FIGURES = ("curves.png", "speed-up.png", "phases.png", "scaling.png",
+FIGURES = ("curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png",
            *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 
@@ -26,6 +28,8 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     if compared:
         figures.append(_speed_ups(analysis, directory / "speed-up.png"))
     figures.append(_phases(analysis, directory / "phases.png"))
+    if any(entry.summary.memory for entry in analysis.done):
+        figures.append(_memory(analysis, directory / "memory.png"))
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
             figures.append(_sweep(analysis, sweeps, directory / f"sweep-{name.replace('_', '-')}.png"))
@@ -114,6 +118,33 @@ def _phases(analysis, path):
     figure.suptitle(f"Where a step's time goes\n{analysis.report.title}", fontsize=11)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return save_figure(figure, path)
+
+
+def _memory(analysis, path):
+    entries = [entry for entry in analysis.done if entry.summary.memory]
+    figure, (axis,) = new_figure(width=9.0, height=1.8 + 0.5 * len(entries))
+    for position, entry in enumerate(entries):
+        bar = axis.barh(position, entry.summary.memory.peak / 2**20, edgecolor="#777777", alpha=0.85,
+                        color=method_of(entry.row.configuration.method).look.color)
+        axis.bar_label(bar, [mebibytes(entry.summary.memory.peak)], padding=4, fontsize=12)
+    axis.set_yticks(range(len(entries)), [entry.label for entry in entries], fontsize=12)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    axis.margins(x=0.12)  # for the numbers beside the bars
+    axis.set_xlabel("peak memory of a device (MiB)", fontsize=12)
+    figure.suptitle(f"{_memory_finding(entries)}\n{analysis.report.title}", fontsize=12)
+    return save_figure(figure, path)
+
+
+def _memory_finding(entries):
+    """What the figure shows, in one line."""
+    compared = [entry for entry in entries if entry.memory_ratio]
+    if not compared:
+        return "Peak memory of a device"
+    most = max(compared, key=lambda entry: abs(math.log(entry.memory_ratio)))
+    if not most.much_memory:
+        return f"No row needs {MUCH_MEMORY:.0%} more or less memory than its baseline"
+    return f"“{most.label}” needs {most.memory_ratio:.2f} times the memory of “{most.standing.baseline.label}”"
 
 
 def _sweep(analysis, sweeps, path):

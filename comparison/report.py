@@ -120,6 +120,9 @@ def definitions(report: Report) -> list[str]:
     warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
                else "there is only one, with its warm-up")
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
+    memory = ("What PyTorch allocated while training." if report.first["device"] == "gpu" else
+              "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the "
+              "data, and without its loader workers.")
     sentences = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
         f"rank; a run's median over its epochs ({warm_up}), then the median over the runs. Evaluation is not in it.",
@@ -130,6 +133,7 @@ def definitions(report: Report) -> list[str]:
         "share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
         "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
+        f"Peak memory: of the device that needs most; the median over the runs. {memory}",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
         "its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
@@ -164,6 +168,9 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         **{name: getattr(numbers, name) for name in (
             "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
             "total_seconds")},
+        "peak_memory_bytes": numbers.memory and numbers.memory.peak,
+        **{f"{name.replace(' ', '_')}_bytes": size
+           for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
         "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
         "speed_up_high": speed_up and speed_up.high, "efficiency": standing.efficiency,
         "no_speed_up_because": standing.reason, **(effective(row.results[0]) if row.results else {}),

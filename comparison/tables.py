@@ -10,7 +10,7 @@ from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.record import Report
-from comparison.verdict import longer
+from comparison.verdict import longer, mebibytes
 
 DASH = "–"
 
@@ -42,7 +42,8 @@ def main_table(analysis: Analysis, tablefmt: str) -> str:
     target = report.settings.get("target_accuracy")
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
     header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
-              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", *maths, "Result"]
+              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", "Peak memory (MiB)",
+              *maths, "Result"]
     rows = [_main_cells(report, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
@@ -58,7 +59,8 @@ def _main_cells(report, entry):
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else DASH,
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
         cell(standing.efficiency, ".0%"),
-        cell(numbers.total_seconds, ".1f"), *([_maths_cell(report, row)] if report.maths else []),
+        cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
+        *([_maths_cell(report, row)] if report.maths else []),
         entry.result,
     ]
 

@@ -22,11 +22,13 @@ def _paragraph(analysis, entry):
     if not row.results:
         return " ".join(broken or ["not run."])
     if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
-        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}."])
+        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
+                         *_memory(analysis, entry)])
     explained = [cause.sentence for cause in entry.causes]
     if not explained and standing.speed_up and not entry.is_baseline:
         explained = [_no_cause(entry)]
-    return " ".join([*broken, _how_fast(analysis, entry), *explained, *_costs(entry)])
+    return " ".join([*broken, _how_fast(analysis, entry), *explained, *_costs(entry),
+                     *_memory(analysis, entry)])
 
 
 def _how_fast(analysis, entry):
@@ -73,6 +75,23 @@ def _costs(entry):
         sentences.append("Communication: an epoch with the exchange of gradients, divided by one without, is "
                          f"{longer(costs.exchange)}.")
     return sentences
+
+
+def _memory(analysis, entry):
+    """What a method needs of memory, where that is much more or much less than the baseline needs."""
+    if not entry.much_memory:
+        return []
+    own, baseline = entry.summary.memory, analysis.of(entry.standing.baseline).summary.memory
+    parts = "".join(f"{name} {mebibytes(size)}, " for name, size in own.parts.items())
+    change = f"{abs(entry.memory_ratio - 1):.0%} {'more' if entry.memory_ratio > 1 else 'less'}"
+    return [f"At its peak a device needs {mebibytes(own.peak)} MiB of memory, {change} than the "
+            f"{mebibytes(baseline.peak)} MiB of “{entry.standing.baseline.label}”"
+            + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")]
+
+
+def mebibytes(size: float) -> str:
+    """Return bytes in MiB, with a decimal where there are few."""
+    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
 def _sweep(sweep: Sweep) -> str:

@@ -49,7 +49,7 @@ def test_a_new_method_is_one_new_script_and_one_record(project, data_root, tmp_p
     assert report.maths["my-own"]["difference"] == 0
     verdict = done.stdout.partition("\nVerdict\n")[2]
     assert "\nmy own way " in done.stdout and "my own way: " in verdict
-    for name in ("curves.png", "speed-up.png", "phases.png"):
+    for name in ("curves.png", "speed-up.png", "phases.png", "memory.png"):
         assert (directory / name).stat().st_size > 1e4
     rows = list(csv.DictReader((directory / "results.csv").open()))
     assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0

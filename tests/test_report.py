@@ -41,10 +41,10 @@ def test_main_table():
                        (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]))
     single, ddp, dp, mp, accelerate = cells(main_table(analyse(report), "simple"))
     assert single == ["SINGLE", "synthetic-mnist", "1", "80.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%", "9.0",
-                      "baseline"]
-    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "faster"]
-    assert dp[8:] == ["–", "–", "9.0", "simulated"]
-    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 4, "skipped"]
+                      "0.0", "baseline"]
+    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "0.0", "faster"]
+    assert dp[8:] == ["–", "–", "9.0", "0.0", "simulated"]
+    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 5, "skipped"]
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; no significant difference"
     assert report.failed and not report_of(SINGLE, DDP).failed
 
@@ -286,7 +286,8 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
                     "What was not measured", "Accuracy per class (%)", "Machine", "Commands"):
         assert f"\n## {heading}\n" in text
     assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
-    assert [figure.name for figure in figures] == ["curves.png", "speed-up.png", "phases.png", "scaling.png"]
+    assert [figure.name for figure in figures] == [
+        "curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png"]
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
@@ -295,7 +296,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
 def test_every_sweep_has_a_figure(tmp_path):
     report = two_sweeps()
     names = [figure.name for figure in draw_all(analyse(report), tmp_path)]
-    assert names == ["curves.png", "phases.png", "sweep-model.png", "sweep-batch-size.png"]
+    assert names == ["curves.png", "phases.png", "memory.png", "sweep-model.png", "sweep-batch-size.png"]
     assert [[entry.label for entry in sweep.rows] for sweep in analyse(report).sweeps if sweep.name == "model"] == [
         ["SINGLE (model lenet, batch size 64)", "SINGLE (model mlp, batch size 64)"],
         ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"]]
@@ -342,7 +343,7 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
-    assert len(figures) == 3 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
+    assert len(figures) == 4 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
 
 
 def test_an_interrupted_comparison_says_so():
