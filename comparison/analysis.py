@@ -9,6 +9,7 @@ from comparison.plan import SWEEPS
 from comparison.projection import Projection, project
 from comparison.record import Report, Row
 from comparison.statistics import DISTURBED, NO_DIFFERENCE, Ratio
+from comparison.words import count
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
 
@@ -138,7 +139,7 @@ def _result(report, row, standing):
     if check.get("status") == "failed":
         words.append("failed: " + ("computes something else" if check["difference"] else "not checked"))
     if row.troubles:
-        words.append(f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}")
+        words.append(f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}")
     if not row.results:
         return "; ".join(words) or "not run"
     allowed = report.settings["allow_unequal"]
@@ -153,7 +154,7 @@ def _result(report, row, standing):
     elif standing.unequal and not allowed:
         words.append(standing.reason)
     if row.all_cores:
-        words.append(f"{row.results[0].threads_per_process} threads")
+        words.append(count(row.results[0].threads_per_process, "thread"))
     return "; ".join(words) or "ok"
 
 

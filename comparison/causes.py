@@ -9,6 +9,7 @@ from comparison.measures import Summary, ratio_of, run_seconds
 from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.words import count
 
 # From which share on a cause is worth a sentence.
 WAITING = 0.20  # of a step, waiting for data
@@ -204,7 +205,7 @@ def _idle_stage(row, own):
     how = "computed, not measured, for two devices from" if row.simulated else "measured, with"
     return Cause("idle stage", f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
                  f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
-                 f"(P-1)/(M+P-1) with P = 2 stages and M = {micro_batches} micro-batch(es).")
+                 f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
 
 
 def _start_up(row, own, standing, baseline):
@@ -212,7 +213,7 @@ def _start_up(row, own, standing, baseline):
     training = epochs * own.epoch_seconds
     if start > training:
         return Cause("start-up", f"Start-up and warm-up take {start:.1f} s, longer than the {training:.1f} s of "
-                     f"training in {epochs} epoch(s): more --epochs show what a long training gains.")
+                     f"training in {count(epochs, 'epoch')}: more --epochs show what a long training gains.")
     if standing.speed_up is None or standing.baseline is row or standing.speed_up.words != "faster":
         return None
     extra = start - baseline.startup_seconds

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from comparison.words import count
+
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -112,8 +114,8 @@ def _mp(devices, machine, micro_batches):
 
 def _mp_micro(devices, machine, micro_batches):
     label, command, needed = _mp(devices, machine, micro_batches)
-    parts = "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
-    return f"{label}, {parts}", [*command, "--micro-batches", str(micro_batches)], needed
+    label += f", {count(micro_batches, 'micro-batch', 'es')}"
+    return label, [*command, "--micro-batches", str(micro_batches)], needed
 
 
 def _accelerate(devices, machine, micro_batches):

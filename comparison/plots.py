@@ -11,6 +11,7 @@ from comparison.methods import method_of
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.verdict import mebibytes
+from comparison.words import count
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"))
@@ -95,7 +96,7 @@ def _speed_ups(analysis, path):
     figure.suptitle(report.title, fontsize=11)
     figure.supxlabel(f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
                      "whiskers: 95 % interval; across the dashed line: no significant difference"
-                     + (f"\n{left_out} simulated or refused row(s) left out" if left_out else ""), fontsize=10)
+                     + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
 
 

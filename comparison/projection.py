@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from comparison.measures import Summary
 from comparison.methods import method_of
 from comparison.record import Report
+from comparison.words import count
 
 LABEL = "projected, not measured"
 
@@ -110,8 +111,9 @@ def _measured(report, devices, summaries):
 
 def _assumptions(report, basis):
     link = "as given" if report.settings["link_gbps"] else "measured between two ranks here, at this size"
-    loader = (f"{basis.workers} loader worker(s) deliver at most {basis.images_per_second:,.0f} images/s, measured "
-              "with no training beside them: with as many workers, a step takes no less on any number of devices.")
+    loader = (f"{count(basis.workers, 'loader worker')} can deliver at most {basis.images_per_second:,.0f} images/s, "
+              "measured with no training beside them: with as many workers, a step takes no less on any number of "
+              "devices.")
     if not basis.workers:
         loader = (f"Without workers, each process loads its own part before every step, at the measured "
                   f"{basis.images_per_second:,.0f} images/s.")

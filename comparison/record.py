@@ -13,6 +13,7 @@ from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
+from comparison.words import count
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less
@@ -86,7 +87,7 @@ class Row:
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run; probe: what common.probe measured.
 
-    maths: by configuration's name, what comparison.maths found, if it was asked.
+    maths: by configuration's name, what comparison.equivalence found, if it was asked.
     """
 
     command: str
@@ -143,10 +144,10 @@ class Report:
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
-        steps = f" of {settings['max_steps']} steps" if settings["max_steps"] else ""
+        steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
-        return (f"{models} on {settings['dataset']}{images}, {scaling}, {settings['epochs']} epoch(s){steps}, "
-                f"{settings['repeats']} run(s) each")
+        return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
+                f"{count(settings['repeats'], 'run')} each")
 
 
 def write_results(report: Report, directory: Path) -> None:

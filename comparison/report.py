@@ -24,6 +24,7 @@ from comparison.tables import (
     sweep_tables,
 )
 from comparison.verdict import verdict
+from comparison.words import count
 
 
 def keep_earlier(directory: Path) -> None:
@@ -85,7 +86,7 @@ def notes(analysis: Analysis) -> list[str]:
     report = analysis.report
     sentences = []
     if len(report.outcomes) < len(report.order):
-        sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {len(report.order)} runs.")
+        sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     for row in report.rows:
         sentences += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
@@ -103,9 +104,9 @@ def notes(analysis: Analysis) -> list[str]:
     sentences += [f"No speed-up for {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     if report.settings["repeats"] == 1:
         sentences.append("no interval: 1 run. A difference between single runs may be chance.")
-    sentences += [f"{row.label}: it has {row.results[0].threads_per_process} threads, where a device of the other rows "
-                  f"has {report.device_threads}: it is what one would use without training in parallel, and the only "
-                  "row that is exempt from the rule of equal threads."
+    sentences += [f"{row.label}: it has {count(row.results[0].threads_per_process, 'thread')}, where a device of the "
+                  f"other rows has {report.device_threads}: it is what one would use without training in parallel, and "
+                  "the only row that is exempt from the rule of equal threads."
                   for row in report.rows if row.all_cores and row.results]
     if any(row.simulated for row in report.rows):
         sentences.append("Simulated rows stand in for devices that are not there: they show that the method computes "

@@ -11,6 +11,7 @@ from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.record import Report
 from comparison.verdict import longer, mebibytes
+from comparison.words import count
 
 DASH = "–"
 
@@ -70,7 +71,7 @@ def _target_cell(entry):
     if not entry.row.results:
         return "not reached" if missed else DASH
     median = f"{entry.summary.training_seconds:.2f}"
-    return f"{median} (not reached by {missed} of {len(entry.row.outcomes)} runs)" if missed else median
+    return f"{median} (not reached by {missed} of {count(len(entry.row.outcomes), 'run')})" if missed else median
 
 
 def _maths_cell(report, row):

@@ -4,6 +4,7 @@ from comparison.analysis import Analysis, Recommendation, Sweep
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
 from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.words import count
 
 
 def verdict(analysis: Analysis) -> list[str]:
@@ -17,7 +18,7 @@ def _paragraph(analysis, entry):
     row, standing = entry.row, entry.standing
     if row.configuration.skip:
         return f"skipped: {row.configuration.skip}."
-    broken = [f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}: "
+    broken = [f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}: "
               f"{row.troubles[0].reason}."] if row.troubles else []
     if not row.results:
         return " ".join(broken or ["not run."])
@@ -34,7 +35,7 @@ def _paragraph(analysis, entry):
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
     own = (f"{numbers.epoch_seconds:.2f} s per epoch ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
-           f"{numbers.runs} run(s))")
+           f"{count(numbers.runs, 'run')})")
     if entry.is_baseline:
         return f"the baseline, {own}."
     if row.simulated:
@@ -42,15 +43,15 @@ def _how_fast(analysis, entry):
     if standing.speed_up is None:
         return f"{own}; no speed-up, {standing.reason}."
     speed_up, baseline = standing.speed_up, standing.baseline
-    units = f"{len(row.results[0].devices)} devices"
+    units = count(len(row.results[0].devices), "device")
     if row.all_cores:
-        units = f"{row.results[0].threads_per_process} cores"
+        units = count(row.results[0].threads_per_process, "core")
     claims = {"faster": f"faster than “{baseline.label}”, {speed_up} times as fast",
               "slower": f"slower than “{baseline.label}”, {speed_up} times as fast",
               NO_DIFFERENCE: f"neither faster nor slower than “{baseline.label}”, {speed_up} times as fast"}
     words = claims.get(speed_up.words, f"{speed_up} times as fast as “{baseline.label}” in the only run, which proves "
                                        "nothing")
-    share = f", {standing.efficiency:.0%} of what {units} could give at best" if units != "1 devices" else ""
+    share = f", {standing.efficiency:.0%} of what {units} could give at best" if units != "1 device" else ""
     return f"{words}{share}; {own} instead of {analysis.of(baseline).summary.epoch_seconds:.2f} s."
 
 

@@ -295,7 +295,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     done = project("compare_parallel.py", "--methods", "single", "ddp", *flags, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout  # no terminal
-    assert "2 runs: 2 rows x 1 blocks\n" in done.stdout and "\n[2/2] block 1, " in done.stdout
+    assert "2 runs: 2 rows x 1 block\n" in done.stdout and "\n[2/2] block 1, " in done.stdout
     stored = read_results(directory / "results.json")
     names = [name for _, name in stored.order]
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
@@ -339,7 +339,7 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     assert {one.configuration: one.status for one in outcomes} == {"accelerate": "failed", "mp": "ok"}
     reason = next(one.reason for one in outcomes if one.status == "failed")
     assert "accelerate_train.py needs Hugging Face Accelerate" in reason
-    assert f"1 of 1 runs failed: {reason}" in done.stdout
+    assert f"1 of 1 run failed: {reason}" in done.stdout
     assert "the baseline, single, is not among the methods" in done.stdout
 
 

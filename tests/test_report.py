@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import SuiteError
 from common.plots import draw_curves
-from comparison import maths
+from comparison import equivalence
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
@@ -72,7 +72,7 @@ def test_a_sweep_has_its_column_and_its_table():
 
 def test_a_part_of_the_data_stands_in_the_title():
     assert report_of(SINGLE, max_steps=200, train_size=5000).title == (
-        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epoch(s) of 200 steps, 3 run(s) each")
+        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epochs of 200 steps, 3 runs each")
 
 
 def test_weak_scaling_stands_in_the_title():
@@ -157,7 +157,7 @@ def test_what_may_differ():
 
 
 def finding(method="ddp", batch_norm=False, difference=0.5, **planned):
-    return maths._judge(configuration(method, **planned), difference, batch_norm)
+    return equivalence._judge(configuration(method, **planned), difference, batch_norm)
 
 
 def test_a_difference_above_rounding_fails_unless_batch_norm_explains_it():
@@ -181,18 +181,19 @@ def test_failed_maths_leave_no_speed_up():
 
 
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
-    monkeypatch.setattr(maths, "STEPS", 2)
+    monkeypatch.setattr(equivalence, "STEPS", 2)
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96", "--recipe", "fast",
               "--target-accuracy", "0.99"]  # which the check leaves out
     planned = {"global batch": 48, "per-device batch": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
-    train = (maths.python(), maths.script("data_parallel_train.py"), *shared, *maths.equal_flags(scripts[0].planned))
+    train = (equivalence.python(), equivalence.script("data_parallel_train.py"), *shared,
+             *equivalence.equal_flags(scripts[0].planned))
     whole = replace(configuration("single-all-cores", **planned, **{"threads per device": 2}), command=train)
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
             replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
-    commands, run_child = [], maths.run_child
-    monkeypatch.setattr(maths, "run_child", lambda *call: commands.append(call) or run_child(*call))
-    found = maths.check_maths(rows, shared, 96)
+    commands, run_child = [], equivalence.run_child
+    monkeypatch.setattr(equivalence, "run_child", lambda *call: commands.append(call) or run_child(*call))
+    found = equivalence.check_maths(rows, shared, 96)
     assert len(commands) == 5  # one reference for all: one device's threads, also for the row with all cores
     assert found["single-all-cores"]["difference"] == 0.0
     assert found["single"] == {"difference": 0.0, "status": "ok", "reason": ""}
@@ -276,7 +277,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     assert read_results(tmp_path / "results.json") == report
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["result"] for row in rows] == ["baseline", "no significant difference", "simulated",
-                                               "1 of 1 runs failed"]
+                                               "1 of 1 run failed"]
     assert [rows[1][name] for name in ("speed_up", "speed_up_low", "efficiency")] == ["1.0", "1.0", "0.5"]
     assert rows[2]["no_speed_up_because"] == "simulated"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"

@@ -171,7 +171,7 @@ def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
 def test_start_up_that_outweighs_the_training():
     report = report_of(SINGLE, (ddp(), two(startup_seconds=20.0)))
     assert kinds(report) == ["start-up"]
-    assert "20.0 s, longer than the 3.0 s of training in 3 epoch(s)" in sentence(report)
+    assert "20.0 s, longer than the 3.0 s of training in 3 epochs" in sentence(report)
     report = report_of(SINGLE, (ddp(), two((1.8, 1.79, 1.81), startup_seconds=1.9)))
     assert kinds(report) == ["start-up"]
     assert "an epoch saves 0.20 s: it pays from 10 epochs on, of 3 here" in sentence(report)
@@ -332,4 +332,4 @@ def test_rows_without_results_say_why():
     report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
     said = verdict(report)
     assert said[1] == "DP: skipped: needs 2 GPUs, found 1."
-    assert said[2] == "DDP: 1 of 1 runs failed: signal 9."
+    assert said[2] == "DDP: 1 of 1 run failed: signal 9."
