@@ -22,12 +22,12 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
     No augmentation, and SGD instead of Adam, which turns rounding into whole steps. Returns by configuration's name,
     JSON-ready: difference (max |Δ parameter|, or None), status (ok, expected or failed) and reason.
     """
-    found, references = {}, {}
+    findings, references = {}, {}
     with temporary_directory() as directory:
         for number, row in enumerate(plan):
             if METHODS[row.method].times_only:
                 reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
-                found[row.name] = _finding(None, "expected", reason)
+                findings[row.name] = _finding(None, "expected", reason)
                 continue
             try:
                 one_device = {**row.planned, THREADS: plan[0].planned[THREADS]}
@@ -38,10 +38,10 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                     references[flags] = file
                 file = Path(directory, f"{number}.pth")
                 _train(row.command, row, train_images, file)
-                found[row.name] = _judge(row, **json.loads(ask("common.weights", str(references[flags]), str(file))))
+                findings[row.name] = _judge(row, **json.loads(ask("common.weights", str(references[flags]), str(file))))
             except (SuiteError, HelperFailed) as error:
-                found[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
-    return found
+                findings[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
+    return findings
 
 
 def _train(command, row, train_images, file):

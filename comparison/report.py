@@ -38,16 +38,16 @@ def keep_earlier(directory: Path) -> None:
         if not read_results(results).outcomes:
             results.unlink()
     names = ["results.json", "report.md", "results.csv", *FIGURES, *(["runs"] if results.exists() else [])]
-    found = [directory / name for name in names if os.path.lexists(directory / name)]
-    if not found:
+    earlier = [directory / name for name in names if os.path.lexists(directory / name)]
+    if not earlier:
         return
-    place = directory / datetime.fromtimestamp(found[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
+    place = directory / datetime.fromtimestamp(earlier[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
     while place.exists():  # of the same second
         place = place.with_name(f"{place.name}+")
     place.mkdir()
-    for file in found:
+    for file in earlier:
         file.rename(place / file.name)
-    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in found)}", flush=True)
+    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
 
 
 def present(directory: Path) -> Report:

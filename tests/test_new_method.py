@@ -1,7 +1,9 @@
 """A new method is one new script and one record: here is one, in files of its own, compared from start to end."""
 
+import ast
 import csv
 
+from comparison.methods import METHODS
 from comparison.record import read_results
 from processes import PROJECT
 
@@ -54,3 +56,10 @@ def test_a_new_method_is_one_new_script_and_one_record(project, data_root, tmp_p
     rows = list(csv.DictReader((directory / "results.csv").open()))
     assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
     assert "\n| my own way " in (directory / "report.md").read_text()
+
+
+def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name():
+    for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").glob("*.py")):
+        texts = {node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+                 if isinstance(node, ast.Constant)}
+        assert file.name == "methods.py" or not texts & set(METHODS), file

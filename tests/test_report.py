@@ -10,15 +10,16 @@ import pytest
 
 from common.errors import SuiteError
 from common.plots import draw_curves
-from comparison import equivalence
+from comparison import analysis, equivalence
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
+from comparison.measures import summarize
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
 from comparison.record import read_results, write_results
-from comparison.report import notes, terminal_text, warnings, write_csv, write_markdown
+from comparison.report import notes, present, terminal_text, warnings, write_csv, write_markdown
 from comparison.tables import main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
 from reports import configuration, report_of, runs
@@ -345,6 +346,14 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
     assert len(figures) == 4 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
+
+
+def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):
+    rows, report = [], full_report()
+    monkeypatch.setattr(analysis, "summarize", lambda row: rows.append(row) or summarize(row))
+    write_results(report, tmp_path)
+    present(tmp_path)
+    assert [row.configuration.name for row in rows] == ["single", "ddp", "dp", "mp"]
 
 
 def test_an_interrupted_comparison_says_so():
