@@ -22,7 +22,7 @@ from common.config import DEFAULT_MODEL, add_training_flags, check_writable, par
 from common.errors import FAILED, USAGE, SuiteError, run_script
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
-from comparison.methods import LADDER, METHODS, python
+from comparison.methods import METHODS, default_baseline, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import keep_earlier, present
@@ -37,9 +37,10 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add_training_flags(parser, several=True)
     add = parser.add_argument
     add("--methods", type=parse_method, nargs="+", metavar="NAME",
-        help=f"{' | '.join(METHODS)} | ladder ({' '.join(LADDER)}); ddp:num-workers=4 sets a value for one (all but "
+        help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (all but "
              f"{' and '.join(name for name, method in METHODS.items() if not method.by_default)})")
-    add("--baseline", type=one_of(METHODS), default="single", metavar="NAME", help="of the speed-ups (%(default)s)")
+    add("--baseline", type=one_of(METHODS), default=default_baseline(), metavar="NAME",
+        help="of the speed-ups (%(default)s)")
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
     add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro (4)")
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")

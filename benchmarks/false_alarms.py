@@ -21,10 +21,11 @@ from common.config import check_writable
 from common.errors import FAILED, SuiteError, run_script
 from common.results import write_json
 from comparison.launch import run_once
+from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import make_order, make_plan
 from comparison.record import Row
-from comparison.statistics import Ratio, ratio, run_seconds
+from comparison.statistics import Ratio, ratio
 from comparison.tables import lay_out
 
 DRIFT = 0.10  # the machine's times grow by this share from the first run to the last

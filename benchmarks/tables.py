@@ -8,6 +8,7 @@ from pathlib import Path
 
 from measure import paired
 
+from comparison.analysis import analyse
 from comparison.record import read_results
 from comparison.tables import lay_out, main_table
 
@@ -129,7 +130,8 @@ def table(name: str, directory: Path) -> str:
     if name in COMPARISONS:
         report = read_results(directory / name / "results.json")
         busy = [run.foreign_cores for run in report.outcomes if run.foreign_cores is not None]
-        return _with_origin(main_table(report, "github"), report.command, report.environment, max(busy, default=None))
+        table = main_table(analyse(report), "github")
+        return _with_origin(table, report.command, report.environment, max(busy, default=None))
     found = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     where = found["environment"]
     if found.get("device") == "cpu":  # it had too few GPUs

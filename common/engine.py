@@ -9,7 +9,7 @@ None.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +131,7 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
             loss = train_step(images, labels, timer.mark)
+            timer.mark("rest")
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -188,8 +189,14 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
         train_loss=sum(part.loss_sum for part in trainings) / samples,
         test_loss=sum(part.loss_sum for part in evaluations) / tested,
         test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
-        phases=PhaseTimes(**{name: total / slowest.steps for name, total in slowest.phase_milliseconds.items()}),
+        phases=_phases(slowest),
     )
+
+
+def _phases(part):
+    """Milliseconds per step; the rest of a step counts only where the step leaves a phase out."""
+    times = PhaseTimes(**{name: total / part.steps for name, total in part.phase_milliseconds.items()})
+    return times if None in vars(times).values() else replace(times, rest=None)
 
 
 def once_each(parts: list) -> list:

@@ -1,21 +1,10 @@
-"""Figures of one run, and the look that all figures share: one colour, line and marker per method, everywhere."""
+"""The figure of one run, and what all figures have in common."""
 
 from pathlib import Path
 
 from common.results import RunResult, result_name
 
-# Okabe and Ito's palette (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
-METHOD_STYLE = {
-    "single": {"color": "#000000", "linestyle": "-", "marker": "o"},
-    "single-all-cores": {"color": "#8C510A", "linestyle": (0, (2, 1)), "marker": "X"},
-    "dp": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
-    "ddp": {"color": "#0072B2", "linestyle": "-.", "marker": "^"},
-    "ddp-1": {"color": "#F0E442", "linestyle": (0, (3, 1)), "marker": "<"},
-    "ddp-no-sync": {"color": "#D55E00", "linestyle": (0, (1, 2)), "marker": ">"},
-    "mp": {"color": "#009E73", "linestyle": ":", "marker": "D"},
-    "mp-micro": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
-    "accelerate": {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "P"},
-}
+LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
 
 
 def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5):
@@ -44,13 +33,12 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
     figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
     epochs = [record.epoch for record in result.epochs]
-    style = METHOD_STYLE.get(result.method, METHOD_STYLE["single"])
-    loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **style, label="training")
-    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **{**style, "linestyle": "--"},
+    loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **LOOK, label="training")
+    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **LOOK, linestyle="--",
                    markerfacecolor="white", label="test")
     loss_axis.set(ylabel="cross-entropy loss (nats per image)", ylim=(0, None))
     loss_axis.legend()
-    accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **style)
+    accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **LOOK)
     accuracy_axis.set(ylabel="test accuracy (%)")
     for axis in (loss_axis, accuracy_axis):
         axis.set_xlabel("epoch")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import FAILED, SuiteError
 
-SCHEMA_VERSION = 2  # 2 added precision; a result of version 1 was always float32
+SCHEMA_VERSION = 3  # 2 added precision; a result of version 1 was always float32; 3 added memory_parts
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,12 @@ class PhaseTimes:
     forward: float | None = None  # with the loss
     backward: float | None = None  # with the gradient all-reduce under DDP
     update: float | None = None  # optimizer step
+    rest: float | None = None  # what the method's step does in none of these
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The phases that were told apart, by their names."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class RunResult:
     of the last evaluation.
     method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
     precision: the type that the arithmetic is done in.
+    peak_memory_bytes: one for each of `devices`: on a GPU the most that PyTorch allocated while training; on a CPU the
+    most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
+    its loader workers.
+    memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
     """
 
     method: str
@@ -78,6 +88,7 @@ class RunResult:
     method_milliseconds: dict[str, float] | None = None
     epochs: tuple[EpochRecord, ...] = ()
     precision: str = "float32"
+    memory_parts: dict[str, int] | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -176,8 +187,7 @@ def describe_start(result: RunResult) -> str:
 
 def describe_epoch(record: EpochRecord, epochs: int) -> str:
     """One line for one epoch."""
-    phases = ", ".join(f"{name} {'–' if value is None else f'{value:.2f}'}"
-                       for name, value in asdict(record.phases).items())
+    phases = ", ".join(f"{name} {value:.2f}" for name, value in record.phases.known.items())
     return (
         f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
         f"test accuracy: {record.test_accuracy:.2%}, {record.samples / record.train_seconds:,.0f} images/s, "

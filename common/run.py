@@ -1,11 +1,13 @@
 """One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
 
 import math
+import re
 import resource
 import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -58,7 +60,7 @@ def run(
         _write_unfinished(result, records, config)
     keep = partial(_keep, context, gpus, result, model, optimizer, schedule, config, options, say)
     records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, keep)
-    result = replace(_after(context, image_set, evaluations, result), epochs=tuple(records))
+    result = replace(_after(context, model, optimizer, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
         found = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
@@ -142,21 +144,52 @@ def _precision(model, devices):
     return "float32, TF32 convolutions" if rounded else "float32"
 
 
-def _after(context, image_set, evaluations, result):
+def _after(context, model, optimizer, image_set, evaluations, result):
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (10,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (10,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
+    own = [(_peak_memory(device), memory_parts(model, optimizer, device)) for device in context.devices]
+    memory = [pair for pairs in context.gather(own) for pair in pairs]
     return replace(
         result,
         total_seconds=time.time() - command_start(context.launched),
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
-        peak_memory_bytes=tuple(peak for peaks in context.gather(_peak_memory(context.devices)) for peak in peaks),
+        peak_memory_bytes=tuple(peak for peak, _ in memory),
+        memory_parts=max(memory, key=lambda pair: pair[0])[1],
         method_milliseconds=context.method_milliseconds(),
     )
 
 
-def _peak_memory(devices):
-    """Bytes per device: PyTorch's peak on a GPU, the process's largest resident set on a CPU."""
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return [torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident for device in devices]
+def _peak_memory(device):
+    """Bytes: see RunResult.peak_memory_bytes."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process had since it started, with interpreter, libraries and data.
+
+    VmHWM in /proc (proc(5)); Linux's ru_maxrss starts from the peak of the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    if peak:
+        return 1024 * int(peak[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
+    """Return the bytes on `device` of parameters, gradients and optimizer state.
+
+    Gradients: what they take in a step, as large as the parameters that have them; after a step they may be freed.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.device == device]
+    state = [value for values in optimizer.state.values() for value in values.values()
+             if isinstance(value, torch.Tensor) and value.device == device]
+    return {"parameters": _bytes(parameters),
+            "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),
+            "optimizer state": _bytes(state)}
+
+
+def _bytes(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -4,9 +4,12 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from comparison.fairness import standing
+from comparison.fairness import Standing
+from comparison.measures import Summary, ratio_of, run_seconds
+from comparison.methods import method_of
 from comparison.record import Report, Row
-from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, run_seconds, summarize, timed_epochs
+from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.words import count
 
 # From which share on a cause is worth a sentence.
 WAITING = 0.20  # of a step, waiting for data
@@ -25,70 +28,35 @@ class Cause:
     sentence: str
 
 
-def causes(report: Report, row: Row) -> list[Cause]:
-    """Return every cause that the measurements of a row show, in the order in which to read them."""
-    stands = standing(report, row)
-    found = [
-        _unequal(stands), _noise(row, stands), _waiting(report, row), _resident(report, row), _exchange(report, row),
-        _small_batch(report, row, stands), _overhead(row), _idle_stage(row), _start_up(row, stands),
-    ]
-    return [cause for cause in found if cause]
+@dataclass(frozen=True)
+class Costs:
+    """What a method's parts (see comparison.methods.Parts) tell apart, as ratios of times; None if not measured.
+
+    wrapper: one rank ÷ without the method. contention: all ranks without exchange ÷ one rank. exchange: with it ÷
+    without it.
+    """
+
+    wrapper: Ratio | None = None
+    contention: Ratio | None = None
+    exchange: Ratio | None = None
 
 
-def _unequal(stands):
-    if stands.unequal:
-        return Cause("unequal", f"It is no fair comparison: {'; '.join(stands.unequal)}.")
-    return None
+def find_costs(report: Report, row: Row) -> Costs:
+    """Return the costs of a row whose method has parts, from the rows of those that are equal to it otherwise."""
+    parts = method_of(row.configuration.method).parts
+    if not parts or not row.results:
+        return Costs()
+    without, one_rank, no_exchange = (
+        _equal_partner(report, row, method) for method in (parts.without, parts.one_rank, parts.no_exchange))
+    return Costs(
+        without and one_rank and ratio_of(one_rank, without),
+        one_rank and no_exchange and ratio_of(no_exchange, one_rank),
+        no_exchange and ratio_of(row, no_exchange),
+    )
 
 
-def _noise(row, stands):
-    if not stands.speed_up or stands.baseline is row or stands.speed_up.words != NO_DIFFERENCE:
-        return None
-    seconds = run_seconds(row), run_seconds(stands.baseline)
-    spread = max((max(some) - min(some)) / statistics.median(some) for some in seconds)
-    return Cause("noise", f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
-                          "difference may be chance; more --repeats would narrow it.")
-
-
-def _waiting(report, row):
-    phases = phase_milliseconds(row)
-    step, epoch = sum(phases.values()), summarize(row).epoch_seconds
-    share = phases["data"] / step
-    if share < WAITING:
-        return None
-    workers = row.configuration.planned["workers"]
-    several = "0 2 4" if workers == 0 else f"{workers} {2 * workers} {4 * workers}"
-    more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
-            and other.configuration.planned["workers"] > workers
-            and {**other.configuration.planned, "workers": workers} == row.configuration.planned]
-    if row.results[0].config["loader"] == "resident":
-        return Cause("waiting for data", f"Cutting batches out of memory takes {phases['data']:.1f} of {step:.1f} ms "
-                     f"per step ({share:.0%}): the network is so small that its data are a good part of the work.")
-    advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
-    if more:
-        best = min(more, key=lambda other: summarize(other).epoch_seconds)
-        advice = (f"with {best.configuration.planned['workers']} workers instead of {workers} it was measured at "
-                  f"{summarize(best).epoch_seconds:.2f} s")
-    return Cause("waiting for data", f"Waiting for data takes {phases['data']:.1f} of {step:.1f} ms per step "
-                 f"({share:.0%}); without it an epoch would take {epoch * (1 - share):.2f} s at best: {advice}.")
-
-
-def _resident(report, row):
-    speed, result = report.probe.get("resident_images_per_second"), row.results[0]
-    if not speed or result.config["loader"] != "workers":
-        return None
-    phases = phase_milliseconds(row)
-    step, needed = sum(phases.values()), 1000 * result.global_batch_size / result.world_size / speed
-    saved = phases["data"] - needed
-    if saved / step < SAVED:
-        return None
-    return Cause("resident loader", f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
-                 f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
-                 f"{needed:.2f} ms for a step's.")
-
-
-def equal_partner(report: Report, row: Row, method: str) -> Row | None:
-    """Return the row of another method with the same swept values and equal settings, if it has results."""
+def _equal_partner(report, row, method):
+    """The row of another method with the same swept values and equal settings, if it has results."""
     batch = "per-device batch" if report.settings["scaling"] == "weak" else "global batch"
     other, names = report.partner(row, method), ("model", batch, "workers", "threads per device")
     if other and other.results and all(
@@ -97,11 +65,79 @@ def equal_partner(report: Report, row: Row, method: str) -> Row | None:
     return None
 
 
-def _exchange(report, row):
-    silent = equal_partner(report, row, "ddp-no-sync") if row.configuration.method == "ddp" else None
-    if silent is None:
+def find_causes(
+    report: Report, row: Row, standing: Standing, costs: Costs, summaries: dict[str, Summary]
+) -> tuple[Cause, ...]:
+    """Return every cause that the measurements of a row show, in the order in which to read them.
+
+    summaries: of all rows, by their configuration's name.
+    """
+    if not row.results:
+        return ()
+    own = summaries[row.configuration.name]
+    baseline = standing.baseline and summaries[standing.baseline.configuration.name]
+    causes = (
+        _unequal(standing), _noise(row, standing), _waiting(report, row, own, summaries), _resident(report, row, own),
+        _exchange(own, costs), _small_batch(report, row, standing), _overhead(row, own), _idle_stage(row, own),
+        _start_up(row, own, standing, baseline),
+    )
+    return tuple(cause for cause in causes if cause)
+
+
+def _unequal(standing):
+    if standing.unequal:
+        return Cause("unequal", f"It is no fair comparison: {'; '.join(standing.unequal)}.")
+    return None
+
+
+def _noise(row, standing):
+    if not standing.speed_up or standing.baseline is row or standing.speed_up.words != NO_DIFFERENCE:
         return None
-    cost, seconds = ratio_of(row, silent), summarize(row).epoch_seconds
+    seconds = run_seconds(row), run_seconds(standing.baseline)
+    spread = max((max(some) - min(some)) / statistics.median(some) for some in seconds)
+    return Cause("noise", f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
+                          "difference may be chance; more --repeats would narrow it.")
+
+
+def _waiting(report, row, own, summaries):
+    data, step, share = own.phases.data, own.step_milliseconds, own.waiting_share
+    if share < WAITING:
+        return None
+    workers = row.configuration.planned["workers"]
+    several = "0 2 4" if workers == 0 else f"{workers} {2 * workers} {4 * workers}"
+    more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
+            and other.configuration.planned["workers"] > workers
+            and {**other.configuration.planned, "workers": workers} == row.configuration.planned]
+    if row.results[0].config["loader"] == "resident":
+        return Cause("waiting for data", f"Cutting batches out of memory takes {data:.1f} of {step:.1f} ms "
+                     f"per step ({share:.0%}): the network is so small that its data are a good part of the work.")
+    advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
+    if more:
+        best = min(more, key=lambda other: summaries[other.configuration.name].epoch_seconds)
+        advice = (f"with {best.configuration.planned['workers']} workers instead of {workers} it was measured at "
+                  f"{summaries[best.configuration.name].epoch_seconds:.2f} s")
+    rest = own.epoch_seconds * (1 - share)
+    return Cause("waiting for data", f"Waiting for data takes {data:.1f} of {step:.1f} ms per step ({share:.0%}); "
+                 f"without it an epoch would take {rest:.2f} s at best: {advice}.")
+
+
+def _resident(report, row, own):
+    speed, result = report.probe.get("resident_images_per_second"), row.results[0]
+    if not speed or result.config["loader"] != "workers":
+        return None
+    step, needed = own.step_milliseconds, 1000 * result.global_batch_size / result.world_size / speed
+    saved = own.phases.data - needed
+    if saved / step < SAVED:
+        return None
+    return Cause("resident loader", f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
+                 f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
+                 f"{needed:.2f} ms for a step's.")
+
+
+def _exchange(own, costs):
+    cost, seconds = costs.exchange, own.epoch_seconds
+    if cost is None:
+        return None
     share = 1 - 1 / cost.value
     if share < EXCHANGE or cost.low is None or cost.low <= 1:
         return None
@@ -109,13 +145,13 @@ def _exchange(report, row):
                  f"epoch ({share:.0%}): with it, an epoch takes {cost} times as long as without.")
 
 
-def _small_batch(report, row, stands):
+def _small_batch(report, row, standing):
     planned = row.configuration.planned
     if row.simulated or planned["threads per device"] != report.first["threads per device"]:
         return None  # the probe had the first row's threads
     whole = planned["global batch"]
-    if stands.baseline:
-        whole = stands.baseline.configuration.planned["per-device batch"]
+    if standing.baseline:
+        whole = standing.baseline.configuration.planned["per-device batch"]
     part = planned["per-device batch"]
     times = {step["batch"]: step["milliseconds"] for step in report.probe.get("steps", ())
              if step["model"] == planned["model"]}
@@ -141,10 +177,10 @@ def _own_milliseconds(row, names):
     return [statistics.mean(times[name] for times in measured) for name in names]
 
 
-def _overhead(row):
+def _overhead(row, own):
     names = ("scatter", "replicate", "gather")
     times = _own_milliseconds(row, names)
-    step = sum(phase_milliseconds(row).values())
+    step = own.step_milliseconds
     if times is None or sum(times) / step < OVERHEAD:
         return None
     parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
@@ -154,11 +190,11 @@ def _overhead(row):
                  "devices, and the first one collects.")
 
 
-def _idle_stage(row):
+def _idle_stage(row, own):
     times = _own_milliseconds(row, ("stage 0", "stage 1"))
-    if times is None:
+    if times is None or own.phases.forward is None:
         return None
-    micro_batches, forward = row.results[0].config["micro_batches"], phase_milliseconds(row)["forward"]
+    micro_batches, forward = row.results[0].config["micro_batches"], own.phases.forward
     ideal = 1 / (micro_batches + 1)  # (P-1)/(M+P-1) for P = 2 stages (Y. Huang et al., GPipe, 2019)
     if row.simulated:
         # the schedule of two devices: the slower stage's parts follow each other, the faster stage's wait for them
@@ -169,26 +205,21 @@ def _idle_stage(row):
     how = "computed, not measured, for two devices from" if row.simulated else "measured, with"
     return Cause("idle stage", f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
                  f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
-                 f"(P-1)/(M+P-1) with P = 2 stages and M = {micro_batches} micro-batch(es).")
+                 f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
 
 
-def start_up_seconds(row: Row) -> float:
-    """Return the median over the runs of the time before the first step, and what the first epoch takes longer."""
-    return statistics.median(result.startup_seconds + max(0.0, result.epochs[0].train_seconds - statistics.median(
-        epoch.train_seconds for epoch in timed_epochs(result))) for result in row.results)
-
-
-def _start_up(row, stands):
-    start, epochs = start_up_seconds(row), len(row.results[0].epochs)
-    training = epochs * summarize(row).epoch_seconds
+def _start_up(row, own, standing, baseline):
+    start, epochs = own.startup_seconds, len(row.results[0].epochs)
+    training = epochs * own.epoch_seconds
     if start > training:
         return Cause("start-up", f"Start-up and warm-up take {start:.1f} s, longer than the {training:.1f} s of "
-                     f"training in {epochs} epoch(s): more --epochs show what a long training gains.")
-    if stands.speed_up is None or stands.baseline is row or stands.speed_up.words != "faster":
+                     f"training in {count(epochs, 'epoch')}: more --epochs show what a long training gains.")
+    if standing.speed_up is None or standing.baseline is row or standing.speed_up.words != "faster":
         return None
-    extra = start - start_up_seconds(stands.baseline)
-    saved = summarize(stands.baseline).epoch_seconds - summarize(row).epoch_seconds
+    extra = start - baseline.startup_seconds
+    saved = baseline.epoch_seconds - own.epoch_seconds
     if extra <= saved * epochs:
         return None
-    return Cause("start-up", f"Start-up and warm-up take {extra:.1f} s more than “{stands.baseline.label}” needs, and "
-                 f"an epoch saves {saved:.2f} s: it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here.")
+    return Cause("start-up", f"Start-up and warm-up take {extra:.1f} s more than “{standing.baseline.label}” needs, "
+                 f"and an epoch saves {saved:.2f} s: it pays from {math.ceil(extra / saved)} epochs on, of {epochs} "
+                 "here.")

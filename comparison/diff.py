@@ -1,8 +1,8 @@
 """Two comparisons side by side: before and after, or one machine and another."""
 
 from comparison.fairness import differences
+from comparison.measures import ratio_of, summarize
 from comparison.record import Report
-from comparison.statistics import ratio_of, summarize
 from comparison.tables import DASH, cell, lay_out
 
 # What two reports may be compared for; the rest has to be the same work.
@@ -11,30 +11,30 @@ OF_THE_MACHINE = ("torch ", "device ", "threads per device ", "precision ", "see
 
 def describe_difference(first: Report, second: Report) -> str:
     """Return a table of the rows of both, A and B, with how many times as fast B is, and what else differs."""
-    ours, theirs = ({row.configuration.name: row for row in report.rows} for report in (first, second))
-    lines = [_cells(ours.get(name), theirs.get(name), first.settings["scaling"]) for name in {**ours, **theirs}]
+    mine, theirs = ({row.configuration.name: row for row in report.rows} for report in (first, second))
+    rows = [_cells(mine.get(name), theirs.get(name), first.settings["scaling"]) for name in {**mine, **theirs}]
     header = ("Method", "A: time per epoch (s)", "Runs", "B: time per epoch (s)", "Runs", "B over A: speed-up [95 %]",
               "Result for B")
-    said = [f"A: {first.title}", f"B: {second.title}", "", lay_out(lines, header, "simple", left=(0, 6)), ""]
+    lines = [f"A: {first.title}", f"B: {second.title}", "", lay_out(rows, header, "simple", left=(0, 6)), ""]
     for what, before, after in (("machine", first.environment, second.environment),
                                 ("settings", first.settings, second.settings)):
         changed = [f"{name} {before.get(name)} → {after.get(name)}" for name in {**before, **after}
                    if before.get(name) != after.get(name) and name != "output_dir"]
-        said.append(f"- Different {what}: " + ("; ".join(changed) or "nothing") + ".")
-    return "\n".join(said)
+        lines.append(f"- Different {what}: " + ("; ".join(changed) or "nothing") + ".")
+    return "\n".join(lines)
 
 
 def _cells(mine, theirs, scaling):
     label = (mine or theirs).label
-    times = [summarize(row) if row else None for row in (mine, theirs)]
-    numbers = [text for one in times for text in
-               (cell(one and one.epoch_seconds, ".2f"), cell(one and one.runs))]
+    summaries = [summarize(row) if row else None for row in (mine, theirs)]
+    numbers = [text for summary in summaries for text in
+               (cell(summary and summary.epoch_seconds, ".2f"), cell(summary and summary.runs))]
     if not (mine and theirs and mine.results and theirs.results):
         return [label, *numbers, DASH, "not in both"]
-    found = differences(theirs.results[0], mine.results[0], scaling)
-    machine = [text for text in found if text.startswith(OF_THE_MACHINE)]
-    if len(machine) < len(found):
-        return [label, *numbers, DASH, "refused: " + "; ".join(text for text in found if text not in machine)]
+    unequal = differences(theirs.results[0], mine.results[0], scaling)
+    machine = [text for text in unequal if text.startswith(OF_THE_MACHINE)]
+    if len(machine) < len(unequal):
+        return [label, *numbers, DASH, "refused: " + "; ".join(text for text in unequal if text not in machine)]
     speed_up = ratio_of(mine, theirs)
     remarks = [*machine, *(["simulated"] if mine.simulated or theirs.simulated else [])]
     return [label, *numbers, str(speed_up), speed_up.words + (f" ({'; '.join(remarks)})" if remarks else "")]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from common.config import RunConfig, flags_that
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
-from comparison.methods import METHODS
+from comparison.measures import ratio_of
+from comparison.methods import method_of
 from comparison.plan import Configuration, baseline_of
 from comparison.record import Report, Row
-from comparison.statistics import Ratio, ratio_of
+from comparison.statistics import Ratio
 
 THREADS = "threads per device"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
@@ -65,35 +66,25 @@ def exempt(*configurations: Configuration) -> tuple[str, ...]:
 
     And the threads, where one of them has all cores on purpose.
     """
-    return ("seed", *([THREADS] if any(METHODS[row.method].all_cores for row in configurations) else []))
+    return ("seed", *([THREADS] if any(method_of(row.method).all_cores for row in configurations) else []))
 
 
 @dataclass(frozen=True)
 class Standing:
     """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
 
-    unequal: the settings that should be equal and are not.
+    unequal: the settings that should be equal and are not. efficiency: the speed-up ÷ how many times as many devices
+    (on a CPU, threads) as the baseline the row has.
     """
 
     baseline: Row | None
     speed_up: Ratio | None = None
     reason: str = ""
     unequal: tuple[str, ...] = ()
-
-    def efficiency(self, row: Row) -> float | None:
-        """Return the speed-up ÷ how many times as many devices (on a CPU, threads) as the baseline the row has."""
-        if self.speed_up is None:
-            return None
-        return self.speed_up.value * _units(self.baseline.results[0]) / _units(row.results[0])
+    efficiency: float | None = None
 
 
-def _units(result):
-    """What a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
-    on_cpu = result.devices[0] == "cpu"
-    return result.threads_per_process * result.world_size if on_cpu else len(result.devices)
-
-
-def standing(report: Report, row: Row) -> Standing:
+def compare_with_baseline(report: Report, row: Row) -> Standing:
     """Compare a row with its baseline, if that may be done; the baseline itself has a speed-up of 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
@@ -114,9 +105,15 @@ def standing(report: Report, row: Row) -> Standing:
         return Standing(baseline, None, "simulated", unequal)
     if baseline.simulated:
         return Standing(baseline, None, f"the baseline, “{baseline.label}”, is simulated", unequal)
-    for one in (row, baseline):
-        if report.maths.get(one.configuration.name, {}).get("status") == "failed":
-            return Standing(baseline, None, f"the check of the maths of “{one.label}” failed", unequal)
-    if baseline is row:
-        return Standing(baseline, Ratio(1.0, None, None))
-    return Standing(baseline, ratio_of(baseline, row), "", unequal)
+    for checked in (row, baseline):
+        if report.maths.get(checked.configuration.name, {}).get("status") == "failed":
+            return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
+    speed_up = Ratio(1.0, None, None) if baseline is row else ratio_of(baseline, row)
+    efficiency = speed_up.value * _units(baseline.results[0]) / _units(row.results[0])
+    return Standing(baseline, speed_up, "", unequal, efficiency)
+
+
+def _units(result):
+    """What a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+    on_cpu = result.devices[0] == "cpu"
+    return result.threads_per_process * result.world_size if on_cpu else len(result.devices)

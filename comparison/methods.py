@@ -1,14 +1,16 @@
-"""The methods that are compared, one row of METHODS each: what it is called here, and the script that runs it."""
+"""The methods that are compared, one record of METHODS each: the one place that asks for a method by its name."""
 
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from comparison.words import count
+
 PROJECT = Path(__file__).resolve().parent.parent
-LADDER = ("single", "single-all-cores", "ddp-1", "ddp-no-sync", "ddp")
 
 
 @dataclass(frozen=True)
@@ -20,21 +22,60 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Look:
+    """How a method is drawn in every figure, in matplotlib's words."""
+
+    color: str
+    linestyle: str | tuple
+    marker: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The methods that tell apart what a method costs: without it, with it on one rank, on all without exchange."""
+
+    without: str
+    one_rank: str
+    no_exchange: str
+
+
+@dataclass(frozen=True)
 class Method:
     """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
-    times_only: it trains something else on purpose, so that its accuracy and its weights say nothing. all_cores: it
-    has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs. by_default: it runs
-    unless --methods says otherwise.
+    differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do.
+    all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
+    package: what it needs besides the project's own requirements. parts: see Parts; the name is then `called`.
+    baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless --methods
+    says otherwise. rung: it is one of --methods ladder. projected: what --project computes is about it.
     """
 
-    build: Callable[[int, Machine, int], tuple[str, list[str], int]]
+    build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
+    look: Look = Look("#777777", (0, (4, 1, 2, 1)), "h")
     uses: tuple[str, ...] = ()
     divides: bool = False
-    times_only: bool = False
+    differs: str = ""
     all_cores: bool = False
+    package: str = ""
+    called: str = ""
+    parts: Parts | None = None
+    baseline: bool = False
     by_default: bool = True
+    rung: bool = False
+    projected: bool = False
+
+    @property
+    def times_only(self) -> bool:
+        """Whether only its times say something."""
+        return bool(self.differs)
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run with the packages that are installed, if so."""
+        if not self.package or find_spec(self.package):
+            return ""
+        return f"the package {self.package} is not installed (pip install {self.package})"
 
 
 def _single(devices, machine, micro_batches):
@@ -73,8 +114,8 @@ def _mp(devices, machine, micro_batches):
 
 def _mp_micro(devices, machine, micro_batches):
     label, command, needed = _mp(devices, machine, micro_batches)
-    parts = "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
-    return f"{label}, {parts}", [*command, "--micro-batches", str(micro_batches)], needed
+    label += f", {count(micro_batches, 'micro-batch', 'es')}"
+    return label, [*command, "--micro-batches", str(micro_batches)], needed
 
 
 def _accelerate(devices, machine, micro_batches):
@@ -83,17 +124,44 @@ def _accelerate(devices, machine, micro_batches):
     return f"Accelerate ×{devices}", [*launcher, script("accelerate_train.py")], devices
 
 
+# Colours: Okabe and Ito's (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
 METHODS = {
-    "single": Method(_single),
-    "single-all-cores": Method(_single_all_cores, all_cores=True),
-    "dp": Method(_dp, uses=("nproc",)),
-    "ddp": Method(_ddp, uses=("nproc",), divides=True),
-    "ddp-1": Method(_ddp_1, by_default=False),
-    "ddp-no-sync": Method(_ddp_no_sync, uses=("nproc",), divides=True, times_only=True, by_default=False),
-    "mp": Method(_mp),
-    "mp-micro": Method(_mp_micro, uses=("micro_batches",)),
-    "accelerate": Method(_accelerate, uses=("nproc",), divides=True),
+    "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
+    "single-all-cores": Method(_single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True),
+    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",)),
+    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
+    "ddp-no-sync": Method(
+        _ddp_no_sync, Look("#D55E00", (0, (1, 2)), ">"), uses=("nproc",), divides=True,
+        differs="it exchanges no gradients", by_default=False, rung=True),
+    "ddp": Method(
+        _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called="DDP",
+        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), projected=True),
+    "mp": Method(_mp, Look("#009E73", ":", "D")),
+    "mp-micro": Method(_mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",)),
+    "accelerate": Method(
+        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
 }
+UNKNOWN = Method(None)
+
+
+def method_of(name: str) -> Method:
+    """Return the record of a method; of one that only an old results.json knows, a neutral one."""
+    return METHODS.get(name, UNKNOWN)
+
+
+def default_baseline() -> str:
+    """Return the method that the others are compared with, unless --baseline says otherwise."""
+    return next(name for name, method in METHODS.items() if method.baseline)
+
+
+def ladder() -> list[str]:
+    """Return the methods of --methods ladder: from one device, step by step, to DDP."""
+    return [name for name, method in METHODS.items() if method.rung]
+
+
+def all_cores_methods() -> list[str]:
+    """Return the methods that have all cores of a CPU."""
+    return [name for name, method in METHODS.items() if method.all_cores]
 
 
 def default_methods(machine: Machine) -> list[str]:

@@ -4,13 +4,12 @@ import argparse
 import math
 import random
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
 
 from common.arguments import one_of
 from common.config import FLAGS, check_workers, flags_that, option, per_process, total_workers
 from common.errors import USAGE, SuiteError
-from comparison.methods import LADDER, METHODS, Machine, default_methods, python
+from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
@@ -36,8 +35,6 @@ class Configuration:
     skip: str = ""
 
 
-
-
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
     """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
     method, _, typed = text.partition(":")
@@ -47,7 +44,7 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
         name = flags[one_of(flags)(flag)]
         parse = FLAGS[name].parse or _nothing
         own[name] = True if parse is _nothing and not equals else parse(value)
-    methods = LADDER if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
+    methods = ladder() if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
     return [(method, own) for method in methods]
 
 
@@ -99,8 +96,7 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
         skip = f"needs {needed} GPUs, found {machine.gpus}"
     if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
         skip = "it would be the same as one device, which has all cores"
-    if method == "accelerate" and find_spec("accelerate") is None:
-        skip = "the package accelerate is not installed (pip install accelerate)"
+    skip = kind.missing or skip
     try:
         check_workers(choice["loader"], choice["num_workers"])
         for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):

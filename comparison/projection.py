@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from comparison.measures import Summary
+from comparison.methods import method_of
 from comparison.record import Report
-from comparison.statistics import summarize
+from comparison.words import count
 
 LABEL = "projected, not measured"
 
@@ -22,30 +24,38 @@ class Projected:
     error: float | None
 
 
-def project(report: Report) -> list[Projected]:
-    """Return the projection for DDP on one device and on each number of --project; empty where it was not asked for.
+@dataclass(frozen=True)
+class Projection:
+    """The projection for one device and each number of --project, and in words what it assumes."""
+
+    points: tuple[Projected, ...]
+    assumptions: tuple[str, ...]
+
+
+def project(report: Report, summaries: dict[str, Summary]) -> Projection:
+    """Return the projection for DDP on one device and on each number of --project; without points if none was asked.
 
     A step takes what one device alone needs for the batch ÷ N (not its time for the batch, divided by N), plus the
     all-reduce; with loader workers, at least as long as they need for a batch; without, it also takes the time in which
-    each of N processes loads its own part. Of a sweep, the first value counts. Also empty where a step that it needs
-    did not fit into memory.
+    each of N processes loads its own part. Of a sweep, the first value counts. Also without points where a step that
+    it needs did not fit into memory. summaries: of all rows, by their configuration's name.
     """
     basis = _basis(report) if report.settings["project"] and report.probe else None
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
     if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):
-        return []
-    found, first = [], None
+        return Projection((), ("Not computed: a step on one device did not fit into memory, or nothing was measured.",))
+    points: list[Projected] = []
     for devices in counts:
         step = basis.steps[basis.batch // devices]
         exchange = all_reduce_milliseconds(basis.gradient_bytes, devices, basis.gbps)
         loading = 1000 * basis.batch / basis.images_per_second / (1 if basis.workers else devices)
         whole = max(step + exchange, loading) if basis.workers else step + exchange + loading
         seconds = whole / 1000 * _steps(report, basis.batch)
-        first = first or seconds
-        measured = _measured(report, devices)
-        found.append(Projected(devices, step, exchange, loading, seconds, first / seconds, measured,
-                               measured and seconds / measured - 1))
-    return found
+        first = points[0].epoch_seconds if points else seconds
+        measured = _measured(report, devices, summaries)
+        points.append(Projected(devices, step, exchange, loading, seconds, first / seconds, measured,
+                                measured and seconds / measured - 1))
+    return Projection(tuple(points), _assumptions(report, basis))
 
 
 def all_reduce_milliseconds(size: int, devices: int, gbps: float) -> float:
@@ -86,34 +96,32 @@ def _steps(report, batch):
     return min(steps, report.settings["max_steps"] or steps)
 
 
-def _measured(report, devices):
+def _measured(report, devices, summaries):
     """Median seconds per epoch of the row with the same first values on so many devices, if it was run."""
     planned = report.first
     names = ("model", "global batch", "workers", "threads per device")
     for row in report.rows:
-        method = "single" if devices == 1 else "ddp"
-        if (row.configuration.method == method and row.results and len(row.results[0].devices) == devices
+        method = method_of(row.configuration.method)
+        wanted = method.baseline if devices == 1 else method.projected
+        if (wanted and row.results and len(row.results[0].devices) == devices
                 and all(row.configuration.planned[name] == planned[name] for name in names)):
-            return summarize(row).epoch_seconds
+            return summaries[row.configuration.name].epoch_seconds
     return None
 
 
-def assumptions(report: Report) -> list[str]:
-    """Return what the projection assumes, with the numbers that went into it."""
-    if not project(report):
-        return ["Not computed: a step on one device did not fit into memory, or nothing was measured."]
-    basis = _basis(report)
+def _assumptions(report, basis):
     link = "as given" if report.settings["link_gbps"] else "measured between two ranks here, at this size"
-    loader = (f"{basis.workers} loader worker(s) deliver at most {basis.images_per_second:,.0f} images/s, measured "
-              "with no training beside them: with as many workers, a step takes no less on any number of devices.")
+    loader = (f"{count(basis.workers, 'loader worker')} can deliver at most {basis.images_per_second:,.0f} images/s, "
+              "measured with no training beside them: with as many workers, a step takes no less on any number of "
+              "devices.")
     if not basis.workers:
         loader = (f"Without workers, each process loads its own part before every step, at the measured "
                   f"{basis.images_per_second:,.0f} images/s.")
-    return [
+    return (
         f"{LABEL}: {basis.model}, global batch {basis.batch}; DDP with the batch divided by the number of devices.",
         "A step takes what one device alone was measured to need for its part of the batch; every further device is as "
         "fast, and they take nothing from one another (cores, memory, power).",
         f"An all-reduce moves 2 (N-1)/N x {basis.gradient_bytes:,} bytes of gradients per step at {basis.gbps:.2f} "
         f"Gbit/s ({link}), all of it after the backward pass: overlap would make it cheaper.",
         loader,
-    ]
+    )

@@ -11,8 +11,9 @@ from pathlib import Path
 from common.errors import DATA, USAGE, SuiteError
 from common.results import RunResult, result_from_dict, without_nan, write_json
 from comparison.launch import Outcome
-from comparison.methods import METHODS
+from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
+from comparison.words import count
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less
@@ -69,7 +70,7 @@ class Row:
     @property
     def all_cores(self) -> bool:
         """Whether the row has all cores of the CPU, where a device of the other rows has a share of them."""
-        return METHODS[self.configuration.method].all_cores
+        return method_of(self.configuration.method).all_cores
 
     @property
     def simulated(self) -> bool:
@@ -79,15 +80,15 @@ class Row:
     @property
     def times_only(self) -> bool:
         """Whether the method trains something else on purpose, so that its accuracy says nothing."""
-        return METHODS[self.configuration.method].times_only
+        return method_of(self.configuration.method).times_only
 
 
 @dataclass(frozen=True)
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
-    probe: what common.programs.probe measured. maths: by configuration's name, what comparison.maths found, if it was
-    asked.
+    probe: what common.programs.probe measured. maths: by configuration's name, what comparison.equivalence found, if it
+    was asked.
     """
 
     command: str
@@ -144,10 +145,10 @@ class Report:
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
-        steps = f" of {settings['max_steps']} steps" if settings["max_steps"] else ""
+        steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
-        return (f"{models} on {settings['dataset']}{images}, {scaling}, {settings['epochs']} epoch(s){steps}, "
-                f"{settings['repeats']} run(s) each")
+        return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
+                f"{count(settings['repeats'], 'run')} each")
 
 
 def write_results(report: Report, directory: Path) -> None:

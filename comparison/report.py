@@ -3,27 +3,28 @@
 import contextlib
 import csv
 import os
-from dataclasses import asdict
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from common.errors import SuiteError
-from comparison.fairness import effective, standing
+from comparison.analysis import Analysis, RowAnalysis, analyse
+from comparison.fairness import effective
+from comparison.methods import method_of
 from comparison.plots import FIGURES, draw_all
-from comparison.projection import LABEL, assumptions
+from comparison.projection import LABEL
 from comparison.record import MOST_FOREIGN, Report, read_results
-from comparison.statistics import summarize, unsteadiness
 from comparison.tables import (
     class_table,
     epoch_table,
     lay_out,
     main_table,
     projection_table,
-    result_words,
     settings_table,
     sweep_tables,
 )
 from comparison.verdict import verdict
+from comparison.words import count
 
 
 def keep_earlier(directory: Path) -> None:
@@ -37,76 +38,82 @@ def keep_earlier(directory: Path) -> None:
         if not read_results(results).outcomes:
             results.unlink()
     names = ["results.json", "report.md", "results.csv", *FIGURES, *(["runs"] if results.exists() else [])]
-    found = [directory / name for name in names if os.path.lexists(directory / name)]
-    if not found:
+    earlier = [directory / name for name in names if os.path.lexists(directory / name)]
+    if not earlier:
         return
-    place = directory / datetime.fromtimestamp(found[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
+    place = directory / datetime.fromtimestamp(earlier[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
     while place.exists():  # of the same second
         place = place.with_name(f"{place.name}+")
     place.mkdir()
-    for file in found:
+    for file in earlier:
         file.rename(place / file.name)
-    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in found)}", flush=True)
+    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
 
 
 def present(directory: Path) -> Report:
     """Print what the results.json in `directory` holds; write report.md, results.csv and the figures; return it."""
     report = read_results(directory / "results.json")
-    print(f"\n{terminal_text(report)}\n")
-    figures = draw_all(report, directory)
-    write_csv(report, directory / "results.csv")
-    write_markdown(report, directory / "report.md", figures)
+    analysis = analyse(report)
+    print(f"\n{terminal_text(analysis)}\n")
+    figures = draw_all(analysis, directory)
+    write_csv(analysis, directory / "results.csv")
+    write_markdown(analysis, directory / "report.md", figures)
     names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
     print(f"Written to {directory}: " + ", ".join(names), flush=True)
     return report
 
 
-def terminal_text(report: Report) -> str:
+def terminal_text(analysis: Analysis) -> str:
     """Return everything that is printed when a comparison ends: tables, verdict, what to know."""
-    parts = [report.title, main_table(report, "simple"), settings_table(report, "simple"),
-             *sweep_tables(report, "simple")]
+    report = analysis.report
+    parts = [report.title, main_table(analysis, "simple"), settings_table(report, "simple"),
+             *sweep_tables(analysis, "simple")]
     if report.settings["project"]:
-        parts += [f"Projection ({LABEL})", projection_table(report, "simple"), bullets(assumptions(report))]
-    said = [*warnings(report), *notes(report), *definitions(report)]
-    parts += ["Verdict", "\n\n".join(verdict(report)), bullets(said)]
+        parts += [f"Projection ({LABEL})", projection_table(analysis, "simple"),
+                  bullets(analysis.projection.assumptions)]
+    remarks = [*warnings(analysis), *notes(analysis), *definitions(report)]
+    parts += ["Verdict", "\n\n".join(verdict(analysis)), bullets(remarks)]
     return "\n\n".join(parts)
 
 
-def warnings(report: Report) -> list[str]:
+def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
-    return [f"WARNING: {row.label}: {sentence}." for row in report.rows
-            for sentence in unsteadiness(row)]
+    return [f"WARNING: {entry.label}: {sentence}." for entry in analysis.rows for sentence in entry.warnings]
 
 
-def notes(report: Report) -> list[str]:
+def notes(analysis: Analysis) -> list[str]:
     """Return what a reader must know beside the table."""
-    found = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
+    report = analysis.report
+    sentences = []
+    if len(report.outcomes) < len(report.order):
+        sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
+    sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     for row in report.rows:
-        found += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}" for outcome in row.troubles]
+        sentences += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
+                      for outcome in row.troubles]
         reasons = dict.fromkeys(result.reason for result in row.results if result.reason)
-        found += [f"{row.label}: {reason}." for reason in reasons]
+        sentences += [f"{row.label}: {reason}." for reason in reasons]
         check = report.maths.get(row.configuration.name)
         if check and check["reason"]:
-            found.append(f"{row.label}, max |Δ parameter|: {check['reason']}.")
+            sentences.append(f"{row.label}, max |Δ parameter|: {check['reason']}.")
     missing: dict[str, list[str]] = {}
-    for row in report.rows:
-        reason = standing(report, row).reason
-        if row.results and reason and reason != "simulated":
-            missing.setdefault(reason, []).append(row.label)
-    found += [f"No speed-up for {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
-    if len(report.outcomes) < len(report.order):
-        found.insert(0, f"INCOMPLETE: interrupted after {len(report.outcomes)} of {len(report.order)} runs.")
+    for entry in analysis.done:
+        reason = entry.standing.reason
+        if reason and reason != "simulated":
+            missing.setdefault(reason, []).append(entry.label)
+    sentences += [f"No speed-up for {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     if report.settings["repeats"] == 1:
-        found.append("no interval: 1 run. A difference between single runs may be chance.")
-    found += [f"{row.label}: it has {row.results[0].threads_per_process} threads, where a device of the other rows has "
-              f"{report.device_threads}: it is what one would use without training in parallel, and the only row that "
-              "is exempt from the rule of equal threads." for row in report.rows if row.all_cores and row.results]
+        sentences.append("no interval: 1 run. A difference between single runs may be chance.")
+    sentences += [f"{row.label}: it has {count(row.results[0].threads_per_process, 'thread')}, where a device of the "
+                  f"other rows has {report.device_threads}: it is what one would use without training in parallel, and "
+                  "the only row that is exempt from the rule of equal threads."
+                  for row in report.rows if row.all_cores and row.results]
     if any(row.simulated for row in report.rows):
-        found.append("Simulated rows stand in for devices that are not there: they show that the method computes "
-                     "the same, not how fast it would be, and have no speed-up.")
+        sentences.append("Simulated rows stand in for devices that are not there: they show that the method computes "
+                         "the same, not how fast it would be, and have no speed-up.")
     if report.settings["dataset"].startswith("synthetic"):
-        found.append(f"{report.settings['dataset']} is synthetic: its accuracies say nothing about real images.")
-    return found
+        sentences.append(f"{report.settings['dataset']} is synthetic: its accuracies say nothing about real images.")
+    return sentences
 
 
 def definitions(report: Report) -> list[str]:
@@ -114,7 +121,10 @@ def definitions(report: Report) -> list[str]:
     warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
                else "there is only one, with its warm-up")
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
-    said = [
+    memory = ("What PyTorch allocated while training." if report.first["device"] == "gpu" else
+              "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the "
+              "data, and without its loader workers.")
+    sentences = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
         f"rank; a run's median over its epochs ({warm_up}), then the median over the runs. Evaluation is not in it.",
         f"Speed-up: the time per epoch of the {report.settings['baseline']} row with the same swept values, divided by "
@@ -124,6 +134,7 @@ def definitions(report: Report) -> list[str]:
         "share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
         "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
+        f"Peak memory: of the device that needs most; the median over the runs. {memory}",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
         "its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
@@ -132,34 +143,44 @@ def definitions(report: Report) -> list[str]:
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
     if report.maths:
-        said.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of SGD "
-                    "from the same weights on the same batches, without augmentation.")
-    return said
+        sentences.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of "
+                         "SGD from the same weights on the same batches, without augmentation.")
+    return sentences
 
 
-def write_csv(report: Report, path: Path) -> None:
+def write_csv(analysis: Analysis, path: Path) -> None:
     """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
-    rows = []
-    for row in report.rows:
-        speed_up = standing(report, row).speed_up
-        rows.append({
-            "method": row.configuration.method, "label": row.label,
-            **{name: row.configuration.values.get(name) for name in report.swept},
-            "dataset": report.settings["dataset"], "model": row.configuration.planned["model"],
-            "result": result_words(report, row), "simulated": row.simulated,
-            "devices": len(row.results[0].devices) if row.results else None, **asdict(summarize(row)),
-            "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
-            "speed_up_high": speed_up and speed_up.high, "efficiency": standing(report, row).efficiency(row),
-            "no_speed_up_because": standing(report, row).reason, **(effective(row.results[0]) if row.results else {}),
-        })
+    rows = [_csv_row(analysis, entry) for entry in analysis.rows]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def write_markdown(report: Report, path: Path, figures: list[Path]) -> None:
+def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
+    report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
+    speed_up = standing.speed_up
+    return {
+        "method": row.configuration.method, "label": row.label,
+        **{name: row.configuration.values.get(name) for name in report.swept},
+        "dataset": report.settings["dataset"], "model": row.configuration.planned["model"],
+        "result": entry.result, "simulated": row.simulated,
+        "devices": len(row.results[0].devices) if row.results else None,
+        **{name: getattr(numbers, name) for name in (
+            "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
+            "total_seconds")},
+        "peak_memory_bytes": numbers.memory and numbers.memory.peak,
+        **{f"{name.replace(' ', '_')}_bytes": size
+           for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
+        "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
+        "speed_up_high": speed_up and speed_up.high, "efficiency": standing.efficiency,
+        "no_speed_up_because": standing.reason, **(effective(row.results[0]) if row.results else {}),
+    }
+
+
+def write_markdown(analysis: Analysis, path: Path, figures: list[Path]) -> None:
     """Write the report for people: what was run, what came out, why, and what was not measured."""
+    report = analysis.report
     machine = [(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
                for name, value in report.environment.items() if value]
     settings = [(name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
@@ -167,12 +188,12 @@ def write_markdown(report: Report, path: Path, figures: list[Path]) -> None:
                 if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
     parts = [
         f"# {report.title}", f"Made by `{report.command}`.",
-        "## Result", main_table(report, "github"), bullets(warnings(report)), bullets(notes(report)),
-        "## Verdict", *verdict(report),
+        "## Result", main_table(analysis, "github"), bullets(warnings(analysis)), bullets(notes(analysis)),
+        "## Verdict", *verdict(analysis),
         "## What was equal", settings_table(report, "github"),
-        *(["## Sweeps", *sweep_tables(report, "github")] if report.swept else []),
-        *([f"## Projection ({LABEL})", projection_table(report, "github"), bullets(assumptions(report))]
-          if report.settings["project"] else []),
+        *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),
+        *([f"## Projection ({LABEL})", projection_table(analysis, "github"),
+           bullets(analysis.projection.assumptions)] if report.settings["project"] else []),
         "## Figures", *(f"![{figure.stem}]({figure.name})" for figure in figures),
         "## How the numbers are defined", bullets(definitions(report)),
         "## What was not measured", bullets(not_measured(report)),
@@ -187,21 +208,21 @@ def write_markdown(report: Report, path: Path, figures: list[Path]) -> None:
 
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
-    found = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
-    found += [f"The speed of {row.label.replace(', simulated', '')}: it was simulated on one device."
-              for row in report.rows if row.simulated]
-    methods = {row.configuration.method for row in report.rows}
-    if "ddp" in methods and "ddp-no-sync" not in methods:
-        found.append("What the exchange of gradients costs DDP: --methods ladder tells it.")
+    sentences = [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
+    sentences += [f"The speed of {row.label.replace(', simulated', '')}: it was simulated on one device."
+                  for row in report.rows if row.simulated]
+    methods = dict.fromkeys(row.configuration.method for row in report.rows)
+    sentences += [f"What the exchange of gradients costs {method.called}: --methods ladder tells it."
+                  for method in map(method_of, methods) if method.parts and method.parts.no_exchange not in methods]
     if report.environment.get("gpus") and report.first["device"] == "cpu":
-        found.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
+        sentences.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):
-        found.append("Anything on a GPU: this machine has none that PyTorch sees.")
+        sentences.append("Anything on a GPU: this machine has none that PyTorch sees.")
     if not report.settings["check_maths"]:
-        found.append("Whether every method computes the same: --check-maths tells it.")
-    return [*found, "Other machines, and other programs at work on this one."]
+        sentences.append("Whether every method computes the same: --check-maths tells it.")
+    return [*sentences, "Other machines, and other programs at work on this one."]
 
 
-def bullets(sentences: list[str]) -> str:
+def bullets(sentences: Iterable[str]) -> str:
     """Return the sentences as a list."""
     return "\n".join(f"- {sentence}" for sentence in sentences)

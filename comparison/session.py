@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import MACHINE, USAGE, SuiteError
+from comparison.equivalence import check_maths
 from comparison.launch import ask, run_once
-from comparison.maths import check_maths
 from comparison.methods import Machine
 from comparison.plan import network_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
+from comparison.words import count
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -99,9 +100,9 @@ def _probe(report, shared_flags):
 
 
 def _announce(report):
-    rows = len({name for _, name in report.order})
+    runs, rows = count(len(report.order), "run"), count(len({name for _, name in report.order}), "row")
     kept = f", of which {len(report.outcomes)} are kept" if report.outcomes else ""
-    print(f"{len(report.order)} runs: {rows} rows x {report.settings['repeats']} blocks{kept}")
+    print(f"{runs}: {rows} x {count(report.settings['repeats'], 'block')}{kept}")
     for block in range(1, report.settings["repeats"] + 1):
         print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
     sys.stdout.flush()

@@ -4,13 +4,14 @@ import statistics
 
 from tabulate import tabulate
 
-from common.results import training_seconds
-from comparison.fairness import effective, standing
+from comparison.analysis import Analysis
+from comparison.fairness import effective
+from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS
-from comparison.projection import LABEL, project
-from comparison.record import Report, Row
-from comparison.statistics import DISTURBED, phase_milliseconds, summarize, timed_epochs
-from comparison.verdict import longer, sweep_groups
+from comparison.projection import LABEL
+from comparison.record import Report
+from comparison.verdict import longer, mebibytes
+from comparison.words import count
 
 DASH = "–"
 
@@ -34,76 +35,50 @@ def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ..
     return tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned if rows else None)
 
 
-def main_table(report: Report, tablefmt: str) -> str:
+def main_table(analysis: Analysis, tablefmt: str) -> str:
     """Return one line per row: times, speed-up with its interval, and what that means."""
+    report = analysis.report
     swept = [SWEEPS[name] for name in report.swept]
     maths = ["max |Δ parameter|"] if report.maths else []
     target = report.settings.get("target_accuracy")
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
     header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
-              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", *maths, "Result"]
-    rows = [_main_cells(report, row) for row in report.rows]
+              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", "Peak memory (MiB)",
+              *maths, "Result"]
+    rows = [_main_cells(report, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
 
-def _main_cells(report, row):
-    numbers, stands = summarize(row), standing(report, row)
-    devices = len(row.results[0].devices) if row.results else None
-    measured = numbers.epoch_seconds is not None
+def _main_cells(report, entry):
+    row, numbers, standing = entry.row, entry.summary, entry.standing
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
-        report.settings["dataset"], cell(devices),
-        percent(numbers.accuracy), *([_target_cell(row)] if report.settings.get("target_accuracy") is not None else []),
+        report.settings["dataset"], cell(len(row.results[0].devices) if row.results else None),
+        percent(numbers.accuracy),
+        *([_target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
         cell(numbers.epoch_seconds, ".2f"),
-        f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if measured else DASH,
-        str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(stands.speed_up),
-        cell(stands.efficiency(row), ".0%"),
-        cell(numbers.total_seconds, ".1f"), *([_maths_cell(report, row)] if report.maths else []),
-        result_words(report, row),
+        f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else DASH,
+        str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
+        cell(standing.efficiency, ".0%"),
+        cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
+        *([_maths_cell(report, row)] if report.maths else []),
+        entry.result,
     ]
 
 
-def _target_cell(row):
-    missed = sum(outcome.status == "not reached" for outcome in row.outcomes)
-    if not row.results:
+def _target_cell(entry):
+    missed = sum(outcome.status == "not reached" for outcome in entry.row.outcomes)
+    if not entry.row.results:
         return "not reached" if missed else DASH
-    median = f"{statistics.median(training_seconds(result) for result in row.results):.2f}"
-    return f"{median} (not reached by {missed} of {len(row.outcomes)} runs)" if missed else median
+    median = f"{entry.summary.training_seconds:.2f}"
+    return f"{median} (not reached by {missed} of {count(len(entry.row.outcomes), 'run')})" if missed else median
 
 
 def _maths_cell(report, row):
-    found = report.maths.get(row.configuration.name)
-    if found is None or found["difference"] is None:
+    check = report.maths.get(row.configuration.name)
+    if check is None or check["difference"] is None:
         return DASH
-    return f"{found['difference']:.1e}" + (" (BatchNorm)" if found["status"] == "expected" else "")
-
-
-def result_words(report: Report, row: Row) -> str:
-    """Return in words what became of a row: its failures, whether it is comparable, faster or slower."""
-    words = []
-    if row.configuration.skip:
-        return "skipped"
-    check = report.maths.get(row.configuration.name, {})
-    if check.get("status") == "failed":
-        words.append("failed: " + ("computes something else" if check["difference"] else "not checked"))
-    if row.troubles:
-        words.append(f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}")
-    if not row.results:
-        return "; ".join(words) or "not run"
-    stands = standing(report, row)
-    if stands.unequal and report.settings["allow_unequal"]:
-        words.append("UNEQUAL (" + ", ".join(stands.unequal) + ")")
-    if stands.baseline is row:
-        words += ["baseline", *([DISTURBED] if row.disturbed else [])]
-    elif stands.speed_up:
-        words.append(stands.speed_up.words)
-    elif row.simulated:
-        words.append("simulated")
-    elif stands.unequal and not report.settings["allow_unequal"]:
-        words.append(stands.reason)
-    if row.all_cores:
-        words.append(f"{row.results[0].threads_per_process} threads")
-    return "; ".join(words) or "ok"
+    return f"{check['difference']:.1e}" + (" (BatchNorm)" if check["status"] == "expected" else "")
 
 
 def settings_table(report: Report, tablefmt: str) -> str:
@@ -116,35 +91,33 @@ def settings_table(report: Report, tablefmt: str) -> str:
     return lay_out(rows, [header[0], *(name.capitalize() for name in header[1:])], tablefmt)
 
 
-def sweep_tables(report: Report, tablefmt: str) -> list[str]:
+def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return one table for each swept setting and method: waiting and the rest of a step, times, accuracy."""
-    tables = []
-    for name in report.swept:
-        for rows in sweep_groups(report, name):
-            lines = []
-            for row in rows:
-                numbers, phases = summarize(row), phase_milliseconds(row)
-                first = row is rows[0]
-                lines.append([
-                    row.configuration.label + row.values(without=name), str(row.configuration.values[name]),
-                    f"{phases['data']:.1f}",
-                    f"{sum(phases.values()) - phases['data']:.1f}", f"{numbers.epoch_seconds:.2f}",
-                    f"{numbers.total_seconds:.1f}", percent(numbers.accuracy),
-                    DASH if first or name == "model" else longer(row, rows[0])])
-            header = ("Method", SWEEPS[name], "Waiting for data (ms/step)", "Rest of the step (ms)",
-                      "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
-                      f"Times as long as at {rows[0].configuration.values[name]} [95 %]")
-            tables.append(lay_out(lines, header, tablefmt, left=(0, 7)))
-    return tables
+    return [_sweep_table(sweep, tablefmt) for sweep in analysis.sweeps]
 
 
-def projection_table(report: Report, tablefmt: str) -> str:
+def _sweep_table(sweep, tablefmt):
+    ratios = [DASH] * len(sweep.rows) if sweep.name == "model" else [DASH, *map(longer, sweep.ratios)]
+    rows = []
+    for entry, ratio in zip(sweep.rows, ratios, strict=True):
+        numbers = entry.summary
+        rows.append([
+            entry.row.configuration.label + entry.row.values(without=sweep.name), str(sweep.value(entry)),
+            f"{numbers.phases.data:.1f}", f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
+            f"{numbers.epoch_seconds:.2f}", f"{numbers.total_seconds:.1f}", percent(numbers.accuracy), ratio])
+    header = ("Method", SWEEPS[sweep.name], "Waiting for data (ms/step)", "Rest of the step (ms)",
+              "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
+              f"Times as long as at {sweep.value(sweep.rows[0])} [95 %]")
+    return lay_out(rows, header, tablefmt, left=(0, 7))
+
+
+def projection_table(analysis: Analysis, tablefmt: str) -> str:
     """Return the projection beside what was measured; the heading says that it is none."""
     header = ("Devices", f"Step, {LABEL} (ms)", "All-reduce (ms)", "Loader's limit (ms)", f"Epoch, {LABEL} (s)",
               "Speed-up, projected", "Epoch, measured (s)", "Error of the projection")
-    rows = [[str(one.devices), f"{one.step_milliseconds:.1f}", f"{one.all_reduce_milliseconds:.2f}",
-             f"{one.loader_milliseconds:.1f}", f"{one.epoch_seconds:.2f}", f"{one.speed_up:.2f}",
-             cell(one.measured_seconds, ".2f"), cell(one.error, "+.0%")] for one in project(report)]
+    rows = [[str(point.devices), f"{point.step_milliseconds:.1f}", f"{point.all_reduce_milliseconds:.2f}",
+             f"{point.loader_milliseconds:.1f}", f"{point.epoch_seconds:.2f}", f"{point.speed_up:.2f}",
+             cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")] for point in analysis.projection.points]
     return lay_out(rows, header, tablefmt, left=())
 
 

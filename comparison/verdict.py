@@ -1,126 +1,114 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
-from comparison.causes import causes, equal_partner
-from comparison.fairness import Standing, standing
+from comparison.analysis import Analysis, Recommendation, Sweep
+from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
-from comparison.record import Report, Row
-from comparison.statistics import NO_DIFFERENCE, phase_milliseconds, ratio_of, summarize
+from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.words import count
 
 
-def verdict(report: Report) -> list[str]:
+def verdict(analysis: Analysis) -> list[str]:
     """Return one paragraph per row, one per sweep and method, and last what to use on this machine."""
-    rows = [f"{row.label}: {_paragraph(report, row)}" for row in report.rows]
-    return [*rows, *_sweeps(report), *recommendations(report)]
+    rows = [f"{entry.label}: {_paragraph(analysis, entry)}" for entry in analysis.rows]
+    sweeps = [_sweep(sweep) for sweep in analysis.sweeps if sweep.name != "model"]
+    return [*rows, *sweeps, *recommendations(analysis)]
 
 
-def _paragraph(report, row):
+def _paragraph(analysis, entry):
+    row, standing = entry.row, entry.standing
     if row.configuration.skip:
         return f"skipped: {row.configuration.skip}."
-    broken = [f"{len(row.troubles)} of {len(row.outcomes)} runs {row.troubles[0].status}: "
+    broken = [f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}: "
               f"{row.troubles[0].reason}."] if row.troubles else []
     if not row.results:
         return " ".join(broken or ["not run."])
-    stands = standing(report, row)
-    if noisy := _disturbed([row] if stands.baseline in (None, row) else [row, stands.baseline]):
-        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}."])
-    found = causes(report, row)
-    explained = [cause.sentence for cause in found]
-    if not found and stands.baseline is not row and stands.speed_up:
-        explained = [_no_cause(row)]
-    return " ".join([*broken, _how_fast(report, row, stands), *explained, *_ladder(report, row, found)])
+    if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
+        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
+                         *_memory(analysis, entry)])
+    explained = [cause.sentence for cause in entry.causes]
+    if not explained and standing.speed_up and not entry.is_baseline:
+        explained = [_no_cause(entry)]
+    return " ".join([*broken, _how_fast(analysis, entry), *explained, *_costs(entry),
+                     *_memory(analysis, entry)])
 
 
-def _how_fast(report, row, stands: Standing):
-    numbers = summarize(row)
+def _how_fast(analysis, entry):
+    row, numbers, standing = entry.row, entry.summary, entry.standing
     own = (f"{numbers.epoch_seconds:.2f} s per epoch ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
-           f"{numbers.runs} run(s))")
-    if stands.baseline is row:
+           f"{count(numbers.runs, 'run')})")
+    if entry.is_baseline:
         return f"the baseline, {own}."
     if row.simulated:
         return f"simulated on one device, which says nothing about the method's speed; {own}."
-    if stands.speed_up is None:
-        return f"{own}; no speed-up, {stands.reason}."
-    speed_up, units = stands.speed_up, f"{len(row.results[0].devices)} devices"
+    if standing.speed_up is None:
+        return f"{own}; no speed-up, {standing.reason}."
+    speed_up, baseline = standing.speed_up, standing.baseline
+    units = count(len(row.results[0].devices), "device")
     if row.all_cores:
-        units = f"{row.results[0].threads_per_process} cores"
-    said = {"faster": f"faster than “{stands.baseline.label}”, {speed_up} times as fast",
-            "slower": f"slower than “{stands.baseline.label}”, {speed_up} times as fast",
-            NO_DIFFERENCE: f"neither faster nor slower than “{stands.baseline.label}”, {speed_up} times as fast"}
-    words = said.get(speed_up.words, f"{speed_up} times as fast as “{stands.baseline.label}” in the only run, which "
-                                     "proves nothing")
-    efficiency = f"{stands.efficiency(row):.0%}"
-    share = f", {efficiency} of what {units} could give at best" if units != "1 devices" else ""
-    return f"{words}{share}; {own} instead of {summarize(stands.baseline).epoch_seconds:.2f} s."
+        units = count(row.results[0].threads_per_process, "core")
+    claims = {"faster": f"faster than “{baseline.label}”, {speed_up} times as fast",
+              "slower": f"slower than “{baseline.label}”, {speed_up} times as fast",
+              NO_DIFFERENCE: f"neither faster nor slower than “{baseline.label}”, {speed_up} times as fast"}
+    words = claims.get(speed_up.words, f"{speed_up} times as fast as “{baseline.label}” in the only run, which proves "
+                                       "nothing")
+    share = f", {standing.efficiency:.0%} of what {units} could give at best" if units != "1 device" else ""
+    return f"{words}{share}; {own} instead of {analysis.of(baseline).summary.epoch_seconds:.2f} s."
 
 
-def _no_cause(row):
-    phases = phase_milliseconds(row)
-    parts = ", ".join(f"{name} {value:.1f}" for name, value in phases.items())
-    return f"None of the causes looked for stands out; a step's {sum(phases.values()):.1f} ms are {parts}."
+def _no_cause(entry):
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in entry.summary.phases.known.items())
+    return (f"None of the causes looked for stands out; a step's {entry.summary.step_milliseconds:.1f} ms are "
+            f"{parts}.")
 
 
-def _ladder(report, row, found):
-    """What single, DDP on one rank, DDP without exchange and DDP tell apart, under the row of DDP."""
-    if row.configuration.method != "ddp":
+def _costs(entry):
+    """What a method's parts tell apart; the exchange only where it is no cause that has been told."""
+    method, costs, sentences = method_of(entry.row.configuration.method), entry.costs, []
+    ranks = len(entry.row.results[0].devices)
+    if costs.wrapper:
+        sentences.append(f"{method.called}'s wrapper: an epoch with one rank, divided by one without {method.called}, "
+                         f"is {longer(costs.wrapper)}.")
+    if costs.contention:
+        sentences.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one "
+                         f"rank, is {costs.contention}, where {1 / ranks:.2f} would be ideal; ranks share cores, "
+                         "memory and loader, and have smaller batches.")
+    if costs.exchange and not any(cause.kind == "exposed communication" for cause in entry.causes):
+        sentences.append("Communication: an epoch with the exchange of gradients, divided by one without, is "
+                         f"{longer(costs.exchange)}.")
+    return sentences
+
+
+def _memory(analysis, entry):
+    """What a method needs of memory, where that is much more or much less than the baseline needs."""
+    if not entry.much_memory:
         return []
-    single, one, silent = (equal_partner(report, row, method) for method in ("single", "ddp-1", "ddp-no-sync"))
-    ranks, said = len(row.results[0].devices), []
-    if single and one:
-        said.append(f"DDP's wrapper: an epoch with one rank, divided by one without DDP, is {longer(one, single)}.")
-    if one and silent:
-        cost = ratio_of(silent, one)
-        said.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one rank, is "
-                    f"{cost}, where {1 / ranks:.2f} would be ideal; ranks share cores, memory and loader, and have "
-                    "smaller batches.")
-    if silent and not any(cause.kind == "exposed communication" for cause in found):
-        said.append(f"Communication: an epoch with the exchange of gradients, divided by one without, is "
-                    f"{longer(row, silent)}.")
-    return said
+    own, baseline = entry.summary.memory, analysis.of(entry.standing.baseline).summary.memory
+    parts = "".join(f"{name} {mebibytes(size)}, " for name, size in own.parts.items())
+    change = f"{abs(entry.memory_ratio - 1):.0%} {'more' if entry.memory_ratio > 1 else 'less'}"
+    return [f"At its peak a device needs {mebibytes(own.peak)} MiB of memory, {change} than the "
+            f"{mebibytes(baseline.peak)} MiB of “{entry.standing.baseline.label}”"
+            + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")]
 
 
-def sweep_groups(report: Report, name: str) -> list[list[Row]]:
-    """Return the rows that differ in one swept setting alone, as lists of at least two, in the order of its values."""
-    groups: dict[str, list[Row]] = {}
-    for row in report.rows:
-        if name in row.configuration.values and row.results:
-            groups.setdefault(row.series(name), []).append(row)
-    return [rows for rows in groups.values() if len(rows) > 1]
+def mebibytes(size: float) -> str:
+    """Return bytes in MiB, with a decimal where there are few."""
+    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
-def _sweeps(report):
-    said = []
-    for name in report.swept:
-        for rows in sweep_groups(report, name) if name != "model" else ():
-            first, best = rows[0], min(rows, key=lambda row: summarize(row).epoch_seconds)
-            compared = ", ".join(f"{row.configuration.values[name]}: {longer(row, first)}" for row in rows[1:])
-            simulated = " (simulated)" if any(row.simulated for row in rows) else ""
-            said.append(f"Sweep of {SWEEPS[name].lower()}, {first.configuration.method}{first.values(without=name)}"
-                        f"{simulated}: lowest median at {best.configuration.values[name]}, "
-                        f"{summarize(best).epoch_seconds:.2f} s per epoch. Times as long as at "
-                        f"{first.configuration.values[name]}: {compared}.")
-    return said
+def _sweep(sweep: Sweep) -> str:
+    first, best = sweep.rows[0], min(sweep.rows, key=lambda entry: entry.summary.epoch_seconds)
+    compared = ", ".join(f"{sweep.value(entry)}: {longer(ratio)}"
+                         for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True))
+    simulated = " (simulated)" if any(entry.row.simulated for entry in sweep.rows) else ""
+    return (f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
+            f"{first.row.values(without=sweep.name)}{simulated}: lowest median at {sweep.value(best)}, "
+            f"{best.summary.epoch_seconds:.2f} s per epoch. Times as long as at {sweep.value(first)}: {compared}.")
 
 
-def longer(row: Row, other: Row) -> str:
-    """Return how many times as long as `other` a row takes, with its interval and what that means."""
-    found = ratio_of(row, other)
-    words = {"faster": "slower", "slower": "faster"}.get(found.words, found.words)  # it is a ratio of times
-    return f"{found} ({words})"
-
-
-def recommendations(report: Report) -> list[str]:
-    """Return which row to use here, for each model and batch: the fastest that is proved to be, or one device."""
-    judged = [(row, stands) for row in report.rows if row.results and not row.times_only
-              for stands in [standing(report, row)] if stands.speed_up and stands.baseline is not row
-              and not stands.unequal]
-    if not judged:
-        return ["Recommendation: none, as no other method was measured against the baseline."]
-    groups: dict[str, list] = {}
-    for row, stands in judged:
-        trained = [f"{SWEEPS[name].lower()} {value}" for name, value in row.configuration.values.items()
-                   if name in ("model", "batch_size")]
-        groups.setdefault(", ".join(trained), []).append((row, stands))
-    return [(f"For {trained}: " if trained else "") + _recommend(report, pairs) for trained, pairs in groups.items()]
+def longer(ratio: Ratio) -> str:
+    """Return a ratio of times with its interval and what that means: who takes longer is slower."""
+    words = {"faster": "slower", "slower": "faster"}.get(ratio.words, ratio.words)
+    return f"{ratio} ({words})"
 
 
 def _disturbed(rows):
@@ -133,33 +121,32 @@ def _disturbed(rows):
             f"{', '.join(f'“{row.label}”' for row in noisy)}; close them and run again")
 
 
-def _recommend(report, judged):
-    """judged: (row, standing) pairs that trained the same."""
-    rows = list({row.label: row for pair in judged for row in (pair[0], pair[1].baseline)}.values())
-    if noisy := _disturbed(rows):
-        return f"Recommendation: none. The comparison was disturbed: {noisy}."
-    whole = min((row for row in rows if row.all_cores), key=lambda row: summarize(row).epoch_seconds, default=None)
-    cores = report.environment["cores"]
-    if whole is None and report.first["device"] == "cpu" and report.device_threads < cores:
-        return (f"Recommendation: none. One process with all {cores} cores may be faster than all of these and was not "
-                "measured: add single-all-cores to --methods, or see above why it has no time.")
-    proved = [pair for pair in judged if pair[1].speed_up.low is not None]
-    if not proved:
-        row, stands = max(judged, key=lambda pair: pair[1].speed_up.value)
-        return (f"Recommendation: none, as single runs prove nothing; the fastest was “{row.label}”, {stands.speed_up} "
-                f"times as fast as “{stands.baseline.label}”. Give --repeats 3 or more.")
-    winners = [pair for pair in proved if pair[1].speed_up.words == "faster"]
-    candidates = [*(row for row, _ in winners), *(stands.baseline for _, stands in proved)]
-    best = min(candidates, key=lambda row: summarize(row).epoch_seconds)
-    won = next((stands for row, stands in winners if row is best), None)
-    if won is None:
-        closest, stands = max(proved, key=lambda pair: pair[1].speed_up.value)
-        return (f"Recommendation: stay with “{best.label}”, {summarize(best).epoch_seconds:.2f} s per epoch. The best "
-                f"of the others against an equal baseline, “{closest.label}”, is {stands.speed_up} times as fast as "
-                f"“{stands.baseline.label}”: {stands.speed_up.words}.")
-    rivals = {row.label: row for row in (*(row for row, _ in winners), *([whole] if whole else [])) if row is not best}
-    equals = [f"“{label}”" for label, row in rivals.items() if ratio_of(row, best).words == NO_DIFFERENCE]
-    said = f"Recommendation: “{best.label}”, {won.speed_up} times as fast as “{won.baseline.label}”"
-    if whole and whole is not best:
-        said += f" and {ratio_of(whole, best)} times as fast as “{whole.label}”"
-    return f"{said} on this machine." + (f" Not told apart from it: {', '.join(equals)}." if equals else "")
+def recommendations(analysis: Analysis) -> list[str]:
+    """Return what to use here, for each model and batch."""
+    cores = analysis.report.environment["cores"]
+    return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(choice, cores)}"
+            for choice in analysis.recommendations]
+
+
+def _recommend(choice: Recommendation, cores):
+    best, shown = choice.best, choice.shown
+    standing = shown and shown.standing
+    if choice.kind == "not measured":
+        return "none, as no other method was measured against the baseline."
+    if choice.kind == "disturbed":
+        return f"none. The comparison was disturbed: {_disturbed([entry.row for entry in choice.rows])}."
+    if choice.kind == "all cores":
+        return (f"none. One process with all {cores} cores may be faster than all of these and was "
+                f"not measured: add {' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
+    if choice.kind == "single runs":
+        return (f"none, as single runs prove nothing; the fastest was “{shown.label}”, {standing.speed_up} times as "
+                f"fast as “{standing.baseline.label}”. Give --repeats 3 or more.")
+    if choice.kind == "stay":
+        return (f"stay with “{best.label}”, {best.summary.epoch_seconds:.2f} s per epoch. The best of the others "
+                f"against an equal baseline, “{shown.label}”, is {standing.speed_up} times as fast as "
+                f"“{standing.baseline.label}”: {standing.speed_up.words}.")
+    words = f"“{best.label}”, {standing.speed_up} times as fast as “{standing.baseline.label}”"
+    if choice.whole and choice.whole is not best:
+        words += f" and {choice.whole_ratio} times as fast as “{choice.whole.label}”"
+    equals = ", ".join(f"“{entry.label}”" for entry in choice.equals)
+    return f"{words} on this machine." + (f" Not told apart from it: {equals}." if equals else "")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from common.errors import FAILED, SuiteError
+from comparison.measures import summarize
 from comparison.record import read_results
-from comparison.statistics import summarize
 from processes import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))

@@ -20,7 +20,9 @@ def test_phases_add_up_to_the_time_of_the_epoch(train):
     epoch = result["epochs"][0]
     total = sum(epoch["phases"].values()) * epoch["steps"] / 1000
     assert 0.9 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
-    assert result["peak_memory_bytes"][0] > 0
+    parts = result["memory_parts"]
+    assert parts["parameters"] == parts["gradients"] == 4 * result["parameters"] <= parts["optimizer state"] / 2
+    assert result["peak_memory_bytes"][0] > sum(parts.values())
 
 
 def test_a_mark_measures_the_device_and_not_the_call():

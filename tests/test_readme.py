@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from common.results import RunResult, read_result
-from comparison.fairness import standing
+from comparison.analysis import analyse
 from comparison.record import read_results
-from comparison.statistics import summarize
 from comparison.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.verdict import verdict
 from processes import PROJECT
@@ -37,18 +36,18 @@ def accuracy_row(name: str) -> str:
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_tables_of_comparisons(readme, name):
     report, text = read_results(FIGURES / name / "results.json"), readme.read_text(encoding="utf-8")
-    shown = sweep_tables(report, "github") if report.swept else [main_table(report, "github")]
+    shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
     assert all(table in text for table in shown) and not report.failed
     if report.settings["project"] and readme == README:
-        assert projection_table(report, "github") in text
+        assert projection_table(analyse(report), "github") in text
     assert f"`{report.command.partition(' --output-dir')[0]}`" in README.read_text() or name == "compare-synthetic"
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_verdicts_are_those_that_were_printed(name):
     report, text = read_results(FIGURES / name / "results.json"), README.read_text(encoding="utf-8")
-    assert all(f"> {paragraph}\n" in text for paragraph in verdict(report))
-    assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in verdict(report))
+    assert all(f"> {paragraph}\n" in text for paragraph in verdict(analyse(report)))
+    assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in verdict(analyse(report)))
 
 
 def test_what_surprised_us():
@@ -56,17 +55,18 @@ def test_what_surprised_us():
                                  for name in ("ladder-mnist", "worker-study", "resident-mnist"))
 
     def ddp_of(report):
-        return next(row for row in report.rows if row.configuration.name == "ddp")
+        return next(entry for entry in analyse(report).rows if entry.row.configuration.name == "ddp")
 
-    alone, ddp = (summarize(row).epoch_seconds for row in (workers.rows[0], ddp_of(ladder)))
-    won, lost = (standing(report, ddp_of(report)).speed_up for report in (resident, ladder))
+    first, second = analyse(workers).rows[:2]
+    alone, ddp = (entry.summary.epoch_seconds for entry in (first, ddp_of(ladder)))
+    won, lost = (ddp_of(report).standing.speed_up for report in (resident, ladder))
     steps = {step["batch"]: step["milliseconds"] for step in ladder.probe["steps"]}
     text = " ".join(README.read_text(encoding="utf-8").split())
     for said in (f"two ranks are {won} times as fast as one device", f"slower, {lost} (the ladder)",
                  f"({alone:.2f} s per epoch in the worker study), the same DDP ({ddp:.2f} s) would pass for "
                  f"{alone / ddp:.2f} times as fast",
                  f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
-                 f"an epoch of the first row takes {summarize(workers.rows[1]).epoch_seconds:.2f} s"):
+                 f"an epoch of the first row takes {second.summary.epoch_seconds:.2f} s"):
         assert said in text, said
     chinese = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
     assert f"单设备的 {won.value:.2f} 倍" in chinese and f"反而更慢（{lost.value:.2f}）" in chinese

@@ -10,17 +10,19 @@ import pytest
 
 from common.config import RunConfig, flags_that
 from common.errors import SuiteError
-from common.plots import METHOD_STYLE, draw_curves
-from comparison import maths
+from common.plots import draw_curves
+from comparison import analysis, equivalence
+from comparison.analysis import analyse
 from comparison.diff import describe_difference
-from comparison.fairness import differences, standing
-from comparison.methods import METHODS
+from comparison.fairness import differences
+from comparison.measures import summarize
+from comparison.methods import METHODS, UNKNOWN
 from comparison.plots import FIGURES, draw_all
-from comparison.projection import all_reduce_milliseconds, assumptions, project
+from comparison.projection import all_reduce_milliseconds
 from comparison.record import read_results, write_results
-from comparison.report import notes, terminal_text, warnings, write_csv, write_markdown
+from comparison.report import notes, present, terminal_text, warnings, write_csv, write_markdown
 from comparison.tables import main_table, projection_table, settings_table, sweep_tables
-from comparison.verdict import sweep_groups, verdict
+from comparison.verdict import verdict
 from reports import configuration, report_of, runs
 from test_results import make_result
 
@@ -39,12 +41,12 @@ def test_main_table():
     report = report_of(SINGLE, DDP, (configuration("dp"), runs("dp", simulated=True)),
                        (configuration("mp", skip="needs 2 GPUs, found 1"), []),
                        (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]))
-    single, ddp, dp, mp, accelerate = cells(main_table(report, "simple"))
+    single, ddp, dp, mp, accelerate = cells(main_table(analyse(report), "simple"))
     assert single == ["SINGLE", "synthetic-mnist", "1", "80.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%", "9.0",
-                      "baseline"]
-    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "faster"]
-    assert dp[8:] == ["–", "–", "9.0", "simulated"]
-    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 4, "skipped"]
+                      "0.0", "baseline"]
+    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "0.0", "faster"]
+    assert dp[8:] == ["–", "–", "9.0", "0.0", "simulated"]
+    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 5, "skipped"]
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; no significant difference"
     assert report.failed and not report_of(SINGLE, DDP).failed
 
@@ -61,57 +63,57 @@ def test_a_sweep_has_its_column_and_its_table():
     report = report_of(*((configuration(values={"num_workers": workers}, workers=workers),
                           runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers))
                          for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))))
-    assert main_table(report, "simple").split()[1] == "Workers"
-    assert [row[1] for row in cells(main_table(report, "simple"))] == ["0", "2"]
-    (table,) = sweep_tables(report, "simple")
+    assert main_table(analyse(report), "simple").split()[1] == "Workers"
+    assert [row[1] for row in cells(main_table(analyse(report), "simple"))] == ["0", "2"]
+    (table,) = sweep_tables(analyse(report), "simple")
     first, second = cells(table)
     assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "9.0", "80.00", "–"]
     assert second[2:5] == ["1.0", "63.5", "2.00"] and second[-1] == "0.67 [0.66, 0.67] (faster)"
-    assert "UNEQUAL" not in terminal_text(report) and "refused" not in terminal_text(report)
+    assert "UNEQUAL" not in terminal_text(analyse(report)) and "refused" not in terminal_text(analyse(report))
 
 
 def test_a_part_of_the_data_stands_in_the_title():
     assert report_of(SINGLE, max_steps=200, train_size=5000).title == (
-        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epoch(s) of 200 steps, 3 run(s) each")
+        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epochs of 200 steps, 3 runs each")
 
 
 def test_weak_scaling_stands_in_the_title():
     report = report_of(SINGLE, scaling="weak")
-    assert "WEAK SCALING: batch 100 per device" in report.title and report.title in terminal_text(report)
+    assert "WEAK SCALING: batch 100 per device" in report.title and report.title in terminal_text(analyse(report))
 
 
 def test_without_a_baseline_there_are_no_speed_ups_and_it_says_so():
     report = report_of(DDP)
-    assert "No speed-up for DDP: the baseline, single, is not among the methods." in notes(report)
+    assert "No speed-up for DDP: the baseline, single, is not among the methods." in notes(analyse(report))
     report = report_of((configuration(), ["failed"]), DDP)
-    assert "No speed-up for DDP: the baseline, “SINGLE”, has no run that ended well." in notes(report)
-    assert cells(main_table(report, "simple"))[1][8] == "–"
+    assert "No speed-up for DDP: the baseline, “SINGLE”, has no run that ended well." in notes(analyse(report))
+    assert cells(main_table(analyse(report), "simple"))[1][8] == "–"
 
 
 def test_another_baseline():
     report = report_of(SINGLE, DDP, baseline="ddp")
-    single, ddp = cells(main_table(report, "simple"))
+    single, ddp = cells(main_table(analyse(report), "simple"))
     assert single[8:10] == ["0.50 [0.49, 0.51]", "100%"] and ddp[8:10] == ["1.00", "100%"]  # one device instead of two
     simulated = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)), baseline="dp")
-    assert "No speed-up for SINGLE: the baseline, “DP”, is simulated." in notes(simulated)
-    assert "simulated" not in verdict(simulated)[0].replace("“DP”, is simulated", "")
+    assert "No speed-up for SINGLE: the baseline, “DP”, is simulated." in notes(analyse(simulated))
+    assert "simulated" not in verdict(analyse(simulated))[0].replace("“DP”, is simulated", "")
 
 
 def test_bars_in_a_cell_do_not_end_it():
     report = full_report()
-    for table in (main_table(report, "github"), settings_table(report, "github")):
+    for table in (main_table(analyse(report), "github"), settings_table(report, "github")):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
-    assert r"max \|Δ parameter\|" in main_table(report, "github")
+    assert r"max \|Δ parameter\|" in main_table(analyse(report), "github")
 
 
 def test_what_a_reader_must_know():
     report = report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1)
-    assert any("no interval: 1 run" in note for note in notes(report))
-    assert any("is synthetic" in note for note in notes(report))
-    assert warnings(report) == [f"WARNING: SINGLE: {text}." for text in [
+    assert any("no interval: 1 run" in note for note in notes(analyse(report)))
+    assert any("is synthetic" in note for note in notes(analyse(report)))
+    assert warnings(analyse(report)) == [f"WARNING: SINGLE: {text}." for text in [
         "its first epoch takes 4.0 times as long as the others: warm-up, which is left out of the times; give more "
         "--epochs, so that more of them count"]]
-    assert cells(main_table(report, "simple"))[0][-1] == "baseline"
+    assert cells(main_table(analyse(report), "simple"))[0][-1] == "baseline"
 
 
 # ---- fairness
@@ -136,11 +138,11 @@ def test_every_inequality_is_found_refused_or_marked(name, change):
                                                if "config" in change else {})})
     assert differences(other, reference, "strong") == [name] and differences(reference, reference, "strong") == []
     report = report_of(SINGLE, (configuration("ddp"), [other]))
-    stands = standing(report, report.rows[1])
-    assert stands.speed_up is None and stands.reason == f"refused: {name}"
-    assert cells(main_table(report, "simple"))[1][8] == "–" and f"refused: {name}" in main_table(report, "simple")
+    standing, table = analyse(report).rows[1].standing, main_table(analyse(report), "simple")
+    assert standing.speed_up is None and standing.reason == f"refused: {name}"
+    assert cells(table)[1][8] == "–" and f"refused: {name}" in table
     allowed = replace(report, settings={**report.settings, "allow_unequal": True})
-    assert standing(allowed, allowed.rows[1]).speed_up and f"UNEQUAL ({name})" in main_table(allowed, "simple")
+    assert analyse(allowed).rows[1].standing.speed_up and f"UNEQUAL ({name})" in main_table(analyse(allowed), "simple")
 
 
 def test_what_may_differ():
@@ -159,7 +161,7 @@ def test_what_may_differ():
 
 
 def finding(method="ddp", batch_norm=False, difference=0.5, **planned):
-    return maths._judge(configuration(method, **planned), difference, batch_norm)
+    return equivalence._judge(configuration(method, **planned), difference, batch_norm)
 
 
 def test_a_difference_above_rounding_fails_unless_batch_norm_explains_it():
@@ -178,23 +180,24 @@ def test_failed_maths_leave_no_speed_up():
     failed = {"difference": 0.5, "status": "failed", "reason": "differs"}
     for name, label in (("ddp", "DDP"), ("single", "SINGLE")):  # the row itself, or what it is compared with
         report = report_of(SINGLE, DDP, maths={name: failed})
-        assert standing(report, report.rows[1]).reason == f"the check of the maths of “{label}” failed"
+        assert analyse(report).rows[1].standing.reason == f"the check of the maths of “{label}” failed"
         assert report.failed
 
 
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
-    monkeypatch.setattr(maths, "STEPS", 2)
+    monkeypatch.setattr(equivalence, "STEPS", 2)
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96", "--recipe", "fast",
               "--target-accuracy", "0.99"]  # which the check leaves out
     planned = {"global batch": 48, "per-device batch": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
-    train = (maths.python(), maths.script("data_parallel_train.py"), *shared, *maths.equal_flags(scripts[0].planned))
+    train = (equivalence.python(), equivalence.script("data_parallel_train.py"), *shared,
+             *equivalence.equal_flags(scripts[0].planned))
     whole = replace(configuration("single-all-cores", **planned, **{"threads per device": 2}), command=train)
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
             replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
-    commands, run_child = [], maths.run_child
-    monkeypatch.setattr(maths, "run_child", lambda *call: commands.append(call) or run_child(*call))
-    found = maths.check_maths(rows, shared, 96)
+    commands, run_child = [], equivalence.run_child
+    monkeypatch.setattr(equivalence, "run_child", lambda *call: commands.append(call) or run_child(*call))
+    found = equivalence.check_maths(rows, shared, 96)
     assert len(commands) == 5  # one reference for all: one device's threads, also for the row with all cores
     assert found["single-all-cores"]["difference"] == 0.0
     assert found["single"] == {"difference": 0.0, "status": "ok", "reason": ""}
@@ -202,8 +205,8 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
     assert found["ddp-no-sync"]["status"] == "expected" and found["ddp-no-sync"]["difference"] is None
     assert found["broken"]["status"] == "failed" and "unrecognized arguments" in found["broken"]["reason"]
     report = report_of(SINGLE, (scripts[1], runs()), maths=found)
-    assert report.failed and "failed: computes something else" in main_table(report, "simple")
-    assert "max |Δ parameter|" in main_table(report, "simple")
+    assert report.failed and "failed: computes something else" in main_table(analyse(report), "simple")
+    assert "max |Δ parameter|" in main_table(analyse(report), "simple")
 
 
 # ---- projection
@@ -222,7 +225,7 @@ LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for bat
 
 def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader():
     report = report_of(row_of("single"), row_of("ddp", 2), project=[2, 4], probe=LINK)
-    one, two, four = project(report)
+    one, two, four = analyse(report).projection.points
     assert (one.epoch_seconds, one.all_reduce_milliseconds, one.speed_up) == (pytest.approx(0.4), 0, 1)
     assert two.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
     assert two.epoch_seconds == pytest.approx(10 * (24 + 10) / 1000) and two.speed_up == pytest.approx(40 / 34)
@@ -230,26 +233,27 @@ def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader
     assert (two.measured_seconds, two.error) == (0.5, pytest.approx(-0.32)) and four.measured_seconds is None
     assert one.error == pytest.approx(-0.2)
     slow = {**LINK, "loaders": [{"num_workers": 2, "images_per_second": 2500.0}]}
-    assert [projected.epoch_seconds for projected in project(replace(report, probe={**report.probe, **slow}))] == [
-        pytest.approx(0.4)] * 3
-    given = project(replace(report, settings={**report.settings, "link_gbps": 80.0}))
+    limited = analyse(replace(report, probe={**report.probe, **slow})).projection.points
+    assert [point.epoch_seconds for point in limited] == [pytest.approx(0.4)] * 3
+    given = analyse(replace(report, settings={**report.settings, "link_gbps": 80.0})).projection.points
     assert given[1].all_reduce_milliseconds == pytest.approx(1)
-    table = projection_table(report, "simple")
+    table = projection_table(analyse(report), "simple")
     assert table.count("projected") == 3 and cells(table)[1][-1] == "-32%" and cells(table)[2][-1] == "–"
-    said = " ".join(assumptions(report))
+    said = " ".join(analyse(report).projection.assumptions)
     assert "projected, not measured" in said and "10,000,000 bytes" in said and "8.00 Gbit/s (measured" in said
 
 
 def test_without_workers_every_process_loads_its_part_before_the_step():
     probe = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
-    one, two, _ = project(report_of(row_of("single", workers=0), project=[2, 4], probe=probe))
+    one, two, _ = analyse(report_of(row_of("single", workers=0), project=[2, 4], probe=probe)).projection.points
     assert one.epoch_seconds == pytest.approx(10 * (40 + 20) / 1000)
     assert two.epoch_seconds == pytest.approx(10 * (24 + 10 + 10) / 1000)
 
 
 def test_a_step_that_did_not_fit_leaves_no_projection():
     report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "steps": LINK["steps"][1:]})
-    assert project(report) == [] and "did not fit into memory" in assumptions(report)[0]
+    projection = analyse(report).projection
+    assert projection.points == () and "did not fit into memory" in projection.assumptions[0]
 
 
 def test_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
@@ -270,14 +274,14 @@ def full_report():
 
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     report = full_report()
-    figures = draw_all(report, tmp_path)
+    figures = draw_all(analyse(report), tmp_path)
     write_results(report, tmp_path)
-    write_csv(report, tmp_path / "results.csv")
-    write_markdown(report, tmp_path / "report.md", figures)
+    write_csv(analyse(report), tmp_path / "results.csv")
+    write_markdown(analyse(report), tmp_path / "report.md", figures)
     assert read_results(tmp_path / "results.json") == report
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["result"] for row in rows] == ["baseline", "no significant difference", "simulated",
-                                               "1 of 1 runs failed"]
+                                               "1 of 1 run failed"]
     assert [rows[1][name] for name in ("speed_up", "speed_up_low", "efficiency")] == ["1.0", "1.0", "0.5"]
     assert rows[2]["no_speed_up_because"] == "simulated"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"
@@ -287,7 +291,8 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
                     "What was not measured", "Accuracy per class (%)", "Machine", "Commands"):
         assert f"\n## {heading}\n" in text
     assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
-    assert [figure.name for figure in figures] == ["curves.png", "speed-up.png", "phases.png", "scaling.png"]
+    assert [figure.name for figure in figures] == [
+        "curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png"]
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
@@ -295,19 +300,19 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
 
 def test_every_sweep_has_a_figure(tmp_path):
     report = two_sweeps()
-    names = [figure.name for figure in draw_all(report, tmp_path)]
-    assert names == ["curves.png", "phases.png", "sweep-model.png", "sweep-batch-size.png"]
-    assert [[row.label for row in rows] for rows in sweep_groups(report, "model")] == [
+    names = [figure.name for figure in draw_all(analyse(report), tmp_path)]
+    assert names == ["curves.png", "phases.png", "memory.png", "sweep-model.png", "sweep-batch-size.png"]
+    assert [[entry.label for entry in sweep.rows] for sweep in analyse(report).sweeps if sweep.name == "model"] == [
         ["SINGLE (model lenet, batch size 64)", "SINGLE (model mlp, batch size 64)"],
         ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"]]
-    first, second = sweep_tables(report, "simple")[2:]
+    first, second = sweep_tables(analyse(report), "simple")[2:]
     assert cells(first)[0][0] == "SINGLE (model lenet)" and cells(second)[0][0] == "SINGLE (model mlp)"
-    assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(report))
+    assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(analyse(report)))
 
 
 def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
-    assert "scaling.png" not in [figure.name for figure in draw_all(report_of(*RANKS), tmp_path)]
-    assert "scaling.png" in [figure.name for figure in draw_all(report_of(SINGLE, *RANKS), tmp_path)]
+    assert "scaling.png" not in [figure.name for figure in draw_all(analyse(report_of(*RANKS)), tmp_path)]
+    assert "scaling.png" in [figure.name for figure in draw_all(analyse(report_of(SINGLE, *RANKS)), tmp_path)]
 
 
 def two_sweeps():
@@ -330,23 +335,41 @@ RANKS = [(configuration("ddp", values={"nproc": count}), runs("ddp", count=count
     replace(full_report(), outcomes=full_report().outcomes[:1]), report_of(SINGLE, DDP, baseline="ddp", scaling="weak"),
 ], ids=range(15))
 def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
-    figures = draw_all(report, tmp_path)
-    write_csv(report, tmp_path / "results.csv")
-    write_markdown(report, tmp_path / "report.md", figures)
-    assert "Verdict" in terminal_text(report) and len(verdict(report)) > len(report.rows)
+    figures = draw_all(analyse(report), tmp_path)
+    write_csv(analyse(report), tmp_path / "results.csv")
+    write_markdown(analyse(report), tmp_path / "report.md", figures)
+    assert "Verdict" in terminal_text(analyse(report)) and len(verdict(analyse(report))) > len(report.rows)
     assert {figure.name for figure in figures} <= set(FIGURES)
+
+
+def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
+    report = report_of(SINGLE, (configuration("old"), runs("old", (1.0, 1.01, 0.99))),
+                       (configuration("older"), ["failed"]))
+    figures = draw_all(analyse(report), tmp_path)
+    write_csv(analyse(report), tmp_path / "results.csv")
+    write_markdown(analyse(report), tmp_path / "report.md", figures)
+    assert len(figures) == 4 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
+
+
+def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):
+    rows, report = [], full_report()
+    monkeypatch.setattr(analysis, "summarize", lambda row: rows.append(row) or summarize(row))
+    write_results(report, tmp_path)
+    present(tmp_path)
+    assert [row.configuration.name for row in rows] == ["single", "ddp", "dp", "mp"]
 
 
 def test_an_interrupted_comparison_says_so():
     report = full_report()
-    assert not any("INCOMPLETE" in note for note in notes(report))
-    assert notes(replace(report, outcomes=report.outcomes[:2]))[0] == "INCOMPLETE: interrupted after 2 of 10 runs."
+    assert not any("INCOMPLETE" in note for note in notes(analyse(report)))
+    interrupted = analyse(replace(report, outcomes=report.outcomes[:2]))
+    assert notes(interrupted)[0] == "INCOMPLETE: interrupted after 2 of 10 runs."
 
 
 def test_every_method_has_a_look_of_its_own(tmp_path):
-    assert set(METHODS) <= set(METHOD_STYLE)
+    looks = [method.look for method in (*METHODS.values(), UNKNOWN)]
     for key in ("color", "linestyle", "marker"):
-        assert len({str(style[key]) for style in METHOD_STYLE.values()}) == len(METHOD_STYLE)
+        assert len({str(getattr(look, key)) for look in looks}) == len(looks)
     drawn = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
     assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
 
@@ -402,7 +425,7 @@ def test_diff_refuses_rows_that_trained_something_else(name, value):
 def test_seeds_differ_by_block_and_are_named_between_reports():
     other = [replace(result, config={**result.config, "seed": 7}) for result in DDP[1]]
     report = report_of(SINGLE, (DDP[0], other))
-    assert standing(report, report.rows[1]).speed_up  # its first run that ended well may be of a later block
+    assert analyse(report).rows[1].standing.speed_up  # its first run that ended well may be of a later block
     assert "(seed 42 instead of 7)" in describe_difference(report_of((DDP[0], other)), report_of(DDP))
 
 

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_round_trip(tmp_path):
     assert read_result(tmp_path / "result.json") == result
 
 
+def test_an_older_result_is_read_without_what_it_did_not_have(tmp_path):
+    values = {**asdict(make_result()), "schema_version": 2}
+    del values["memory_parts"]
+    write_json(values, tmp_path / "result.json")
+    assert read_result(tmp_path / "result.json").memory_parts is None
+
+
 def test_nan_is_null_in_json_and_nan_again(tmp_path):
     result = make_result(seconds=(math.nan,))
     write_result(result, tmp_path / "result.json")
@@ -51,7 +59,7 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2],
-    lambda text: text.replace('"schema_version": 2', '"schema_version": 3'),
+    lambda text: text.replace('"schema_version": 3', '"schema_version": 4'),
     lambda text: text.replace('"world_size"', '"world"'),
     lambda text: "[]",
 ])

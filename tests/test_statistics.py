@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.statistics import Ratio, ratio, run_seconds, summarize, t_quantile, unsteadiness
+from comparison.measures import run_seconds, summarize, unsteadiness
+from comparison.statistics import Ratio, ratio, t_quantile
+from comparison.words import count
 from reports import configuration, report_of, runs
 from test_results import make_result
+
+
+def test_a_noun_follows_its_number():
+    assert [count(number, "run") for number in (0, 1, 3)] == ["0 runs", "1 run", "3 runs"]
+    assert [count(number, "batch", "es") for number in (1, 2)] == ["1 batch", "2 batches"]
 
 
 def row_of(*results, **values):

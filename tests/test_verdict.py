@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.causes import causes
+from comparison import verdict as words
+from comparison.analysis import analyse
 from comparison.diff import describe_difference
-from comparison.tables import result_words
-from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
 
 SINGLE = (configuration(), runs())
@@ -22,12 +21,20 @@ def two(seconds=FAST, **values):
     return runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=50, **values)
 
 
+def verdict(report):
+    return words.verdict(analyse(report))
+
+
+def recommendations(report):
+    return words.recommendations(analyse(report))
+
+
 def kinds(report, index=-1):
-    return [cause.kind for cause in causes(report, report.rows[index])]
+    return [cause.kind for cause in analyse(report).rows[index].causes]
 
 
 def sentence(report, index=-1):
-    (cause,) = causes(report, report.rows[index])
+    (cause,) = analyse(report).rows[index].causes
     return cause.sentence
 
 
@@ -164,7 +171,7 @@ def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
 def test_start_up_that_outweighs_the_training():
     report = report_of(SINGLE, (ddp(), two(startup_seconds=20.0)))
     assert kinds(report) == ["start-up"]
-    assert "20.0 s, longer than the 3.0 s of training in 3 epoch(s)" in sentence(report)
+    assert "20.0 s, longer than the 3.0 s of training in 3 epochs" in sentence(report)
     report = report_of(SINGLE, (ddp(), two((1.8, 1.79, 1.81), startup_seconds=1.9)))
     assert kinds(report) == ["start-up"]
     assert "an epoch saves 0.20 s: it pays from 10 epochs on, of 3 here" in sentence(report)
@@ -297,9 +304,9 @@ def test_a_method_is_recommended_beside_one_process_with_all_cores():
 def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     mp = configuration("mp"), runs("mp", seconds=SLOW)
     report = report_of(SINGLE, (ddp(), two()), mp, foreign_cores={busy: 0.11})
-    words = [result_words(report, row) for row in report.rows]
-    assert words == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
-                     else ["baseline", "disturbed", "slower"])
+    results = [entry.result for entry in analyse(report).rows]
+    assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
+                       else ["baseline", "disturbed", "slower"])
     cause = f"other programs kept up to 0.1 of 1 cores busy during runs of “{busy.upper()}”; close them and run again."
     assert verdict(report)[1] == f"DDP: disturbed, nothing can be claimed from its times: {cause}"
     assert recommendations(report) == [f"Recommendation: none. The comparison was disturbed: {cause}"]
@@ -308,7 +315,7 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
 
 def test_a_tenth_of_the_cores_disturbs_nobody():
     report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
-    assert result_words(report, report.rows[1]) == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
+    assert analyse(report).rows[1].result == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
     failed = report_of(SINGLE, (ddp(), [*two(), "failed"]))
     disturbed = (replace(one, foreign_cores=0.9 * (one.status != "ok")) for one in failed.outcomes)
     assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
@@ -325,4 +332,4 @@ def test_rows_without_results_say_why():
     report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
     said = verdict(report)
     assert said[1] == "DP: skipped: needs 2 GPUs, found 1."
-    assert said[2] == "DDP: 1 of 1 runs failed: signal 9."
+    assert said[2] == "DDP: 1 of 1 run failed: signal 9."

@@ -22,12 +22,12 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
     No augmentation, and SGD instead of Adam, which turns rounding into whole steps. Returns by configuration's name,
     JSON-ready: difference (max |Δ parameter|, or None), status (ok, expected or failed) and reason.
     """
-    found, references = {}, {}
+    findings, references = {}, {}
     with temporary_directory() as directory:
         for number, row in enumerate(plan):
             if METHODS[row.method].times_only:
-                reason = "it exchanges no gradients, so that its weights differ on purpose"
-                found[row.name] = _finding(None, "expected", reason)
+                reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
+                findings[row.name] = _finding(None, "expected", reason)
                 continue
             try:
                 one_device = {**row.planned, THREADS: plan[0].planned[THREADS]}
@@ -39,10 +39,10 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                 file = Path(directory, f"{number}.pth")
                 _train(row.command, row, train_images, file)
                 weights = ask("common.programs.weights", str(references[flags]), str(file))
-                found[row.name] = _judge(row, **json.loads(weights))
+                findings[row.name] = _judge(row, **json.loads(weights))
             except (SuiteError, HelperFailed) as error:
-                found[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
-    return found
+                findings[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
+    return findings
 
 
 def _train(command, row, train_images, file):

@@ -1,0 +1,211 @@
+"""All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
+
+from dataclasses import dataclass
+
+from comparison.causes import Cause, Costs, find_causes, find_costs
+from comparison.fairness import Standing, compare_with_baseline
+from comparison.measures import Summary, ratio_of, summarize, unsteadiness
+from comparison.plan import SWEEPS
+from comparison.projection import Projection, project
+from comparison.record import Report, Row
+from comparison.statistics import DISTURBED, NO_DIFFERENCE, Ratio
+from comparison.words import count
+
+MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
+
+
+@dataclass(frozen=True)
+class RowAnalysis:
+    """What is derived from one row. result: in words, what became of it; warnings: what makes its times doubtful.
+
+    memory_ratio: its peak memory ÷ the baseline's; None where it has no speed-up over another row either.
+    """
+
+    row: Row
+    summary: Summary
+    standing: Standing
+    costs: Costs
+    causes: tuple[Cause, ...]
+    warnings: tuple[str, ...]
+    result: str
+    memory_ratio: float | None
+
+    @property
+    def much_memory(self) -> bool:
+        """Whether it needs much more or much less memory than its baseline."""
+        return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return self.row.label
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the row is what it is compared with."""
+        return self.standing.baseline is self.row
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Rows that differ in the swept setting `name` alone, at least two, in the order of its values.
+
+    ratios: how many times as long as the first each of the others takes.
+    """
+
+    name: str
+    rows: tuple[RowAnalysis, ...]
+    ratios: tuple[Ratio, ...]
+
+    def value(self, entry: RowAnalysis) -> object:
+        """Return the value of the swept setting in a row."""
+        return entry.row.configuration.values[self.name]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to use of the rows that trained the same.
+
+    kind: "use" (`best`, proved to be faster), "stay" (with `best`, a baseline), or why there is none: "not measured",
+    "disturbed", "all cores" (one process with all cores has no time), "single runs".
+    trained: the swept values that make it a training of its own, in words. shown: the row whose speed-up is told.
+    rows: all that were compared. whole: the fastest row with all cores, and how many times as long as `best` it takes.
+    equals: the rows that are not told apart from `best`.
+    """
+
+    kind: str
+    trained: str = ""
+    rows: tuple[RowAnalysis, ...] = ()
+    best: RowAnalysis | None = None
+    shown: RowAnalysis | None = None
+    whole: RowAnalysis | None = None
+    whole_ratio: Ratio | None = None
+    equals: tuple[RowAnalysis, ...] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A report and what is derived from it. sweeps: one for each swept setting and method that has several values."""
+
+    report: Report
+    rows: tuple[RowAnalysis, ...]
+    sweeps: tuple[Sweep, ...]
+    projection: Projection
+    recommendations: tuple[Recommendation, ...]
+
+    @property
+    def done(self) -> list[RowAnalysis]:
+        """The rows that have a run that ended well."""
+        return [entry for entry in self.rows if entry.row.results]
+
+    def of(self, row: Row) -> RowAnalysis:
+        """Return what is derived from a row."""
+        return _entry(self.rows, row)
+
+
+def analyse(report: Report) -> Analysis:
+    """Return all that is derived from the raw results of a comparison."""
+    summaries = {row.configuration.name: summarize(row) for row in report.rows}
+    rows = tuple(_analyse_row(report, row, summaries) for row in report.rows)
+    sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(rows, name))
+    return Analysis(report, rows, sweeps, project(report, summaries), tuple(_recommendations(report, rows)))
+
+
+def _analyse_row(report, row, summaries):
+    standing, costs = compare_with_baseline(report, row), find_costs(report, row)
+    return RowAnalysis(
+        row=row, summary=summaries[row.configuration.name], standing=standing, costs=costs,
+        causes=find_causes(report, row, standing, costs, summaries), warnings=tuple(unsteadiness(row)),
+        result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
+    )
+
+
+def _memory_ratio(row, standing, summaries):
+    if not standing.speed_up or standing.baseline is row:
+        return None
+    own, baseline = (summaries[name].memory for name in (row.configuration.name, standing.baseline.configuration.name))
+    return own.peak / baseline.peak if own and baseline else None
+
+
+def _entry(rows, row):
+    return next(entry for entry in rows if entry.row is row)
+
+
+def _result(report, row, standing):
+    """In words: its failures, whether it is comparable, faster or slower."""
+    if row.configuration.skip:
+        return "skipped"
+    words, check = [], report.maths.get(row.configuration.name, {})
+    if check.get("status") == "failed":
+        words.append("failed: " + ("computes something else" if check["difference"] else "not checked"))
+    if row.troubles:
+        words.append(f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}")
+    if not row.results:
+        return "; ".join(words) or "not run"
+    allowed = report.settings["allow_unequal"]
+    if standing.unequal and allowed:
+        words.append("UNEQUAL (" + ", ".join(standing.unequal) + ")")
+    if standing.baseline is row:
+        words += ["baseline", *([DISTURBED] if row.disturbed else [])]
+    elif standing.speed_up:
+        words.append(standing.speed_up.words)
+    elif row.simulated:
+        words.append("simulated")
+    elif standing.unequal and not allowed:
+        words.append(standing.reason)
+    if row.all_cores:
+        words.append(count(row.results[0].threads_per_process, "thread"))
+    return "; ".join(words) or "ok"
+
+
+def _sweeps(rows, name):
+    groups: dict[str, list[RowAnalysis]] = {}
+    for entry in rows:
+        if name in entry.row.configuration.values and entry.row.results:
+            groups.setdefault(entry.row.series(name), []).append(entry)
+    return [Sweep(name, tuple(group), tuple(ratio_of(entry.row, group[0].row) for entry in group[1:]))
+            for group in groups.values() if len(group) > 1]
+
+
+def _recommendations(report, rows):
+    """For each model and batch: the fastest row that is proved to be, or a baseline."""
+    groups: dict[str, list[RowAnalysis]] = {}
+    for entry in rows:
+        standing = entry.standing
+        if standing.speed_up and not entry.is_baseline and not standing.unequal and not entry.row.times_only:
+            trained = [f"{SWEEPS[name].lower()} {value}" for name, value in entry.row.configuration.values.items()
+                       if name in ("model", "batch_size")]
+            groups.setdefault(", ".join(trained), []).append(entry)
+    if not groups:
+        return [Recommendation("not measured")]
+    return [_recommend(report, trained, judged, rows) for trained, judged in groups.items()]
+
+
+def _recommend(report, trained, judged, every):
+    """judged: rows with a speed-up that trained the same; every: all rows of the comparison."""
+    compared = tuple({entry.label: entry for pair in judged
+                      for entry in (pair, _entry(every, pair.standing.baseline))}.values())
+    whole = min((entry for entry in compared if entry.row.all_cores), key=_epoch_seconds, default=None)
+    proved = [entry for entry in judged if entry.standing.speed_up.low is not None]
+    if any(entry.row.disturbed for entry in compared):
+        return Recommendation("disturbed", trained, compared)
+    if whole is None and report.first["device"] == "cpu" and report.device_threads < report.environment["cores"]:
+        return Recommendation("all cores", trained, compared)
+    if not proved:
+        return Recommendation("single runs", trained, compared, shown=max(judged, key=_speed_up))
+    winners = [entry for entry in proved if entry.standing.speed_up.words == "faster"]
+    best = min([*winners, *(_entry(every, entry.standing.baseline) for entry in proved)], key=_epoch_seconds)
+    if best not in winners:
+        return Recommendation("stay", trained, compared, best, shown=max(proved, key=_speed_up))
+    rivals = {entry.label: entry for entry in (*winners, *([whole] if whole else [])) if entry is not best}
+    equals = (entry for entry in rivals.values() if ratio_of(entry.row, best.row).words == NO_DIFFERENCE)
+    return Recommendation("use", trained, compared, best, best, whole, whole and ratio_of(whole.row, best.row),
+                          tuple(equals))
+
+
+def _epoch_seconds(entry):
+    return entry.summary.epoch_seconds
+
+
+def _speed_up(entry):
+    return entry.standing.speed_up.value

@@ -1,0 +1,108 @@
+"""Peak memory and its parts: how they are measured, and what a comparison makes of them."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from common.run import memory_parts
+from comparison.analysis import analyse
+from comparison.plots import _memory_finding, draw_all
+from comparison.report import definitions, terminal_text, write_csv
+from comparison.tables import main_table
+from comparison.verdict import verdict
+from processes import PROJECT
+from reports import configuration, report_of, runs
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+MIB = 2**20
+PARTS = {"parameters": 2 * MIB, "gradients": 2 * MIB, "optimizer state": 4 * MIB}
+
+# ---- measured
+
+
+def test_the_peak_is_the_process_own_and_not_that_of_what_started_it():
+    child = ("from common.run import peak_resident_bytes as peak; before = peak(); block = b'1' * (300 << 20); "
+             "print(before, peak())")
+    parent = (f"import subprocess, sys; block = b'1' * (1 << 30); "
+              f"subprocess.run([sys.executable, '-c', {child!r}], check=True)")
+    done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert 20 * MIB < before < 1024 * MIB and after - before >= 290 * MIB
+
+
+@pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
+def test_the_parts_are_counted_though_gradients_are_freed(optimizer, state):
+    model = nn.Linear(10, 5)  # 50 weights of 4 bytes, 5 biases
+    model.bias.requires_grad_(False)
+    chosen = optimizer([model.weight], **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
+    model(torch.ones(2, 10)).sum().backward()
+    chosen.step()
+    chosen.zero_grad(set_to_none=True)
+    assert memory_parts(model, chosen, CPU) == {"parameters": 220, "gradients": 200, "optimizer state": state}
+    assert set(memory_parts(model, chosen, META).values()) == {0}  # nothing of it lies there
+
+
+def test_every_run_reports_its_parts(train):
+    result, _, _ = train("ddp_train.py", "--spawn", 2, "--optimizer", "adam")
+    parts, size = result["memory_parts"], 4 * result["parameters"]
+    assert (parts["parameters"], parts["gradients"]) == (size, size)
+    assert 2 * size <= parts["optimizer state"] < 2.1 * size
+    assert len(result["peak_memory_bytes"]) == 2 and sum(parts.values()) < max(result["peak_memory_bytes"])
+
+
+# ---- shown
+
+
+def compared(*peaks, **values):
+    """One device that needs 100 MiB, and DDP on two devices, whose runs need so many MiB on the second."""
+    ddp = [result for peak in peaks for result in runs("ddp", (1.0,), count=2, memory_parts=PARTS,
+                                                       peak_memory_bytes=(MIB, round(peak * MIB)))]
+    return report_of((configuration(), runs(seconds=(2.0,) * 3, peak_memory_bytes=(100 * MIB,))),
+                     (configuration("ddp"), ddp), **values)
+
+
+def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
+    lines = main_table(analyse(compared(120, 150, 1300)), "simple").splitlines()
+    assert "Total time (s)    Peak memory (MiB)  Result" in lines[0]
+    assert lines[2].split()[-2:] == ["100", "baseline"] and " 150  faster" in lines[3]
+    old = report_of((configuration(), runs(peak_memory_bytes=())))
+    assert main_table(analyse(old), "simple").splitlines()[2].split()[-2:] == ["–", "baseline"]
+
+
+@pytest.mark.parametrize("peak, change", [(121, "21% more"), (79, "21% less"), (119, ""), (81, "")])
+def test_the_verdict_tells_who_needs_much_more_or_less(peak, change):
+    analysis = analyse(compared(peak, peak, peak))
+    told = verdict(analysis)
+    sentence = (f"At its peak a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters "
+                f"2.0, gradients 2.0, optimizer state 4.0, the rest {peak - 8} MiB.")
+    assert told[1].endswith(sentence) if change else "MiB" not in told[1]
+    assert "MiB" not in told[0]
+    finding = _memory_finding(analysis.done)
+    assert finding == (f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”" if change
+                       else "No row needs 20% more or less memory than its baseline")
+
+
+def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
+    assert "MiB" in verdict(analyse(compared(200, 200, foreign_cores={"ddp": 0.5})))[1]
+    simulated = runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,))
+    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("dp"), simulated))
+    assert "MiB" not in verdict(analyse(report))[1]
+    assert _memory_finding(analyse(report).done) == "Peak memory of a device"
+
+
+def test_figure_file_and_definition(tmp_path):
+    analysis = analyse(compared(150, 150))
+    assert tmp_path / "memory.png" in draw_all(analysis, tmp_path) and (tmp_path / "memory.png").stat().st_size > 1e4
+    assert "memory.png" not in [path.name for path in draw_all(
+        analyse(report_of((configuration(), runs(peak_memory_bytes=())))), tmp_path)]
+    write_csv(analysis, tmp_path / "results.csv")
+    single, ddp = csv.DictReader((tmp_path / "results.csv").open())
+    assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
+    assert single["optimizer_state_bytes"] == ""
+    assert "On a CPU, all that the device's process had in memory" in terminal_text(analysis)
+    gpu = report_of((configuration(device="gpu"), runs()))
+    assert any("What PyTorch allocated while training." in text for text in definitions(gpu))
