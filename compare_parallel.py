@@ -93,6 +93,17 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     return Report(shlex.join([python(), *sys.argv]), settings, environment, {}, tuple(plan), order)
 
 
+def measure(report: Report, shared_flags: list[str], directory: Path) -> None:
+    """Run what is left of a comparison; should it be interrupted, show what was measured so far."""
+    try:
+        run_comparison(report, shared_flags, directory)
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
+        if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
+            present(directory)
+            print("Interrupted. The same command with --resume goes on.", file=sys.stderr)
+        raise
+
+
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
@@ -107,9 +118,9 @@ def main() -> None:
         report = read_results(source)
         check_writable(directory)
         if (directory / "results.json").resolve() != source.resolve():
-            only_writer(directory)
-            keep_earlier(directory)
-            write_results(report, directory)
+            with only_writer(directory):
+                keep_earlier(directory)
+                write_results(report, directory)
     else:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
@@ -118,18 +129,12 @@ def main() -> None:
         if arguments.dry_run:
             print_commands(report)
             return
-        only_writer(directory)
-        if arguments.resume:
-            report = resumed(report, directory / "results.json")
-        else:
-            keep_earlier(directory)
-        try:
-            run_comparison(report, shared_flags, directory)
-        except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP: what was measured is shown
-            if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
-                present(directory)
-                print("Interrupted. The same command with --resume goes on.", file=sys.stderr)
-            raise
+        with only_writer(directory):
+            if arguments.resume:
+                report = resumed(report, directory / "results.json")
+            else:
+                keep_earlier(directory)
+            measure(report, shared_flags, directory)
     report = present(directory)
     if report.failed:
         sys.exit(FAILED)

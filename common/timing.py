@@ -5,12 +5,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 JOINED = ("forward", "backward")
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
-
-_IMPORTED = time.time()
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
@@ -23,8 +22,8 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 def command_start(of_parent: bool = False) -> float:
     """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch.
 
-    Linux: field 22 of /proc/PID/stat (clock ticks after boot, see proc_pid_stat(5)) puts the interpreter's own
-    start-up and the imports inside the measurement. Elsewhere: when this module was imported.
+    Linux: field 22 of /proc/PID/stat (clock ticks after boot, see proc_pid_stat(5)); psutil would add it to a time of
+    boot in whole seconds. Elsewhere psutil knows it better.
     """
     pid = os.getppid() if of_parent else os.getpid()
     try:
@@ -32,7 +31,7 @@ def command_start(of_parent: bool = False) -> float:
         seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot)
     except (OSError, AttributeError, ValueError, IndexError):
-        return _IMPORTED
+        return psutil.Process(pid).create_time()
 
 
 class Stopwatch:

@@ -13,6 +13,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from common.errors import SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
@@ -81,13 +83,12 @@ def run_once(
 def busy_seconds() -> float | None:
     """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
 
-    The first line of /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks. None
-    where that is more than the cores that this process may use, and so says nothing about them.
+    None where the machine has more cores than this process may use, so that it would say nothing about them.
     """
-    if not Path("/proc/stat").exists() or available_cores() != os.cpu_count():
+    if available_cores() != os.cpu_count():
         return None
-    ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
 def children_seconds() -> float:

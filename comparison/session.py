@@ -1,13 +1,14 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
-import fcntl
+import contextlib
 import json
-import os
 import shlex
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from common.errors import MACHINE, USAGE, SuiteError
 from comparison.equivalence import check_maths
@@ -37,12 +38,13 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
-def only_writer(directory: Path) -> None:
-    """Take the lock of a directory, until this process ends; raise SuiteError (USAGE) if another process holds it."""
-    lock = os.open(directory, os.O_RDONLY)
+@contextlib.contextmanager
+def only_writer(directory: Path):
+    """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with FileLock(directory / ".lock", blocking=False):
+            yield
+    except Timeout:
         raise SuiteError(f"another comparison is writing to {directory}", "its lock is held",
                          "wait for it, or name another directory with --output-dir", USAGE) from None
 

@@ -123,7 +123,6 @@ def start(monkeypatch, directory, run):
     """`compare_parallel.py --output-dir directory`, whose runs are made up."""
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run())
-    monkeypatch.setattr(compare_parallel, "only_writer", lambda _: None)  # its lock lasts as long as this process
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory)])
     compare_parallel.main()
 

@@ -4,7 +4,6 @@ A file is read whole and summed once; after that, its size and modification time
 """
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import json
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from common.errors import DATA, SuiteError
 from common.results import replacing, write_json
@@ -155,12 +155,14 @@ def unpack(archive: Archive, path: Path, root: Path) -> None:
 @contextlib.contextmanager
 def only_one_process(root: Path):
     """Hold a lock on the data directory, which is made: whoever comes second waits, and then finds the data there."""
+    lock = FileLock(root / ".lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = open(root / ".lock", "w")  # noqa: SIM115 - closed by the `with` below
+        lock.acquire()
     except OSError as error:
         raise SuiteError(f"cannot put data into {root}", error.strerror or str(error),
                          "name another directory with --data-root", DATA) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+    try:
         yield
+    finally:
+        lock.release()

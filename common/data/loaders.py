@@ -91,7 +91,7 @@ class ResidentLoader:
 def _check_memory(size, device):
     """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
     free = free_memory(device)
-    if free is not None and size > free:
+    if size > free:
         raise SuiteError(f"the data set does not fit into the memory of {device}", f"{size / 2**20:,.0f} MiB needed, "
                          f"{free / 2**20:,.0f} MiB free", "type --loader workers, or give a smaller --train-size",
                          MACHINE)

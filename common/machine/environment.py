@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from common.errors import MACHINE, SuiteError
 
 
@@ -42,20 +44,13 @@ def available_devices(kind: str) -> list:
     return [torch.device("cpu")]
 
 
-def free_memory(device) -> int | None:
-    """Return how many bytes are free on a torch.device; None where that cannot be told (a CPU, but not on Linux).
-
-    On a CPU: what Linux calls available (proc_meminfo(5)), or less if a control group allows less.
-    """
+def free_memory(device) -> int:
+    """Return how many bytes are free on a torch.device; on a CPU, without swapping, or what a control group allows."""
     import torch
 
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    available = 1024 * int(re.search(r"MemAvailable: *(\d+) kB", text)[1])
+    available = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
         available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return available

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: its comparison's PID, "-", its own name
 TEMPORARY = "parallel-training-"  # how the temporary directories of runs begin; their comparison's PID and "-" follow
@@ -54,10 +56,10 @@ def guard() -> subprocess.Popen:
 def tagged(tag: str) -> list[int]:
     """Return the processes whose TAG begins with `tag`; a zombie, which only waits to be asked for, has none."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
-            if f"{TAG}={tag}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            if process.environ().get(TAG, "").startswith(tag):
+                found.append(process.pid)
     return found
 
 

@@ -17,6 +17,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from common.data.archives import IDX_MD5, archives, first_problem
 from common.errors import MACHINE, SuiteError, run_script
 from common.machine.environment import available_cores, describe_environment, require_torchvision
@@ -126,13 +128,11 @@ def _directories(data_root, output_dir):
 def _running():
     """Processes of runs whose comparison is gone, and comparisons that are at work: both would disturb the times."""
     runs = defaultdict(list)
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
-            for entry in (process / "environ").read_bytes().split(b"\0"):
-                name, _, value = entry.decode(errors="replace").partition("=")
-                if name == TAG and int(process.name) != os.getpid():
-                    runs[value.partition("-")[0]].append(process.name)
-    stray = [pid for parent, pids in runs.items() if not Path("/proc", parent).exists() for pid in pids]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            if process.pid != os.getpid() and (tag := process.environ().get(TAG)):
+                runs[tag.partition("-")[0]].append(str(process.pid))
+    stray = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
     if stray:
         return Check("other runs", BAD, f"processes {' '.join(stray)} are left of an earlier run",
                      f"type kill -9 {' '.join(stray)}")
