@@ -9,6 +9,8 @@ each (replicate), runs the replicas in threads, and collects their outputs on th
 is computed. Lines marked DP belong to the method; the loop over the batches is common.engine.train_one_epoch.
 """
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 import torch
 from torch import nn
 

@@ -15,6 +15,8 @@ import contextlib
 import os
 from datetime import timedelta
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

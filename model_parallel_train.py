@@ -8,6 +8,8 @@ on the next part meanwhile. Without --use-model-parallel both stages stay on one
 belong to the method; the loop over the batches is common.engine.train_one_epoch.
 """
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 import torch
 from torch import nn
 
