@@ -12,6 +12,8 @@ benchmarks/overhead.py.
 import os
 from datetime import timedelta
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 from torch.utils.data import DistributedSampler
 
 from common.config import add_dist_timeout, parse, script_parser
@@ -19,7 +21,8 @@ from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import group_store, name_lost_ranks, rank_device, rank_traits, refuse_different_ranks
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.errors import MACHINE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import MACHINE, SuiteError
 from common.machine.environment import require_torchvision
 from common.machine.setup import prepare_process
 from common.models import build_model

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from common.arguments import OneLineParser, one_of, positive_float, positive_int
 from common.config import DEFAULT_MODEL, add_training_flags, check_writable, parse_with_recipe, per_process
-from common.errors import FAILED, USAGE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, USAGE, SuiteError
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, default_baseline, ladder, python

@@ -13,6 +13,8 @@ benchmarks/overhead.py.
 
 import copy
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -22,7 +24,8 @@ from common.config import parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.errors import MACHINE, USAGE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
 from common.models import build_model

@@ -15,6 +15,8 @@ nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 import contextlib
 import os
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -32,7 +34,8 @@ from common.distributed import (
     spawn_ranks,
 )
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.errors import USAGE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import USAGE, SuiteError
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.run import run

@@ -9,6 +9,8 @@ belong to the method. The loop around train_step, with its clocks, is common.eng
 nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
+import common.requirements  # noqa: F401 - before any package that may be missing
+
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -18,7 +20,8 @@ from common.config import parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.errors import USAGE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
 from common.models import balanced_split, build_model, split_index

@@ -17,7 +17,8 @@ from measure import PROJECT
 from tables import TABLES, update
 
 from common.arguments import OneLineParser, one_of
-from common.errors import FAILED, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores, available_devices
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup")

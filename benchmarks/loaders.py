@@ -14,7 +14,7 @@ from one_device import sampler_of
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.errors import run_script
+from common.entry import run_script
 from common.machine.environment import available_cores, available_devices
 from common.machine.setup import prepare_process
 from common.timing import synchronize

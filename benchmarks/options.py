@@ -22,7 +22,8 @@ from measure import CALLS, PROJECT, Witness, arguments_of, config_of, interleave
 
 from common.compiled import has_compiler, replace_network
 from common.engine import build_optimizer
-from common.errors import FAILED, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
 from common.machine import setup as process
 from common.machine.environment import available_cores, available_devices
 from common.models import CLASSES, build_model

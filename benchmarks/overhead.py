@@ -18,7 +18,7 @@ from common import engine
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, fit, to_device, train_one_epoch
-from common.errors import run_script
+from common.entry import run_script
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
 from common.models import build_model

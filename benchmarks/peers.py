@@ -29,7 +29,8 @@ from common.arguments import non_negative_int, positive_int
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import build_optimizer, build_schedule, fit
-from common.errors import FAILED, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores, available_devices
 from common.machine.setup import prepare_process
 from common.models import build_model

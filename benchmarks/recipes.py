@@ -16,7 +16,8 @@ import time
 
 from measure import PROJECT, Witness, arguments_of, write
 
-from common.errors import FAILED, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
 
 ROW = re.compile(r"^\| [^|]+ \| `(--[^`]+)`[^|]* \| (\d+) min \|$", re.MULTILINE)
 

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.engine import build_optimizer
-from common.errors import SuiteError, run_script
+from common.entry import run_script
+from common.errors import SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import check_bf16, prepare_process
 from common.models import CLASSES, build_model

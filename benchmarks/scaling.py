@@ -24,7 +24,7 @@ from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import gather, shutdown
 from common.engine import build_optimizer, build_schedule, train_one_epoch
-from common.errors import run_script
+from common.entry import run_script
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model

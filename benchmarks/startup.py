@@ -18,7 +18,8 @@ from pathlib import Path
 
 from measure import PROJECT, Witness, arguments_of, interleave, write
 
-from common.errors import FAILED, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
 from comparison.record import read_results
 
 

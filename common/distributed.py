@@ -24,7 +24,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from common.checkpoint import read_checkpoint
 from common.config import FLAGS, RunConfig, option, per_process, total_workers
 from common.data.image_set import ImageSet, checksum, load_image_set
-from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit, run_script
+from common.entry import run_script
+from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.environment import available_devices, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher
 from common.machine.setup import check_precision

@@ -20,7 +20,8 @@ from pathlib import Path
 import psutil
 
 from common.data.archives import IDX_MD5, archives, first_problem
-from common.errors import MACHINE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import MACHINE, SuiteError
 from common.machine.environment import available_cores, describe_environment, require_torchvision
 from common.machine.lifetime import TAG
 

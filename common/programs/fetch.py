@@ -6,7 +6,7 @@
 from common.arguments import OneLineParser
 from common.config import add_training_flags
 from common.data.image_set import load_image_set
-from common.errors import run_script
+from common.entry import run_script
 
 
 def main() -> None:

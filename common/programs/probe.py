@@ -27,7 +27,8 @@ from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import shutdown
 from common.engine import build_optimizer
-from common.errors import SuiteError, run_script
+from common.entry import run_script
+from common.errors import SuiteError
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process

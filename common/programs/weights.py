@@ -11,7 +11,8 @@ import sys
 
 import torch
 
-from common.errors import FAILED, USAGE, SuiteError, run_script
+from common.entry import run_script
+from common.errors import FAILED, USAGE, SuiteError
 
 
 def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

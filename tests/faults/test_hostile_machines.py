@@ -2,10 +2,13 @@
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from common.requirements import PACKAGES
 
 import pytest
 
@@ -147,6 +150,45 @@ def test_a_torchvision_that_does_not_fit_is_named(content, project, tmp_path, re
     reported(f"torchvision that {'is of another torch' if 'nms' in content else 'is missing'}", done, 3,
              "torchvision cannot be imported; torch ")
     assert "pip install -r requirements.txt" in done.stderr
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the scripts, in a directory without a virtual environment."""
+    for script in PROJECT.glob("*.py"):
+        shutil.copy(script, tmp_path)
+    shutil.copytree(PROJECT / "common", tmp_path / "common")
+    return tmp_path
+
+
+INSTALL = "; type: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt\n"
+PROGRAMS = [*([script.name] for script in sorted(PROJECT.glob("*.py"))), ["-m", "common.environment"]]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=" ".join)
+@pytest.mark.parametrize("prepared", [True, False], ids=["not activated", "not made"])
+def test_without_the_virtual_environment(prepared, program, project, copied, reported):
+    if prepared:
+        (copied / ".venv" / "bin").mkdir(parents=True)
+        (copied / ".venv" / "bin" / "activate").touch()
+    done = project("-S", *program, tiny=False, cwd=copied)  # without site-packages
+    reported(f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}", done, 3,
+             f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: ")
+    assert done.stderr.endswith("; type: . .venv/bin/activate\n" if prepared else INSTALL)
+
+
+def test_a_virtual_environment_that_lacks_a_package(project, copied, reported):
+    (copied / ".venv").symlink_to(sys.prefix)
+    (copied / "sitecustomize.py").write_text("import importlib.util as util\nfind = util.find_spec\n"
+                                             "util.find_spec = lambda name: name != 'tabulate' and find(name)")
+    done = project(SCRIPT, cwd=copied, environment={"PYTHONPATH": str(copied)})
+    reported("tabulate missing in the virtual environment", done, 3, "error: not installed: tabulate; this Python is ")
+    assert done.stderr.endswith(INSTALL)
+
+
+def test_the_packages_that_are_looked_for_are_the_required_ones():
+    lines = (PROJECT / "requirements.txt").read_text().split()
+    assert [line.partition(">=")[0] for line in lines] == [*PACKAGES]
 
 
 def test_accelerate_missing(project, tmp_path, reported):

@@ -1,0 +1,78 @@
+"""How a program begins and ends: every failure is one line on stderr, with an exit code that names the kind."""
+
+import errno
+import json
+import os
+import select
+import sys
+import time
+
+from common.errors import FAILED, INTERRUPTED, READER_GONE, SuiteError
+from common.machine.lifetime import end_with_parent, has_launcher
+
+
+def _reader_has_gone():
+    """Whether whoever reads stdout has seen enough, as in `| head -1`; if so, nothing more is written there."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
+    return gone
+
+
+def run_script(main, as_rank: bool = False) -> None:
+    """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
+
+    `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
+    Then the line names the rank, its launcher finds the line where it looks for it, and the process ends with its
+    launcher. In any other script a RANK in the environment means nothing: on a cluster, all processes may have one.
+    """
+    if as_rank and has_launcher():
+        end_with_parent()
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
+    try:
+        main()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            sys.exit(READER_GONE)
+        if "--debug" in sys.argv:
+            raise
+        line = f"{_where(error, as_rank)}{explained(error)}"
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # its launcher looks there for the cause
+            with open(file, "w", encoding="utf-8") as opened:
+                message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+                json.dump({"message": message}, opened)
+        sys.exit(explained(error).exit_code)
+
+
+def _where(error, as_rank):
+    """E.g. "rank 1, epoch 2: "; what rank 0 found out on purpose is true of all ranks."""
+    rank = os.environ.get("RANK") if as_rank else None
+    said_by_all = rank == "0" and isinstance(error, SuiteError)
+    places = [*([f"rank {rank}"] if rank and not said_by_all else []), *getattr(error, "__notes__", [])]
+    return f"{', '.join(places)}: " if places else ""
+
+
+def explained(error: Exception) -> SuiteError:
+    """Return an error as a SuiteError: with the remedy for those that are known, else with a way to find out more."""
+    if isinstance(error, SuiteError):
+        return error
+    found = f"{type(error).__name__}: {error}"
+    for one in (error, error.__context__):  # torch.save hides it behind an error of its own
+        if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return SuiteError("cannot write all of a file", f"{type(one).__name__}: {one}",
+                              "free some space, or write elsewhere", FAILED)
+    if "DataLoader worker" in found and ("Caught" not in found or "No space left" in found):
+        return SuiteError("a loader worker died", found.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
+                          "--shm-size=1g), or type --num-workers 0", FAILED)
+    if "out of memory" in found or "allocate memory" in found or isinstance(error, MemoryError):
+        return SuiteError("out of memory", found, "try a smaller --batch-size, or fewer --num-workers", FAILED)
+    return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
+                      "add --debug to see where it happened", FAILED)
