@@ -49,7 +49,8 @@ def train(config, options) -> None:
                                  drop_last=True)  # ACC:
     loaders = make_loaders(image_set, config, device, sampler)
 
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    classes = len(image_set.classes)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
     model.to(device)
     optimizer = build_optimizer(model.parameters(), config)
     parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: wraps the model for DDP

@@ -18,7 +18,14 @@ import sys
 from pathlib import Path
 
 from common.arguments import OneLineParser, one_of, positive_float, positive_int
-from common.config import DEFAULT_MODEL, add_training_flags, check_writable, parse_with_recipe, per_process
+from common.config import (
+    add_training_flags,
+    check_image_size,
+    check_writable,
+    default_model,
+    parse_with_recipe,
+    per_process,
+)
 from common.entry import run_script
 from common.errors import FAILED, USAGE, SuiteError
 from comparison.diff import describe_difference
@@ -27,7 +34,7 @@ from comparison.methods import METHODS, default_baseline, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import Report, read_results, resumed, write_results
 from comparison.report import keep_earlier, present
-from comparison.session import find_machine, only_writer, print_commands, run_comparison
+from comparison.session import find_machine, find_uncut, only_writer, print_commands, run_comparison
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -68,7 +75,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
             if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
-    arguments.model = arguments.model or [DEFAULT_MODEL[arguments.dataset]]
+    arguments.model = arguments.model or [default_model(arguments.dataset)]
+    check_image_size(arguments.dataset, arguments.image_size)
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
     return arguments, [*always, *given_flags(parser, arguments)]
 
@@ -76,7 +84,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
     """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
     machine, environment = find_machine(arguments, directory)
-    plan = make_plan(arguments, machine, shared_flags)
+    plan = make_plan(arguments, machine, shared_flags, find_uncut(arguments.model, shared_flags))
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     for devices in arguments.project:

@@ -113,7 +113,8 @@ def train(config, options) -> None:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, device, sampler)
 
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    classes = len(image_set.classes)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
     model.to(device)
     parallel = model  # DP: unless it is wrapped
     if options.use_parallel is not None:  # DP:

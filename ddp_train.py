@@ -78,7 +78,8 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
                                  drop_last=True)  # DDP: a share of every batch to each rank
     loaders = make_loaders(image_set, config, device, sampler)
 
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    classes = len(image_set.classes)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
     join_group(place, device)  # DDP:
     model.to(device)
     # DDP: the gradients lie where the all-reduce wants them, which saves a copy

@@ -24,7 +24,7 @@ from common.entry import run_script
 from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
-from common.models import balanced_split, build_model, split_index
+from common.models import balanced_split, build_model, refuse_uncut, split_index
 from common.run import run
 from common.timing import SampledTimers
 
@@ -72,7 +72,8 @@ def train(config, options) -> None:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, device, sampler)
 
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    classes = len(image_set.classes)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
     model.to(device)
     cut = choose_cut(model, torch.zeros(config.batch_size, *image_set.image_shape, device=device), options)  # MP:
     parallel = TwoStage(model[:cut], model[cut:], devices, options.micro_batches)  # MP:
@@ -108,6 +109,7 @@ def choose_devices(config, options) -> list[torch.device]:  # MP:
 
 def choose_cut(model: nn.Sequential, images: torch.Tensor, options) -> int:  # MP:
     """Return the index of the second stage's first block: --split-at, or where the stages' times are most equal."""
+    refuse_uncut(model)
     return split_index(model, options.split_at) if options.split_at else balanced_split(model, images)
 
 

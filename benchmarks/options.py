@@ -26,7 +26,7 @@ from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.machine import setup as process
 from common.machine.environment import available_cores, available_devices
-from common.models import CLASSES, build_model
+from common.models import build_model
 from common.timing import Stopwatch
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
@@ -39,7 +39,7 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     config = config_of(dataset="mnist", **{"model": model_name, **values})
     model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
-    labels = torch.randint(CLASSES, (batch,), device=device)
+    labels = torch.randint(10, (batch,), device=device)
     one_device = SimpleNamespace(method="single", model=model, input_device=device, compilable=True)
     replace_network(one_device, images.shape, config)
     optimizer, calls = optimizer_of(model.parameters(), config), CALLS[device.type]

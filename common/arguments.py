@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import math
+import re
 
 from common.errors import USAGE, SuiteError
 
@@ -44,14 +45,18 @@ def _number(text, kind, accepts, wanted):
     return value
 
 
-def one_of(names):
-    """Return a parser for one of `names` that suggests the nearest name when it is given another."""
+def one_of(names, forms: tuple[tuple[str, str], ...] = ()):
+    """Return a parser for one of `names` that suggests the nearest name when it is given another.
+
+    forms: (pattern, how it is written) of what else is taken, e.g. (r"folder:.+", "folder:PATH").
+    """
 
     def parse(text: str) -> str:
-        if text in names:
+        if text in names or any(re.fullmatch(pattern, text) for pattern, _ in forms):
             return text
+        known = ", ".join((*names, *(form for _, form in forms)))
         near = difflib.get_close_matches(text, names, n=1)
         hint = f", did you mean {near[0]}?" if near else ""
-        raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {', '.join(names)})")
+        raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {known})")
 
     return parse

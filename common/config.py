@@ -18,6 +18,9 @@ DEFAULT_MODEL = {
     "synthetic-mnist": "lenet",
 }
 DATASETS = tuple(DEFAULT_MODEL)
+FOLDER = "folder:"
+OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
+OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
 LOADERS = ("workers", "resident")
 OPTIMIZERS = ("adam", "sgd", "nesterov")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "resnet18")
@@ -64,7 +67,11 @@ class RunConfig:
     in this order, 2 (but at least one per process), the machine's cores ÷ processes, all images, the whole epoch.
     """
 
-    dataset: str = flag("cifar10", " | ".join(DATASETS), one_of(DATASETS), "NAME", **TRAINS)
+    dataset: str = flag(
+        "cifar10", " | ".join(DATASETS) + f" | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
+        one_of(DATASETS, OWN_DATA), "NAME", **TRAINS)
+    image_size: int | None = flag(
+        None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS)
     recipe: str | None = flag(
         None, "fast: other defaults for the flags below, for the shortest training (README)", one_of(RECIPES), "NAME")
     data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
@@ -79,7 +86,8 @@ class RunConfig:
         non_negative_int, own=True, several=True)
     augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
     model: str | None = flag(
-        None, " | ".join(MODELS) + " (lenet for MNIST, else vgg)", one_of(MODELS), "NAME", several=True, **TRAINS)
+        None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
+        one_of(MODELS, OWN_MODELS), "NAME", several=True, **TRAINS)
     precision: str = flag(
         "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast)", one_of(("fp32", "bf16")),
         "TYPE", own=True, **TRAINS)
@@ -183,6 +191,8 @@ def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) ->
     arguments = parser.parse_args()
     if arguments.recipe is None:
         return arguments
+    if arguments.dataset not in RECIPES[arguments.recipe]:
+        parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(RECIPES[arguments.recipe])}")
     values = RECIPES[arguments.recipe][arguments.dataset]
     lists = flags_that("several") if several else ()
     parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
@@ -195,7 +205,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     Raises SuiteError (USAGE) for bad values and for output paths that cannot be written: before training, not after.
     """
     values = vars(parse_with_recipe(parser))
-    values["model"] = values["model"] or DEFAULT_MODEL[values["dataset"]]
+    values["model"] = values["model"] or default_model(values["dataset"])
+    check_image_size(values["dataset"], values["image_size"])
     late = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
     values["lr_milestones"] = tuple(late if values["lr_milestones"] is None else values["lr_milestones"])
     check_workers(values["loader"], values["num_workers"])
@@ -220,6 +231,18 @@ def check_writable(directory: str | Path) -> None:
     except OSError as error:
         raise SuiteError(f"cannot write to {directory}", error.strerror or str(error),
                          "name another directory, or free this one", USAGE) from None
+
+
+def default_model(dataset: str) -> str:
+    """Return the network that is trained on a data set unless --model says otherwise."""
+    return DEFAULT_MODEL.get(dataset, "vgg")
+
+
+def check_image_size(dataset: str, image_size: int | None) -> None:
+    """Raise SuiteError (USAGE) if a data set whose images have a size is given another."""
+    if image_size is not None and not dataset.startswith(FOLDER):
+        raise SuiteError("--image-size is for a folder of images", f"the images of {dataset} have a size",
+                         f"leave it out, or type --dataset {FOLDER}PATH", USAGE)
 
 
 def per_process(flag: str, total: int, world_size: int) -> int:

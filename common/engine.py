@@ -17,7 +17,6 @@ from torch import nn
 
 from common.config import RunConfig
 from common.errors import add_error_context
-from common.models import CLASSES
 from common.results import EpochRecord, PhaseTimes
 from common.timing import PhaseTimer, Stopwatch
 
@@ -160,13 +159,15 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
     """
     model = (context.evaluation_model or context.model).eval()
     loss_sum = torch.zeros((), device=context.output_device)
-    correct, counts = torch.zeros(2, CLASSES, dtype=torch.int64, device=context.output_device)
+    correct = counts = torch.zeros(0, dtype=torch.int64, device=context.output_device)  # as long as the logits are wide
     with Stopwatch(context.devices) as watch:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
             logits = model(to_device(images, context.input_device))  # (B, classes)
             if logits is None:
                 continue
+            if not len(counts):
+                correct, counts = counts.new_zeros(2, logits.shape[1])
             loss_sum += F.cross_entropy(logits.float(), labels, reduction="sum")
             correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
             counts.scatter_add_(0, labels, torch.ones_like(labels))

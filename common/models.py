@@ -1,6 +1,9 @@
-"""Six networks, each an nn.Sequential of named blocks, so that any of them can be cut in two at a block's name."""
+"""Six networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
 
+import difflib
+import importlib.util
 from collections import OrderedDict
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -8,7 +11,7 @@ from torch import nn
 from common.errors import USAGE, SuiteError
 from common.timing import Stopwatch
 
-CLASSES = 10
+WHOLE = "network"  # the only block of a network that cannot be cut
 
 
 class Network(nn.Sequential):
@@ -32,49 +35,125 @@ class Network(nn.Sequential):
         return part
 
 
-def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32") -> Network:
-    """Return the network `name` (one of config.MODELS) on the CPU, with the same weights for the same seed.
+def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32",
+                classes: int = 10) -> Network:
+    """Return the network `name` on the CPU, with the same weights for the same seed.
 
-    image_shape: (C, H, W), with H and W 28 or 32. The network maps images (B, C, H, W) to logits (B, 10), in bfloat16
-    for precision "bf16". Its weights lie channels-last in memory, which makes convolutions do so too: how much faster
-    that is, is in docs/performance.md.
+    name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
+    FUNCTION(image_shape, classes) returns an nn.Module. image_shape: (C, H, W). The network maps images (B, C, H, W) to
+    logits (B, classes), in bfloat16 for precision "bf16". It has one block for each part of a plain nn.Sequential, and
+    one alone for any other module. Its weights lie channels-last in memory, which makes convolutions do so too: how
+    much faster that is, is in docs/performance.md. Raises SuiteError (USAGE) if there is no such network, or if it
+    cannot be built or does not fit the images.
     """
     torch.manual_seed(seed)
-    builder = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8,
-               "resnet18": _resnet18}[name]
-    channels, height, width = image_shape
-    network = Network(OrderedDict(builder(channels, height, width))).to(memory_format=torch.channels_last)
+    kind, _, rest = name.rpartition(":")
+    if kind == "torchvision":
+        blocks = _blocks(_of_torchvision(rest, image_shape, classes))
+    elif kind:
+        blocks = _blocks(_of_file(Path(kind), rest, image_shape, classes))
+    else:
+        blocks = OrderedDict(BUILDERS[name](*image_shape, classes))
+    network = Network(blocks).to(memory_format=torch.channels_last)
+    if kind:
+        _try(network, name, image_shape, classes)
     network.bf16 = precision == "bf16"
     return network
 
 
-def _lenet(channels, height, _width):
+def plain_state(network: Network) -> dict[str, torch.Tensor]:
+    """Return the weights as the module that was wrapped into a Network would name them, on the CPU."""
+    module = network.get_submodule(WHOLE) if WHOLE in dict(network.named_children()) else network
+    return {name: value.cpu() for name, value in module.state_dict().items()}
+
+
+def _blocks(module):
+    """The named parts of a plain nn.Sequential; any other module as a whole."""
+    plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return OrderedDict(module.named_children()) if plain and len(module) > 1 else OrderedDict({WHOLE: module})
+
+
+def _of_torchvision(name, image_shape, classes):
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        near = difflib.get_close_matches(name, models.list_models(module=models), n=1)
+        raise SuiteError(f"torchvision has no classifier {name}", "see torchvision.models.list_models()",
+                         f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50", USAGE)
+    if image_shape[0] != 3:
+        raise SuiteError(f"torchvision:{name} takes colour images", f"these have {image_shape[0]} channel",
+                         "type --dataset cifar10, or a folder of your own", USAGE)
+    return models.get_model(name, weights=None, num_classes=classes)
+
+
+def _of_file(path, function, image_shape, classes):
+    """Call a function of a reader's own file; whatever goes wrong in there is one line."""
+    wanted = f"--model {path}:{function}"
+    if not path.is_file():
+        raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(loaded)
+        build = getattr(loaded, function)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"{wanted} cannot be loaded", found, f"mend {path}", USAGE) from None
+    try:
+        module = build(image_shape, classes)
+    except Exception as error:
+        raise SuiteError(f"{wanted} failed", f"{type(error).__name__}: {error}", f"mend {path}: it is called as "
+                         f"{function}(image_shape={image_shape}, classes={classes})", USAGE) from None
+    if not isinstance(module, nn.Module):
+        raise SuiteError(f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", f"mend {path}",
+                         USAGE)
+    return module
+
+
+@torch.no_grad()
+def _try(network, name, image_shape, classes):
+    """Raise SuiteError (USAGE) unless a network that is none of ours maps two images to logits."""
+    try:
+        logits = network.eval()(torch.zeros(2, *image_shape))
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", found,
+                         "see --dataset and --image-size, or mend it", USAGE) from None
+    network.train()
+    if getattr(logits, "shape", None) != (2, classes):
+        raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
+                         f"two images gave {tuple(getattr(logits, 'shape', ())) or type(logits).__name__}",
+                         "let its last layer have one output for each class", USAGE)
+
+
+def _lenet(channels, height, width, classes):
     """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling: 28 x 28 images are padded to 32 x 32, as there.
 
     The convolutions have 16 and 32 channels instead of 6 and 16, which stayed below 99 % on MNIST after ten epochs.
     """
-    padding = (32 - height) // 2
+    padding = max(0, (32 - height) // 2)
+    sides = [((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width)]  # 5 and 5 for MNIST and CIFAR-10
     yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
     yield "conv2", nn.Sequential(nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
-    yield "full1", nn.Sequential(nn.Linear(32 * 5 * 5, 120), nn.ReLU())
+    yield "full1", nn.Sequential(nn.Linear(32 * sides[0] * sides[1], 120), nn.ReLU())
     yield "full2", nn.Sequential(nn.Linear(120, 84), nn.ReLU())
-    yield "head", nn.Linear(84, CLASSES)
+    yield "head", nn.Linear(84, classes)
 
 
-def _mlp(channels, height, width):
+def _mlp(channels, height, width, classes):
     yield "hidden", nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 512), nn.ReLU())
-    yield "head", nn.Linear(512, CLASSES)
+    yield "head", nn.Linear(512, classes)
 
 
-def _strided(channels, height, width):
+def _strided(channels, height, width, classes):
     """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99 % on MNIST."""
     yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
     yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
     yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
-    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * (height // 4 - 2) * (width // 4 - 2), CLASSES))
+    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * (height // 4 - 2) * (width // 4 - 2), classes))
 
 
-def _vgg(channels, height, width):
+def _vgg(channels, height, width, classes):
     """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32.
 
     Pooling comes right after the convolution: what follows has a quarter of the work.
@@ -83,10 +162,10 @@ def _vgg(channels, height, width):
         yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
         yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
         channels = out
-    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), CLASSES))
+    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), classes))
 
 
-def _resnet8(channels, _height, _width):
+def _resnet8(channels, _height, _width, classes):
     """Three stages of two convolutions, the second with a shortcut: for the shortest way to 90 % on CIFAR-10.
 
     A thinner relative of D. Page's ResNet-9 ("How to train your ResNet", 2018), whose logits are scaled by 1/8 too.
@@ -97,7 +176,7 @@ def _resnet8(channels, _height, _width):
         yield f"conv{stage}", nn.Sequential(*_conv_norm_relu(fan_in, out, nn.MaxPool2d(2)))
         yield f"residual{stage}", Residual(*_conv_norm_relu(out, out))
         fan_in = out
-    yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, CLASSES, bias=False))
+    yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
 
 
 class Residual(nn.Sequential):
@@ -114,7 +193,7 @@ class ScaledLinear(nn.Linear):
         return super().forward(features) / 8
 
 
-def _resnet18(channels, _height, _width):
+def _resnet18(channels, _height, _width, classes):
     """ResNet-18 (He et al., 2016) from torchvision's blocks, with a 3 x 3 stem and no max-pool, for small images."""
     from torchvision.models.resnet import BasicBlock
 
@@ -127,12 +206,22 @@ def _resnet18(channels, _height, _width):
                 shortcut = nn.Sequential(nn.Conv2d(fan_in, out, 1, stride, bias=False), nn.BatchNorm2d(out))
             yield f"block{stage}_{index}", BasicBlock(fan_in, out, stride, shortcut)
             fan_in = out
-    yield "head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, CLASSES))
+    yield "head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes))
 
 
 def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     # no bias: the BatchNorm that follows has one
     return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
+
+
+BUILDERS = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8, "resnet18": _resnet18}
+
+
+def refuse_uncut(model: nn.Sequential) -> None:
+    """Raise SuiteError (USAGE) for a network that has one block alone."""
+    if len(model) < 2:
+        raise SuiteError("this model cannot be cut", "it is no plain nn.Sequential of two parts or more",
+                         "return nn.Sequential(first, second) from your function, or leave the cut out", USAGE)
 
 
 def split_index(model: nn.Sequential, block: str) -> int:

@@ -6,6 +6,7 @@ Raw values only: whatever can be derived (medians, speed-ups) is derived where i
 import contextlib
 import json
 import os
+import re
 import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -167,7 +168,8 @@ def result_name(result: RunResult) -> str:
     """A file name for what a run produced: data set, model, method and, where there are several, devices."""
     simulated = "-simulated" if result.simulated else ""
     count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
-    return f"{result.config['dataset']}-{result.config['model']}-{result.method}{simulated}{count}"
+    names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
+    return f"{names}-{result.method}{simulated}{count}"
 
 
 def describe_start(result: RunResult) -> str:

@@ -19,6 +19,7 @@ from common.data.image_set import ImageSet
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.environment import command_line, describe_environment, device_name
+from common.models import plain_state
 from common.plots import draw_curves
 from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
 from common.timing import command_start
@@ -110,7 +111,7 @@ def _conclude(result, model, config, say):
         return
     if config.save:
         with replacing(config.save) as file:
-            torch.save({name: value.cpu() for name, value in model.state_dict().items()}, file)
+            torch.save(plain_state(model), file)
     say(describe_end(result))
     say(f"Curves:        {draw_curves(result, config.figure_dir)}")
 

@@ -54,7 +54,7 @@ def run_once(
 
     timeout: seconds after which the run is stopped.
     """
-    file = directory / f"{configuration.name}-{block}.json"
+    file = directory / f"{file_name(configuration.name)}-{block}.json"
     log = file.with_suffix(".log")
     command = (*configuration.command, "--seed", str(seed), "--output", str(file), "--figure-dir", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,11 @@ def run_once(
         after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
         return Outcome(status=status, reason=f"{why}, {after} (log: {log})", **known)
     return Outcome(status=result.status, reason=result.reason, result=result, **known)
+
+
+def file_name(name: str) -> str:
+    """Return a Configuration's name without what has a meaning in a path: --model takes paths."""
+    return re.sub(r"[^\w.=-]+", "-", name)
 
 
 def busy_seconds() -> float | None:

@@ -46,9 +46,10 @@ class Method:
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
-    package: what it needs besides the project's own requirements. parts: see Parts; the name is then `called`.
-    baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless --methods
-    says otherwise. rung: it is one of --methods ladder. projected: what --project computes is about it.
+    cuts: it cuts the network in two. package: what it needs besides the project's own requirements. parts: see Parts;
+    the name is then `called`. baseline: the others are compared with it unless --baseline says otherwise. by_default:
+    it runs unless --methods says otherwise. rung: it is one of --methods ladder. projected: what --project computes is
+    about it.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -57,6 +58,7 @@ class Method:
     divides: bool = False
     differs: str = ""
     all_cores: bool = False
+    cuts: bool = False
     package: str = ""
     called: str = ""
     parts: Parts | None = None
@@ -136,8 +138,9 @@ METHODS = {
     "ddp": Method(
         _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called="DDP",
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), projected=True),
-    "mp": Method(_mp, Look("#009E73", ":", "D")),
-    "mp-micro": Method(_mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",)),
+    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
+    "mp-micro": Method(
+        _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True),
     "accelerate": Method(
         _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
 }

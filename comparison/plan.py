@@ -52,11 +52,14 @@ def _nothing(text):
     raise argparse.ArgumentTypeError(f"a switch takes no value, found {text!r}")
 
 
-def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
+def make_plan(
+    arguments, machine: Machine, shared_flags: list[str], uncut: set[str] = frozenset()
+) -> list[Configuration]:
     """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
 
-    shared_flags: the training flags that all rows get. Raises SuiteError (USAGE) if a method has no combination whose
-    batch and workers divide by the number of devices; one of several that does not is skipped with its reason.
+    shared_flags: the training flags that all rows get. uncut: the models that cannot be cut in two. Raises SuiteError
+    (USAGE) if a method has no combination whose batch and workers divide by the number of devices; one of several that
+    does not is skipped with its reason.
     """
     devices = arguments.nproc or [machine.gpus or 2]
     resident = arguments.loader == "resident"
@@ -76,7 +79,7 @@ def make_plan(arguments, machine: Machine, shared_flags: list[str]) -> list[Conf
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
             threads = machine.cores if METHODS[method].all_cores else share
-            choice = {**vars(arguments), "share": share, "threads": threads,
+            choice = {**vars(arguments), "share": share, "threads": threads, "uncut": uncut,
                       **{name: swept[name][0] for name in SWEEPS}, **values, **own}
             found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in found if error]
@@ -96,6 +99,8 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
         skip = f"needs {needed} GPUs, found {machine.gpus}"
     if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
         skip = "it would be the same as one device, which has all cores"
+    if kind.cuts and choice["model"] in choice["uncut"]:
+        skip = f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more"
     skip = kind.missing or skip
     try:
         check_workers(choice["loader"], choice["num_workers"])

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
 from comparison.equivalence import check_maths
-from comparison.launch import ask, run_once
+from comparison.launch import ask, file_name, run_once
 from comparison.methods import Machine
 from comparison.plan import network_flags
 from comparison.progress import duration, guess_seconds, seconds_left
@@ -38,6 +39,15 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
+def find_uncut(models: list[str], shared_flags: list[str]) -> set[str]:
+    """Return which of the models cannot be cut in two; a reader's own that does not work ends the program."""
+    own = [model for model in models if model not in MODELS]
+    if not own:
+        return set()
+    found = json.loads(ask("common.programs.model", *shared_flags, "--model", *own, "--json"))
+    return {model for model, numbers in found.items() if len(numbers["blocks"]) < 2}
+
+
 @contextlib.contextmanager
 def only_writer(directory: Path):
     """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
@@ -58,7 +68,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     """
     left = [run for run in report.order if run not in {(done.block, done.configuration) for done in report.outcomes}]
     _announce(report)
-    remove_torn([directory / "results.json", *(directory / "runs" / f"{name}-{block}.json"
+    remove_torn([directory / "results.json", *(directory / "runs" / f"{file_name(name)}-{block}.json"
                                                for block, name in report.order)])
     write_results(report, directory)
     if not left:

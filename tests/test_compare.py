@@ -26,12 +26,15 @@ from test_results import make_result
 ALL = [(method, {}) for method in METHODS]
 
 
-def plan(gpus=0, methods=(), **values):
-    arguments = Namespace(**{"methods": methods, "nproc": None, "batch_size": [64], "num_workers": None,
-                             "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
-                             "scaling": "strong", "precision": "fp32",
-                             "compile": False, "cuda_graph": False, **values})
-    return {row.name: row for row in make_plan(arguments, Machine(gpus, cores=8), ["--epochs", "1"])}
+def plan_arguments(**values):
+    """What compare_parallel.py parses without flags, as far as the plan reads it."""
+    return Namespace(**{"methods": (), "nproc": None, "batch_size": [64], "num_workers": None, "loader": "workers",
+                        "model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong",
+                        "precision": "fp32", "compile": False, "cuda_graph": False, **values})
+
+
+def plan(gpus=0, **values):
+    return {row.name: row for row in make_plan(plan_arguments(**values), Machine(gpus, cores=8), ["--epochs", "1"])}
 
 
 def flag(row, name):
@@ -51,7 +54,7 @@ def test_a_cpu_gets_two_ranks_and_simulated_methods():
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
     for gpus in (0, 1, 8):
-        rows = [row for row in plan(gpus, ALL).values() if row.method != "single-all-cores"]
+        rows = [row for row in plan(gpus, methods=ALL).values() if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank

@@ -13,6 +13,7 @@ from comparison.plan import make_plan, parse_method
 
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
+    "image_size": 32,
     "loader": "resident", "num_workers": 4, "augment": False, "model": "mlp", "precision": "bf16",
     "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
     "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
@@ -36,7 +37,8 @@ def test_every_field_is_a_flag_and_every_flag_a_field():
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_script_takes_every_flag(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["x.py", *typed(name)])
+    folder = ["--dataset", "folder:x"] if name == "image_size" else []
+    monkeypatch.setattr("sys.argv", ["x.py", *typed(name), *folder])
     config, _ = parse(script_parser(""))
     assert getattr(config, name) == CHANGED[name]
     assert option(name) in script_parser("").format_help()
@@ -44,7 +46,8 @@ def test_a_script_takes_every_flag(name, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", flags_that("shared"))
 def test_what_the_comparison_shares_reaches_every_row(name, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["compare_parallel.py", *typed(name)])
+    folder = ["--dataset", "folder:x"] if name == "image_size" else []
+    monkeypatch.setattr("sys.argv", ["compare_parallel.py", *typed(name), *folder])
     arguments, shared = compare_parallel.parse()
     if name == "device":  # as the machine has it
         return
@@ -78,6 +81,6 @@ def test_a_checkpoint_belongs_to_what_decides(name):
 
 def test_traits_go_together():
     assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
-    assert len(flags_that("decides")) == 17 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    assert len(flags_that("decides")) == 18 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
     assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
     assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}

@@ -69,7 +69,7 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     monkeypatch.setattr(affine, "matrix", lambda *drawn: ours.update(zip("axys", drawn, strict=True)))
     affine.draw(generator)
     ours["a"] = ours["a"].rad2deg()
-    random = training_transform((0.1,), (0.3,), True).transforms[0]
+    random = training_transform((0.1,), (0.3,), True, (28, 28)).transforms[0]
     theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
     theirs = {"a": [one[0] for one in theirs], "x": [one[1][0] for one in theirs], "y": [one[1][1] for one in theirs],
               "s": [one[2] for one in theirs]}
@@ -102,7 +102,7 @@ def test_test_images_are_normalised_as_torchvision_does_it(channels):
     image_set = data.replace(make_image_set(channels=channels), mean=mean, std=std)
     image_set.test_images[:] = np.random.default_rng(0).integers(0, 256, image_set.test_images.shape)
     _, test_loader = make_loaders(image_set, make_config(batch_size=12), CPU)
-    transform = training_transform(mean, std, augment=False)
+    transform = training_transform(mean, std, False, (28, 28))
     expected = torch.stack([transform(Image.fromarray(image)) for image in image_set.test_images])
     torch.testing.assert_close(torch.cat([images for images, _ in test_loader]), expected)
 

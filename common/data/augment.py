@@ -17,17 +17,17 @@ PADDING = 4  # pixels
 DEGREES, SHIFT, SCALE = 10, 0.1, 0.1
 
 
-def training_transform(mean: tuple[float, ...], std: tuple[float, ...], augment: bool):
+def training_transform(mean: tuple[float, ...], std: tuple[float, ...], augment: bool, size: tuple[int, int]):
     """Return the torchvision transform of a training image; mean and std are per channel, on a 0..1 scale.
 
-    PIL image (H, W[, 3]) in, normalised float32 tensor (C, H, W) out.
+    size: (H, W). PIL image (H, W[, 3]) in, normalised float32 tensor (C, H, W) out.
     """
     from torchvision import transforms
 
     if not augment:
         random = []
     elif len(mean) == 3:
-        random = [transforms.RandomCrop(32, padding=PADDING), transforms.RandomHorizontalFlip()]
+        random = [transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()]
     else:
         random = [transforms.RandomAffine(DEGREES, translate=(SHIFT, SHIFT), scale=(1 - SCALE, 1 + SCALE))]
     return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(mean, std)])

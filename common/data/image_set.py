@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import RunConfig
+from common.config import FOLDER, RunConfig
 from common.data import synthetic
 from common.data.archives import archives, first_problem, md5_of, only_one_process, unpack
 from common.data.download import download
+from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.machine.environment import require_torchvision
 from common.results import replacing, write_json
@@ -68,7 +69,9 @@ def load_image_set(config: RunConfig) -> ImageSet:
     if config.loader == "workers":
         require_torchvision()  # it transforms the images
     root = Path(config.data_root)
-    if config.dataset in SYNTHETIC:
+    if config.dataset.startswith(FOLDER):
+        image_set = _load_folder(Path(config.dataset.removeprefix(FOLDER)), config.image_size or DEFAULT_SIZE, root)
+    elif config.dataset in SYNTHETIC:
         image_set = _load_synthetic(config.dataset, root)
     else:
         image_set = _read_decoded(config.dataset, root) or _load_real(config.dataset, root, config.data_url)
@@ -107,9 +110,31 @@ def _load_synthetic(name, root):
     if arrays is None:
         with only_one_process(root):
             arrays = _read_cache(cache) or _write_cache(cache, tuple(generate()))
-    pixels = arrays[0].reshape(-1, 3 if arrays[0].ndim == 4 else 1)
-    mean, std = (tuple((statistic(axis=0) / 255).tolist()) for statistic in (pixels.mean, pixels.std))
-    return ImageSet(name, *arrays, classes, mean, std)
+    return ImageSet(name, *arrays, classes, *_statistics(arrays[0]))
+
+
+def _statistics(images):
+    """Mean and standard deviation per channel, on a 0..1 scale, of images (N, H, W[, 3]) uint8."""
+    pixels = images.reshape(-1, 3 if images.ndim == 4 else 1)
+    return (tuple((statistic(axis=0) / 255).tolist()) for statistic in (pixels.mean, pixels.std))
+
+
+def _load_folder(folder, size, root):
+    """A reader's own images; what was decoded is kept below `root`, as long as no file in the folder changes."""
+    require_torchvision()
+    if not folder.is_dir():
+        read_folder(folder, size)  # says so
+    content = hashlib.sha256(f"{folder.resolve()} {stamp(folder, size)}".encode()).hexdigest()
+    cache = root / "decoded" / f"folder-{content[:16]}.npz"
+    kept = _read_cache(cache)
+    if kept is None:
+        with only_one_process(root):
+            kept = _read_cache(cache)
+            if kept is None:
+                arrays, classes = read_folder(folder, size)
+                kept = _write_cache(cache, (*arrays, np.array(classes)))
+    *arrays, classes = kept
+    return ImageSet("folder", *arrays, tuple(classes.tolist()), *_statistics(arrays[0]))
 
 
 def _read_cache(cache):

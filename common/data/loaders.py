@@ -118,7 +118,7 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     if config.loader == "resident":
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
-        transform = training_transform(image_set.mean, image_set.std, config.augment)
+        transform = training_transform(image_set.mean, image_set.std, config.augment, image_set.image_shape[1:])
         train_loader = DataLoader(
             AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,

@@ -1,1 +1,1 @@
-"""What a person runs: python -m common.programs.check, fetch, probe, weights. Training imports none of it."""
+"""What a person runs: python -m common.programs.check, fetch, model, probe, weights. Training imports none of it."""

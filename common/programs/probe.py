@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DistributedSampler
 
 from common.arguments import OneLineParser, positive_int
-from common.config import DEFAULT_MODEL, add_training_flags, parse_with_recipe
+from common.config import add_training_flags, default_model, parse_with_recipe
 from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import shutdown
@@ -32,19 +32,20 @@ from common.errors import SuiteError
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
-from common.models import CLASSES, build_model
+from common.models import build_model
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
 
 
-def step_milliseconds(model: nn.Module, optimizer, image_shape: tuple[int, int, int], batch: int, device) -> float:
-    """Return the median time of a training step on `batch` random images, after two that are not counted.
+def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, batch: int, device) -> float:
+    """Return the median time of a training step on `batch` random images like those of a data set.
 
-    At least 5 steps, and as many more as fit into SECONDS_PER_MEASUREMENT, up to 50.
+    The first two do not count. At least 5 steps, and as many more as fit into SECONDS_PER_MEASUREMENT, up to 50.
     """
-    images = torch.randn(batch, *image_shape, device=device).to(memory_format=torch.channels_last)  # (B, C, H, W)
-    labels = torch.randint(CLASSES, (batch,), device=device)
+    images = torch.randn(batch, *image_set.image_shape, device=device)  # (B, C, H, W)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(len(image_set.classes), (batch,), device=device)
     seconds = []
     while len(seconds) < 7 or (len(seconds) < 52 and sum(seconds) < SECONDS_PER_MEASUREMENT):
         with Stopwatch([device]) as watch:
@@ -113,14 +114,15 @@ def measure(arguments, image_set: ImageSet) -> dict:
     prepare_process(arguments, device)
     found = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
              "startup_seconds": time.time() - command_start(), "steps": [], "models": [], "loaders": []}
-    for name in arguments.model or [DEFAULT_MODEL[arguments.dataset]]:
-        model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision).to(device)
+    for name in arguments.model or [default_model(arguments.dataset)]:
+        model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
+        model.to(device)
         if arguments.compile:
             model.compile()
         optimizer = build_optimizer(model.parameters(), arguments)
         for size in arguments.sizes:
             with contextlib.suppress(torch.OutOfMemoryError):
-                milliseconds = step_milliseconds(model, optimizer, image_set.image_shape, size, device)
+                milliseconds = step_milliseconds(model, optimizer, image_set, size, device)
                 found["steps"].append({"model": name, "batch": size, "milliseconds": milliseconds})
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         found["models"].append({"model": name, "gradient_bytes": size,

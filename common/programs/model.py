@@ -1,0 +1,39 @@
+"""Does a network of your own fit the data set, and can it be cut in two? Found out in seconds, before anything trains.
+
+    python -m common.programs.model --model my_net.py:build --dataset mnist
+
+prints a line for each network; --json prints their numbers.
+"""
+
+import json
+
+from common.arguments import OneLineParser
+from common.config import add_training_flags, check_image_size, default_model
+from common.data.image_set import load_image_set
+from common.entry import run_script
+from common.models import build_model
+
+
+def main() -> None:
+    parser = OneLineParser(prog="-m common.programs.model", description=__doc__, allow_abbrev=False)
+    add_training_flags(parser, several=True)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    check_image_size(arguments.dataset, arguments.image_size)
+    image_set, found = load_image_set(arguments), {}
+    for name in arguments.model or [default_model(arguments.dataset)]:
+        network = build_model(name, image_set.image_shape, arguments.seed, classes=len(image_set.classes))
+        found[name] = {"parameters": sum(parameter.numel() for parameter in network.parameters()),
+                       "blocks": [block for block, _ in network.named_children()]}
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for name, numbers in found.items():
+        blocks = numbers["blocks"]
+        cut = f"it can be cut before {', '.join(blocks[1:])}" if len(blocks) > 1 else "it cannot be cut"
+        print(f"{name}: {numbers['parameters']:,} parameters, images {image_set.image_shape}, "
+              f"{len(image_set.classes)} classes; {cut}")
+
+
+if __name__ == "__main__":
+    run_script(main)

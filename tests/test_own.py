@@ -1,0 +1,232 @@
+"""What a reader brings: a network in a file, a folder of images. docs/extending.md is followed word for word."""
+
+import ast
+import json
+import re
+import runpy
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.data.image_set import load_image_set
+from common.errors import DATA, USAGE, SuiteError
+from common.models import build_model, plain_state
+from comparison.methods import Machine
+from comparison.plan import make_plan
+from comparison.record import read_results
+from processes import PROJECT
+from test_compare import plan_arguments
+from test_data import make_config
+from training import make_loaders
+
+PAGE = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
+NETWORK = re.search(r"```python\n# my_net.py\n(.*?)```", PAGE, re.DOTALL)[1]
+COMMANDS = [shlex.split(line) for line in re.findall(r"^    (python .*)$", PAGE, re.MULTILINE)]
+SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """my_images: three classes, four images each to train with and two to test."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 4), ("test", 2)):
+        for name, (width, height) in SIZES.items():
+            directory = tmp_path / "my_images" / part / name
+            directory.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(directory / f"{number}.png")
+    return tmp_path / "my_images"
+
+
+def test_the_pages_commands_work_as_they_stand(project, images, data_root, tmp_path):
+    (tmp_path / "my_net.py").write_text(NETWORK)
+    assert len(COMMANDS) == 5
+    for _, *command in COMMANDS:
+        where = [PROJECT / command[0]] if command[0].endswith(".py") else command[:2]
+        more = ["--output-dir", tmp_path / "out", "--repeats", 1] if "compare_parallel.py" in command else []
+        done = project(*where, *command[len(where):], "--data-root", data_root, *more, tiny=False, cwd=tmp_path,
+                       environment={"PYTHONPATH": str(PROJECT)})
+        assert done.returncode == 0, (command, done.stderr)
+    rows = read_results(tmp_path / "out" / "results.json").rows
+    assert {row.configuration.method for row in rows if row.results} >= {"single", "ddp", "mp", "mp-micro"}
+    assert (tmp_path / "out" / "curves.png").exists()
+
+
+def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(NETWORK + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
+                    "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
+                    "    def forward(self, images):\n        return self.parts(images)\n")
+    cut, whole = (build_model(f"{file}:{name}", (1, 28, 28), 0, classes=7) for name in ("build", "Net"))
+    assert len(cut) == 2 and len(whole) == 1
+    images = torch.randn(3, 1, 28, 28)
+    assert cut(images).shape == whole(images).shape == (3, 7)
+    alone = runpy.run_path(str(file))["Net"]((1, 28, 28), 7)
+    alone.load_state_dict(plain_state(whole))  # under the names that its own class gives them
+    torch.testing.assert_close(alone(images), whole(images))
+    again = build_model(f"{file}:Net", (1, 28, 28), 0, classes=7)
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    half = build_model(f"{file}:Net", (1, 28, 28), 0, "bf16", 7)
+    assert half(images).dtype == torch.bfloat16
+
+
+def test_rows_that_need_a_cut_are_skipped_with_that_reason():
+    rows = make_plan(plan_arguments(model=["net.py:Net"]), Machine(0, 2), [], {"net.py:Net"})
+    skipped = {row.method: row.skip for row in rows if row.skip and "cannot be cut" in row.skip}
+    assert set(skipped) == {"mp", "mp-micro"}
+    assert skipped["mp"] == "net.py:Net cannot be cut: it is no plain nn.Sequential of two parts or more"
+    assert not any("cut" in row.skip for row in make_plan(plan_arguments(model=["lenet"]), Machine(0, 2), [], set()))
+
+
+def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+                                     "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n")
+    done = project("model_parallel_train.py", "--model", f"{tmp_path / 'net.py'}:build", "--figure-dir", tmp_path)
+    assert done.returncode == 2 and "this model cannot be cut; it is no plain nn.Sequential" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text, function, said", [
+    (None, "build", "no such file"),
+    ("def build(:", "build", "cannot be loaded; SyntaxError"),
+    ("import nowhere", "build", "cannot be loaded; ModuleNotFoundError: No module named 'nowhere'"),
+    ("x = 1", "build", "cannot be loaded; AttributeError"),
+    ("def build(shape): pass", "build", "failed; TypeError: build() takes 1 positional argument but 2 were given"),
+    ("def build(shape, classes): return 7", "build", "must return an nn.Module; it returned int"),
+    ("from torch import nn\ndef build(shape, classes): return nn.Linear(5, 5)", "build", "does not take images"),
+    ("from torch import nn\ndef build(shape, classes): return nn.Flatten()", "build",
+     "logits (B, 10); two images gave (2, 784); let its last layer have one output for each class"),
+])
+def test_a_broken_file_is_one_line(text, function, said, tmp_path):
+    file = tmp_path / "net.py"
+    if text:
+        file.write_text(text)
+    with pytest.raises(SuiteError, match=re.escape(said)) as refused:
+        build_model(f"{file}:{function}", (1, 28, 28), 0)
+    assert refused.value.exit_code == USAGE
+
+
+def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
+    (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
+    done = project("compare_parallel.py", "--model", f"{tmp_path / 'net.py'}:build", "--dataset", "synthetic-mnist",
+                   "--data-root", data_root, "--output-dir", tmp_path / "out", tiny=False)
+    assert done.returncode == 2 and "must return an nn.Module; it returned int" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out" / "results.json").exists()
+
+
+@pytest.mark.parametrize("name, shape, said", [
+    ("torchvision:resnet5", (3, 32, 32), "torchvision has no classifier resnet5; .*did you mean torchvision:resnet50"),
+    ("torchvision:resnet18", (1, 28, 28), "takes colour images; these have 1 channel")])
+def test_torchvisions_networks_that_cannot_be_had(name, shape, said):
+    with pytest.raises(SuiteError, match=said):
+        build_model(name, shape, 0)
+
+
+def test_a_network_of_torchvision():
+    model = build_model("torchvision:resnet18", (3, 64, 64), 0, classes=3)
+    assert model.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 3) and len(model) == 1
+
+
+# ---- a folder of images
+
+
+def config_of(images, data_root, **values):
+    return make_config(dataset=f"folder:{images}", data_root=str(data_root), **values)
+
+
+def test_a_folder_is_decoded_once_and_again_when_a_file_changes(images, tmp_path, monkeypatch):
+    config = config_of(images, tmp_path / "data", image_size=32)
+    image_set = load_image_set(config)
+    assert image_set.classes == ("cat", "dog", "emu") and image_set.image_shape == (3, 32, 32)
+    assert image_set.train_labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and len(image_set.test_labels) == 6
+    emu = Image.open(images / "train" / "emu" / "1.png").resize((32, 32), Image.BILINEAR)
+    assert np.abs(image_set.train_images[9].astype(int) - np.asarray(emu).astype(int)).max() <= 1
+    assert image_set.mean == pytest.approx((image_set.train_images / 255).mean((0, 1, 2)))
+    with monkeypatch.context() as patch:
+        patch.setattr("common.data.image_set.read_folder", lambda *_: pytest.fail("decoded again"))
+        assert (load_image_set(config).train_images == image_set.train_images).all()
+        with pytest.raises(pytest.fail.Exception):
+            load_image_set(config_of(images, tmp_path / "data", image_size=16))
+    shutil.copy(images / "train" / "dog" / "0.png", images / "train" / "cat" / "9.png")
+    assert len(load_image_set(config).train_labels) == 13
+
+
+@pytest.mark.parametrize("loader", ["workers", "resident"])
+def test_a_folder_is_trained_on_with_as_many_classes_as_it_has(loader, images, project, tmp_path):
+    done = project("data_parallel_train.py", "--dataset", f"folder:{images}", "--image-size", 32, "--loader", loader,
+                   "--model", "vgg", "--batch-size", 4, "--num-workers", 0, "--epochs", 1, "--data-root",
+                   tmp_path / "data", "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert list(result["class_accuracy"]) == ["cat", "dog", "emu"] and result["epochs"][0]["samples"] == 12
+    (figure,) = tmp_path.glob("*.png")
+    assert "/" not in figure.name and ":" not in figure.name
+
+
+@pytest.mark.parametrize("loader", ["workers", "resident"])
+def test_every_image_of_a_folder_is_augmented_at_its_own_size(loader, images, tmp_path):
+    config = config_of(images, tmp_path, image_size=48, loader=loader, batch_size=4)
+    train_loader, _ = make_loaders(load_image_set(config), config, epoch=1)
+    assert {tuple(batch.shape) for batch, _ in train_loader} == {(4, 3, 48, 48)}
+
+
+def break_image(images):
+    (images / "test" / "emu" / "0.png").write_bytes(b"no image")
+
+
+@pytest.mark.parametrize("damage, said", [
+    (shutil.rmtree, "no such directory"),
+    (lambda images: shutil.rmtree(images / "test"), "has no folder test (or val)"),
+    (lambda images: shutil.rmtree(images / "train"), "has no folder train"),
+    (lambda images: shutil.rmtree(images / "test" / "emu"), "different classes; only one of them has emu"),
+    (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "is no folder of images"),
+    (break_image, "cannot read the image"),
+])
+def test_a_folder_that_cannot_be_used_is_one_line(damage, said, images, tmp_path):
+    damage(images)
+    with pytest.raises(SuiteError, match=re.escape(said)) as refused:
+        load_image_set(config_of(images, tmp_path / "data"))
+    assert refused.value.exit_code == DATA
+
+
+def test_val_will_do_for_test(images, tmp_path):
+    (images / "test").rename(images / "val")
+    assert len(load_image_set(config_of(images, tmp_path / "data")).test_labels) == 6
+
+
+def test_image_size_is_for_folders(project):
+    done = project("data_parallel_train.py", "--image-size", 32)
+    assert done.returncode == 2 and "--image-size is for a folder of images" in done.stderr
+
+
+# ---- the rooms
+
+
+def test_imports_run_downward_without_a_circle():
+    """Whatever a module imports from the project, it must not come back to the module itself."""
+    modules = {".".join(file.relative_to(PROJECT).with_suffix("").parts): file
+               for room in ("common", "comparison") for file in (PROJECT / room).rglob("*.py")}
+    arrows = {}
+    for name, file in modules.items():
+        wanted = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                wanted |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+        arrows[name] = wanted & set(modules) - {name}
+    rank: dict[str, int] = {}
+    while len(rank) < len(arrows):
+        ready = [name for name, wanted in arrows.items() if name not in rank and wanted <= set(rank)]
+        assert ready, f"a circle among {sorted(set(arrows) - set(rank))}"
+        rank |= dict.fromkeys(ready, len(rank))
+    assert not any(wanted.startswith("comparison") for name, found in arrows.items() if name.startswith("common")
+                   for wanted in found)
+    programs = {name for name in arrows if name.startswith("common.programs.")}
+    assert not any(programs & found for name, found in arrows.items() if name not in programs)
+
