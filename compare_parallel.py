@@ -18,16 +18,11 @@ import sys
 from pathlib import Path
 
 from common.arguments import OneLineParser, one_of, positive_float, positive_int
-from common.config import (
-    add_training_flags,
-    check_image_size,
-    check_writable,
-    default_model,
-    parse_with_recipe,
-    per_process,
-)
+from common.config import add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
 from common.errors import FAILED, USAGE, SuiteError
+from common.totals import per_process
+from common.writing import check_writable
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, default_baseline, ladder, python

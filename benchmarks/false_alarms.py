@@ -17,10 +17,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.arguments import OneLineParser, positive_int
-from common.config import check_writable
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
-from common.results import write_json
+from common.writing import check_writable, write_json
 from comparison.launch import run_once
 from comparison.measures import run_seconds
 from comparison.methods import Machine

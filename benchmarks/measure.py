@@ -14,7 +14,7 @@ sys.path.insert(0, str(PROJECT))
 from common.arguments import OneLineParser, positive_int  # noqa: E402
 from common.config import RunConfig, script_parser  # noqa: E402
 from common.machine.environment import available_cores, describe_environment  # noqa: E402
-from common.results import write_json  # noqa: E402
+from common.writing import write_json  # noqa: E402
 from comparison.launch import busy_seconds, children_seconds  # noqa: E402
 from comparison.statistics import Ratio, ratio  # noqa: E402
 

@@ -28,8 +28,8 @@ from common.entry import run_script
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
-from common.results import write_json
 from common.timing import synchronize
+from common.writing import write_json
 
 GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
 KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step

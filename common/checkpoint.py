@@ -10,7 +10,9 @@ from torch import nn
 
 from common.config import RunConfig, flags_that, option
 from common.errors import DATA, USAGE, SuiteError
-from common.results import EpochRecord, epoch_from_dict, replacing
+from common.results import EpochRecord, epoch_from_dict
+from common.words import count
+from common.writing import replacing
 
 FORMAT = 1
 
@@ -66,7 +68,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> d
     changed = [f"{option(name)} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
                if before.get(name) != now.get(name)]
     if ranks != world_size:
-        changed.append(f"{ranks} → {world_size} process(es)")
+        changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
     if epochs > config.epochs:
         changed.append(f"it is after epoch {epochs}, --epochs {config.epochs}")
     if changed:

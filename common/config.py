@@ -1,7 +1,6 @@
 """What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,6 +8,8 @@ from pathlib import Path
 from common.arguments import OneLineParser, fraction, non_negative_int, one_of, positive_float, positive_int
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
+from common.totals import check_workers
+from common.writing import check_writable
 
 DEFAULT_MODEL = {
     "cifar10": "vgg",
@@ -222,17 +223,6 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     return config, argparse.Namespace(**values)
 
 
-def check_writable(directory: str | Path) -> None:
-    """Make `directory` and put a file into it, which is removed again; raise SuiteError (USAGE) if that fails."""
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise SuiteError(f"cannot write to {directory}", error.strerror or str(error),
-                         "name another directory, or free this one", USAGE) from None
-
-
 def default_model(dataset: str) -> str:
     """Return the network that is trained on a data set unless --model says otherwise."""
     return DEFAULT_MODEL.get(dataset, "vgg")
@@ -243,25 +233,3 @@ def check_image_size(dataset: str, image_size: int | None) -> None:
     if image_size is not None and not dataset.startswith(FOLDER):
         raise SuiteError("--image-size is for a folder of images", f"the images of {dataset} have a size",
                          f"leave it out, or type --dataset {FOLDER}PATH", USAGE)
-
-
-def per_process(flag: str, total: int, world_size: int) -> int:
-    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say."""
-    if total % world_size:
-        above = total + world_size - total % world_size
-        raise SuiteError(f"{flag} is a total and must divide by the number of processes",
-                         f"found {total} for {world_size} processes", f"type e.g. {flag} {above}", USAGE)
-    return total // world_size
-
-
-def check_workers(loader: str, num_workers: int | None) -> None:
-    """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
-    if loader == "resident" and num_workers:
-        raise SuiteError("--loader resident has no workers: it cuts batches where the training runs",
-                         f"found --num-workers {num_workers}", "leave out --num-workers, or type --loader workers",
-                         USAGE)
-
-
-def total_workers(num_workers: int | None, world_size: int) -> int:
-    """Return `--num-workers`, or its default: 2, rounded up to the same number in every process."""
-    return -(-2 // world_size) * world_size if num_workers is None else num_workers

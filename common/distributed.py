@@ -22,13 +22,14 @@ from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.checkpoint import read_checkpoint
-from common.config import FLAGS, RunConfig, option, per_process, total_workers
+from common.config import FLAGS, RunConfig, option
 from common.data.image_set import ImageSet, checksum, load_image_set
 from common.entry import run_script
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.environment import available_devices, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher
 from common.machine.setup import check_precision
+from common.totals import per_process, total_workers
 
 # what init_process_group's env:// needs, with an example of each
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

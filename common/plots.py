@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from common.results import RunResult, result_name
+from common.describe import result_name
+from common.results import RunResult
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
 

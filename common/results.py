@@ -1,17 +1,14 @@
-"""What a run found: RunResult and its parts, as JSON out and in, and as the lines that a person reads.
+"""What a run found: RunResult and its parts, as JSON out and in.
 
 Raw values only: whatever can be derived (medians, speed-ups) is derived where it is shown. Never imports torch.
 """
 
-import contextlib
 import json
-import os
-import re
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
+from common.writing import write_json
 
 SCHEMA_VERSION = 3  # 2 added precision; a result of version 1 was always float32; 3 added memory_parts
 
@@ -93,40 +90,6 @@ class RunResult:
     schema_version: int = SCHEMA_VERSION
 
 
-@contextlib.contextmanager
-def replacing(path: str | Path):
-    """Yield a binary file that becomes `path` once all of it is on disk; until then, `path` is what it was before."""
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp lets only the owner read
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def write_json(value: dict, path: str | Path) -> None:
-    """Write `value` as JSON, all or nothing; NaN and infinity, which JSON does not have, become null."""
-    with replacing(path) as file:
-        file.write(json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False).encode())
-
-
-def without_nan(value):
-    """Return a copy of `value`, made of JSON's types, with null for NaN and infinity."""
-    if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
-        return None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return value
-
-
 def write_result(result: RunResult, path: str | Path) -> None:
     """Write a RunResult as JSON (temporary file, fsync, rename)."""
     write_json(asdict(result), path)
@@ -162,56 +125,3 @@ def epoch_from_dict(values: dict) -> EpochRecord:
 def phase_names() -> tuple[str, ...]:
     """The phases of a step, in their order."""
     return tuple(field.name for field in fields(PhaseTimes))
-
-
-def result_name(result: RunResult) -> str:
-    """A file name for what a run produced: data set, model, method and, where there are several, devices."""
-    simulated = "-simulated" if result.simulated else ""
-    count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
-    names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
-    return f"{names}-{result.method}{simulated}{count}"
-
-
-def describe_start(result: RunResult) -> str:
-    """What the run runs on, as a block of text for the terminal."""
-    config, environment = result.config, result.environment
-    label = "SIMULATED: " if result.simulated else ""
-    note = f"\nNote:          {label}{result.reason}" if result.reason else ""
-    return (
-        f"Method:        {result.method}\n"
-        f"Devices:       {', '.join(result.devices)}; {result.world_size} process(es) x "
-        f"{result.threads_per_process} thread(s); torch {environment['torch']}{note}\n"
-        f"Data set:      {config['dataset']}, {result.workers_per_process} loader worker(s) per process\n"
-        f"Batch:         {result.global_batch_size} global, {result.per_device_batch_size} per device\n"
-        f"Model:         {config['model']}, {result.parameters:,} parameters, {config['optimizer']}, lr {config['lr']}"
-    )
-
-
-def describe_epoch(record: EpochRecord, epochs: int) -> str:
-    """One line for one epoch."""
-    phases = ", ".join(f"{name} {value:.2f}" for name, value in record.phases.known.items())
-    return (
-        f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
-        f"test accuracy: {record.test_accuracy:.2%}, {record.samples / record.train_seconds:,.0f} images/s, "
-        f"ms/step: {phases}"
-    )
-
-
-def training_seconds(result: RunResult) -> float:
-    """Seconds of training over all epochs, without evaluation; of a run that reached its target, time to accuracy."""
-    return sum(record.train_seconds for record in result.epochs)
-
-
-def describe_end(result: RunResult) -> str:
-    """Total time and final accuracies, as a block of text."""
-    classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
-    own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
-    target = result.config.get("target_accuracy")
-    words = "" if target is None else f" to a test accuracy of {target:.2%}"
-    if result.status == "not reached":
-        words = f" without reaching a test accuracy of {target:.2%}"
-    return (
-        f"Training took {training_seconds(result):.2f} s{words}; "
-        f"{result.total_seconds:.2f} s from start to end\n"
-        f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}{own}"
-    )

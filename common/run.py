@@ -14,15 +14,18 @@ from torch import nn
 
 from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
 from common.compiled import replace_network
-from common.config import total_workers
 from common.data.image_set import ImageSet
+from common.describe import describe_end, describe_epoch, describe_start
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.environment import command_line, describe_environment, device_name
 from common.models import plain_state
 from common.plots import draw_curves
-from common.results import RunResult, describe_end, describe_epoch, describe_start, replacing, write_result
+from common.results import RunResult, write_result
 from common.timing import command_start
+from common.totals import total_workers
+from common.words import count
+from common.writing import replacing
 
 
 def run(
@@ -32,8 +35,7 @@ def run(
 
     train_step: what the method does with one batch (see common.engine). model: the plain network inside
     `context.model`; its weights are what `--save` writes. options: the Namespace of the script's own flags, kept in the
-    result beside the shared ones. Raises SuiteError (FAILED), after the result
-    file is written, if training diverged.
+    result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if training diverged.
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
@@ -59,8 +61,18 @@ def run(
     result = replace(result, startup_seconds=time.time() - command_start(context.launched))
     if context.rank == 0:
         _write_unfinished(result, records, config)
-    keep = partial(_keep, context, gpus, result, model, optimizer, schedule, config, options, say)
-    records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, keep)
+
+    def after_epoch(records):
+        """Say what the epoch was, and put on disk what would be needed if it was the last."""
+        say(describe_epoch(records[-1], config.epochs))
+        states = context.gather(random_state(gpus)) if config.checkpoint else None
+        if context.rank != 0 or not is_finite(records[-1]):
+            return
+        _write_unfinished(result, records, config)
+        if config.checkpoint:
+            save_checkpoint(config, options, model, optimizer, schedule, records, states)
+
+    records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, after_epoch)
     result = replace(_after(context, model, optimizer, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
@@ -68,7 +80,7 @@ def run(
         result = replace(result, status="diverged", reason=found)
     elif config.target_accuracy is not None and not reached(records[-1], config):
         best = max(record.test_accuracy for record in records)
-        found = f"the best test accuracy of {len(records)} epoch(s) was {best:.2%}"
+        found = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
         result = replace(result, status="not reached", reason=found)
     if context.rank == 0:
         _conclude(result, model, config, say)
@@ -85,17 +97,6 @@ def _settle(context, train_step, image_shape, optimizer):
     context.model.train()
     train_step(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
     optimizer.zero_grad()
-
-
-def _keep(context, gpus, result, model, optimizer, schedule, config, options, say, records):
-    """After an epoch: say what it was, and put on disk what would be needed if it was the last."""
-    say(describe_epoch(records[-1], config.epochs))
-    states = context.gather(random_state(gpus)) if config.checkpoint else None
-    if context.rank != 0 or not is_finite(records[-1]):
-        return
-    _write_unfinished(result, records, config)
-    if config.checkpoint:
-        save_checkpoint(config, options, model, optimizer, schedule, records, states)
 
 
 def _write_unfinished(result, records, config):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from common.words import count
 from comparison.causes import Cause, Costs, find_causes, find_costs
 from comparison.fairness import Standing, compare_with_baseline
 from comparison.measures import Summary, ratio_of, summarize, unsteadiness
@@ -9,7 +10,6 @@ from comparison.plan import SWEEPS
 from comparison.projection import Projection, project
 from comparison.record import Report, Row
 from comparison.statistics import DISTURBED, NO_DIFFERENCE, Ratio
-from comparison.words import count
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
 

@@ -4,12 +4,12 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from common.words import count
 from comparison.fairness import Standing
 from comparison.measures import Summary, ratio_of, run_seconds
 from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.statistics import NO_DIFFERENCE, Ratio
-from comparison.words import count
 
 # From which share on a cause is worth a sentence.
 WAITING = 0.20  # of a step, waiting for data

@@ -3,7 +3,8 @@
 import statistics
 from dataclasses import dataclass, replace
 
-from common.results import EpochRecord, PhaseTimes, RunResult, training_seconds
+from common.describe import training_seconds
+from common.results import EpochRecord, PhaseTimes, RunResult
 from comparison.record import Row
 from comparison.statistics import Ratio, ratio
 

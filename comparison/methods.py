@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from comparison.words import count
+from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
 

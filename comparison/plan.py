@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from common.arguments import one_of
-from common.config import FLAGS, check_workers, flags_that, option, per_process, total_workers
+from common.config import FLAGS, flags_that, option
 from common.errors import USAGE, SuiteError
+from common.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.

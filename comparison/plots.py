@@ -6,12 +6,12 @@ from pathlib import Path
 
 from common.plots import new_figure, save_figure
 from common.results import phase_names
+from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.methods import method_of
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.verdict import mebibytes
-from comparison.words import count
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"), (0.6, "xxxx"))

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from common.words import count
 from comparison.measures import Summary
 from comparison.methods import method_of
 from comparison.record import Report
-from comparison.words import count
 
 LABEL = "projected, not measured"
 

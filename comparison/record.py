@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import DATA, USAGE, SuiteError
-from common.results import RunResult, result_from_dict, without_nan, write_json
+from common.results import RunResult, result_from_dict
+from common.words import count
+from common.writing import without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
-from comparison.words import count
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import SuiteError
+from common.words import count
 from comparison.analysis import Analysis, RowAnalysis, analyse
 from comparison.fairness import effective
 from comparison.methods import method_of
@@ -24,7 +25,6 @@ from comparison.tables import (
     sweep_tables,
 )
 from comparison.verdict import verdict
-from comparison.words import count
 
 
 def keep_earlier(directory: Path) -> None:

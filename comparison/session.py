@@ -12,13 +12,13 @@ from filelock import FileLock, Timeout
 
 from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
+from common.words import count
 from comparison.equivalence import check_maths
 from comparison.launch import ask, file_name, run_once
 from comparison.methods import Machine
 from comparison.plan import network_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
-from comparison.words import count
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:

@@ -4,6 +4,7 @@ import statistics
 
 from tabulate import tabulate
 
+from common.words import count
 from comparison.analysis import Analysis
 from comparison.fairness import effective
 from comparison.measures import timed_epochs
@@ -11,7 +12,6 @@ from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.record import Report
 from comparison.verdict import longer, mebibytes
-from comparison.words import count
 
 DASH = "–"
 

@@ -1,10 +1,10 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
+from common.words import count
 from comparison.analysis import Analysis, Recommendation, Sweep
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
 from comparison.statistics import NO_DIFFERENCE, Ratio
-from comparison.words import count
 
 
 def verdict(analysis: Analysis) -> list[str]:

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from common.config import parse, script_parser
 from processes import PROJECT, child_environment
 
 torch.set_num_threads(1)
@@ -78,3 +79,14 @@ def train(project, tmp_path):
         return json.loads(output.read_text()), torch.load(weights, weights_only=True), done.stdout
 
     return run
+
+
+@pytest.fixture
+def parsed(monkeypatch, tmp_path):
+    """Parse flags as a training script does; return its RunConfig."""
+
+    def parsed(*flags):
+        monkeypatch.setattr(sys, "argv", ["data_parallel_train.py", *map(str, flags), "--figure-dir", str(tmp_path)])
+        return parse(script_parser(""))[0]
+
+    return parsed

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from common.describe import describe_epoch
 from common.engine import (
     Evaluation,
     Training,
@@ -20,7 +21,6 @@ from common.engine import (
 )
 from common.machine import environment
 from common.machine.lifetime import has_launcher
-from common.results import describe_epoch
 from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
 from data_parallel_train import SimulatedDataParallel
 from test_data import make_config, make_image_set

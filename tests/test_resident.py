@@ -12,7 +12,7 @@ from torchvision.transforms import functional
 
 from common.data import image_set as data
 from common.data import loaders
-from common.data.augment import Affine, CropAndMirror, batch_transform, held_bytes, training_transform
+from common.data.augment import Affine, CropAndMirror, batch_transform, peak_bytes, training_transform
 from common.data.image_set import load_image_set
 from common.errors import MACHINE, SuiteError
 from test_data import make_config, make_image_set
@@ -111,7 +111,7 @@ def test_test_images_are_normalised_as_torchvision_does_it(channels):
 @pytest.mark.parametrize("augment", [True, False])
 def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(channels, augment, monkeypatch):
     image_set, config = make_image_set(60, channels), make_config(loader="resident", augment=augment)
-    needed = held_bytes((60, *image_set.image_shape[1:], channels), augment)
+    needed = peak_bytes((60, *image_set.image_shape[1:], channels), augment)
     transform = batch_transform(random_images(60, channels), augment)
     held = {id(value.untyped_storage()): value.untyped_storage().nbytes() for value in vars(transform).values()
             if isinstance(value, torch.Tensor) and value.dtype == torch.uint8}

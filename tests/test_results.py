@@ -4,17 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
+from common.describe import describe_epoch, result_name
 from common.errors import SuiteError
-from common.results import (
-    EpochRecord,
-    PhaseTimes,
-    RunResult,
-    describe_epoch,
-    read_result,
-    result_name,
-    write_json,
-    write_result,
-)
+from common.results import EpochRecord, PhaseTimes, RunResult, read_result, write_result
+from common.writing import write_json
 
 PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, 3.0)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from common.words import count
 from comparison.measures import run_seconds, summarize, unsteadiness
 from comparison.statistics import Ratio, ratio, t_quantile
-from comparison.words import count
 from reports import configuration, report_of, runs
 from test_results import make_result
 

@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock
 
 from common.errors import DATA, SuiteError
-from common.results import replacing, write_json
+from common.writing import replacing, write_json
 
 
 @dataclass(frozen=True)

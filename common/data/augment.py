@@ -40,7 +40,7 @@ def batch_transform(images: torch.Tensor, augment: bool):
     return CropAndMirror(images) if images.shape[3] == 3 else Affine(images)
 
 
-def held_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
+def peak_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
     """Return the bytes that batch_transform() needs at most for images of shape (N, H, W, C), these included."""
     count, height, width, channels = shape
     padding = 0 if not augment else PADDING if channels == 3 else _affine_padding(height, width)

@@ -17,7 +17,7 @@ from common.data.download import download
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.machine.environment import require_torchvision
-from common.results import replacing, write_json
+from common.writing import replacing, write_json
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
 STATISTICS = {

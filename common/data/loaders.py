@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from common.config import RunConfig, per_process, total_workers
-from common.data.augment import batch_transform, held_bytes, training_transform
+from common.config import RunConfig
+from common.data.augment import batch_transform, peak_bytes, training_transform
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import free_memory
 from common.machine.lifetime import end_with_parent
+from common.totals import per_process, total_workers
 
 EVALUATION_BATCH = 500  # images, at least: without gradients, a larger batch costs little memory and saves time
 
@@ -59,7 +60,7 @@ class ResidentLoader:
                  device: torch.device, augment: bool = False, sampler: DistributedSampler | None = None):
         channels = len(image_set.mean)
         images = images.reshape(*images.shape[:3], channels)  # (N, H, W, C) uint8
-        _check_memory(held_bytes(images.shape, augment), device)
+        _check_memory(peak_bytes(images.shape, augment), device)
         self.transform = batch_transform(torch.from_numpy(images).to(device), augment)
         self.labels = torch.from_numpy(labels).to(device)
         self.batch_size, self.device, self.sampler = batch_size, device, sampler

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from common.errors import SuiteError
-from common.results import write_json
+from common.writing import write_json
 
 FOUND = []
 

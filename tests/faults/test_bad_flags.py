@@ -145,7 +145,7 @@ def test_a_target_that_is_not_reached(command, project, data_root, tmp_path, rep
     result = json.loads(output.read_text())
     best = max(epoch["test_accuracy"] for epoch in result["epochs"])
     reported(f"--target-accuracy 0.999 not reached ({command[0]})", done, 1, "--target-accuracy 0.999 was not reached; "
-             f"the best test accuracy of 2 epoch(s) was {best:.2%}; give more --epochs, or a lower target")
+             f"the best test accuracy of 2 epochs was {best:.2%}; give more --epochs, or a lower target")
     assert (result["status"], len(result["epochs"])) == ("not reached", 2)
     assert "without reaching a test accuracy of 99.90%" in done.stdout
     assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)

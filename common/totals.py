@@ -1,0 +1,25 @@
+"""What --batch-size and --num-workers come to in each process: both are totals over all of them."""
+
+from common.errors import USAGE, SuiteError
+
+
+def per_process(flag: str, total: int, world_size: int) -> int:
+    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say."""
+    if total % world_size:
+        above = total + world_size - total % world_size
+        raise SuiteError(f"{flag} is a total and must divide by the number of processes",
+                         f"found {total} for {world_size} processes", f"type e.g. {flag} {above}", USAGE)
+    return total // world_size
+
+
+def check_workers(loader: str, num_workers: int | None) -> None:
+    """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
+    if loader == "resident" and num_workers:
+        raise SuiteError("--loader resident has no workers: it cuts batches where the training runs",
+                         f"found --num-workers {num_workers}", "leave out --num-workers, or type --loader workers",
+                         USAGE)
+
+
+def total_workers(num_workers: int | None, world_size: int) -> int:
+    """Return `--num-workers`, or its default: 2, rounded up to the same number in every process."""
+    return -(-2 // world_size) * world_size if num_workers is None else num_workers

@@ -1,0 +1,69 @@
+"""Optimizers and schedules against the textbooks."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from common.engine import build_optimizer, build_schedule
+from test_data import make_config
+
+
+def rates(config, steps_per_epoch):
+    """The learning rate of every training step."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], config.lr)
+    schedule = build_schedule(optimizer, config, steps_per_epoch)
+    found = []
+    for _ in range(config.epochs * steps_per_epoch):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_one_cycle_rises_for_a_quarter_and_falls_to_almost_nothing():
+    found = rates(make_config(schedule="one-cycle", epochs=4, lr=0.2), 10)
+    rising, falling = found[:10], found[9:]
+    assert rising == sorted(set(rising)) and falling[::-1] == sorted(set(falling))
+    assert found[9] == max(found) == pytest.approx(0.2)
+    assert found[0] < 0.05 * 0.2 and 0 <= found[-1] < 0.01 * 0.2
+    assert [later - sooner for sooner, later in pairwise(falling)] == pytest.approx([(found[-1] - 0.2) / 30] * 30)
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+def test_one_cycle_of_a_few_steps(steps):
+    found = rates(make_config(schedule="one-cycle", epochs=1, lr=0.2), steps)
+    assert len(found) == steps and all(0 < rate <= 0.2 for rate in found)
+
+
+@pytest.mark.parametrize("flags, milestones", [
+    ((), (8,)), (("--epochs", 4), ()), (("--epochs", 5), (4,)), (("--epochs", 7), (5,)), (("--epochs", 30), (24,)),
+    (("--lr-milestones", 2, 9), (2, 9)), (("--epochs", 4, "--lr-milestones", 2), (2,)),
+])
+def test_the_learning_rate_falls_after_four_fifths_unless_told_otherwise(flags, milestones, parsed):
+    config = parsed(*flags, "--lr", 1)
+    assert config.lr_milestones == milestones
+    falls = [epoch for epoch, (before, after) in enumerate(pairwise(rates(config, 1)), start=1) if after < before / 2]
+    assert tuple(falls) == milestones
+
+@pytest.mark.parametrize("name, kind", [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD),
+                                        ("nesterov", torch.optim.SGD)])
+def test_optimizers_are_fused_and_get_their_values(name, kind):
+    optimizer = build_optimizer([nn.Parameter(torch.ones(1))], make_config(optimizer=name, lr=0.3, weight_decay=0.02))
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is kind
+    assert (group["fused"], group["lr"], group["weight_decay"]) == (True, 0.3, 0.02)
+
+
+@pytest.mark.parametrize("name, weight_decay, moved", [
+    ("sgd", 0.0, 1 + 1.9), ("nesterov", 0.0, 1.9 + 2.71),  # two steps along a gradient of 1, momentum 0.9
+    ("sgd", 0.5, 1.5 + (1 + 0.5 * 0.985 + 0.9 * 1.5)),  # 0.985: the weight after the first step
+])
+def test_momentum_and_weight_decay_are_the_textbooks(name, weight_decay, moved):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = build_optimizer([weight], make_config(optimizer=name, lr=0.01, weight_decay=weight_decay))
+    for _ in range(2):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    assert 1 - weight.item() == pytest.approx(0.01 * moved, rel=1e-4)

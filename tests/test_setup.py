@@ -1,0 +1,58 @@
+"""What a process sets up before it trains: threads, memory."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.machine import setup as process
+from common.machine.setup import prepare_process
+from processes import PROJECT, child_environment
+from test_data import make_config
+from training import CPU
+
+
+@pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
+def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, processes, expected, monkeypatch):
+    calls = []
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append("memory"))
+    monkeypatch.setattr(process, "check_bf16", lambda device: calls.append("bf16"))
+    monkeypatch.setattr(process, "available_cores", lambda: 8)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    before = torch.get_num_threads()
+    try:
+        prepare_process(make_config(threads=threads), CPU, processes)
+        assert torch.get_num_threads() == expected and torch.backends.cudnn.benchmark
+        prepare_process(make_config(precision="bf16", allow_slow_precision=True), CPU)
+        assert calls == ["memory"] * 2
+        prepare_process(make_config(precision="bf16"), CPU)
+        assert calls == ["memory"] * 3 + ["bf16"]
+    finally:
+        torch.set_num_threads(before)
+
+
+FAULTS = """
+import resource, torch
+from common.machine.setup import keep_freed_memory
+torch.set_num_threads(1)
+def faults():
+    for step in range(20):
+        if step == 10:  # what is kept has found its place
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.empty(16_000_000).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults())
+keep_freed_memory()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_is_used_again_without_asking_the_kernel():
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=PROJECT, env=child_environment(), capture_output=True,
+                          text=True, check=True)
+    given_back, kept = map(int, done.stdout.split())
+    assert given_back >= 10 * 31  # 10 times 64 MB, more than glibc keeps by itself: 16,000 pages, or 31 large ones
+    assert kept < given_back / 4
