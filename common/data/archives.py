@@ -7,13 +7,11 @@ import contextlib
 import gzip
 import hashlib
 import json
-import math
 import shutil
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
 
 from common.errors import DATA, SuiteError
@@ -82,9 +80,8 @@ def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
         if known.get(file) != stamp:
             found = md5_of(path)
             if found != md5:
-                reason = _idx_problem(path, path.read_bytes()) if file.endswith("ubyte") else None
-                empty = "it is empty" if not status.st_size else None
-                return f"{path} is damaged", empty or reason or f"its md5 is {found} instead of {md5}"
+                size = f"its {status.st_size:,} bytes have" if status.st_size else "it is empty, with"
+                return f"{path} is damaged", f"{size} the md5 {found} instead of {md5}"
             fresh[file] = stamp
     if fresh:
         with contextlib.suppress(OSError):  # a directory that is only read: summed again next time
@@ -98,32 +95,6 @@ def _read_verified(root):
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
-
-
-def _idx_problem(path, content):
-    """Why a file is no proper IDX file of images or labels, or None.
-
-    IDX (Y. LeCun): two zero bytes, the type (8: unsigned byte), the number of dimensions, their sizes (big-endian, 4
-    bytes each), the data.
-    """
-    dimensions = 3 if "idx3" in path.name else 1
-    if content[:4] != bytes((0, 0, 8, dimensions)):
-        return f"it begins with {content[:4].hex(' ')} instead of {bytes((0, 0, 8, dimensions)).hex(' ')}"
-    start = 4 + 4 * dimensions
-    shape = [int.from_bytes(content[at:at + 4], "big") for at in range(4, start, 4)]
-    if len(content) != start + math.prod(shape):
-        announced = " x ".join(map(str, shape))
-        return f"its header announces {announced} = {math.prod(shape)} bytes of data, it has {len(content) - start}"
-    images = path.with_name(path.name.replace("labels-idx1", "images-idx3"))
-    if dimensions == 1 and images.is_file():
-        with open(images, "rb") as file:
-            count = int.from_bytes(file.read(8)[4:], "big")
-        if count != shape[0]:
-            return f"{shape[0]} labels for {count} images"
-        labels = np.frombuffer(content, np.uint8, offset=start)
-        if len(labels) and labels.max() > 9:
-            return f"label {labels.max()} at position {labels.argmax()}, where 0 to 9 are possible"
-    return None
 
 
 def unpack(archive: Archive, path: Path, root: Path) -> None:

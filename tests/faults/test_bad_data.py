@@ -279,19 +279,19 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize("fault, file, damage, said", [
-    ("truncated IDX", LABELS, lambda content: content[:-1], "its header announces 40 = 40 bytes of data, it has 39"),
-    ("empty IDX", LABELS, lambda content: b"", "it is empty"),
-    ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "it begins with 00 00 08 03"),
-    ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "30 labels for 40 images"),
-    ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "label 77 at position 39, where 0 to 9"),
-    ("other images", "MNIST/raw/t10k-images-idx3-ubyte", lambda content: content[:-1] + b"\0", "its md5 is"),
+    ("truncated IDX", LABELS, lambda content: content[:-1], "its 47 bytes have the md5"),
+    ("empty IDX", LABELS, lambda content: b"", "it is empty, with the md5"),
+    ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "its 56 bytes have the md5"),
+    ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "its 38 bytes have the md5"),
+    ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "its 48 bytes have the md5"),
+    ("other images", "MNIST/raw/t10k-images-idx3-ubyte", lambda content: content[:-1] + b"\0", " bytes have the md5"),
 ])
 def test_a_damaged_file_is_named(fault, file, damage, said, mnist, tmp_path, refused):
     config = config_of("mnist", tmp_path / "data")
     load_image_set(config)
     path = tmp_path / "data" / file
     path.write_bytes(damage(path.read_bytes()))
-    with refused(fault, DATA, f"{path} is damaged; {said}", "delete it and run again"):
+    with refused(fault, DATA, f"{path} is damaged; ", said, "delete it and run again"):
         load_image_set(config)
 
 
