@@ -133,7 +133,7 @@ class RunConfig:
     debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
 
 
-FLAGS: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(RunConfig)}
+FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields(RunConfig)}
 
 
 def flags_that(trait: str) -> tuple[str, ...]:

@@ -188,14 +188,14 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
         return
     texts = _tell_all(store, "start", json.dumps(_start_of(device, config, options, image_set)), rank, world_size)
     starts = [json.loads(text) for text in texts]
-    found = []
+    differences = []
     for name in {name: None for start in starts for name in start}:
         values = [start.get(name) for start in starts]
         other = next((other for other, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            found.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
-    if found:
-        raise SuiteError("ranks were started differently", "; ".join(found),
+            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
+    if differences:
+        raise SuiteError("ranks were started differently", "; ".join(differences),
                          "start all ranks with the same flags, data and code", USAGE)
 
 

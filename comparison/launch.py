@@ -178,9 +178,9 @@ def cause(exit_code: int, log: Path) -> str:
     If a rank died without a word, torchrun's report names it.
     """
     text = log.read_text(encoding="utf-8", errors="replace")
-    said = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
-    if said:
-        return said[0]
+    causes = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
+    if causes:
+        return causes[0]
     if found := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
         return f"rank {found[1]} ended without a word; {describe_exit(int(found[2]))}"
     return describe_exit(exit_code) if exit_code else "it ended without writing a result"

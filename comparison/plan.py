@@ -75,18 +75,18 @@ def make_plan(
     rows: dict[str, Configuration] = {}
     for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:
         names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
-        found = []
+        configurations = []
         for combination in product(*(swept[name] for name in names)):
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
             threads = machine.cores if METHODS[method].all_cores else share
             choice = {**vars(arguments), "share": share, "threads": threads, "uncut": uncut,
                       **{name: swept[name][0] for name in SWEEPS}, **values, **own}
-            found.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
-        errors = [error for _, error in found if error]
-        if len(errors) == len(found):
+            configurations.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
+        errors = [error for _, error in configurations if error]
+        if len(errors) == len(configurations):
             raise errors[0]
-        rows |= {configuration.name: configuration for configuration, _ in found}
+        rows |= {configuration.name: configuration for configuration, _ in configurations}
     return list(rows.values())
 
 
@@ -149,11 +149,11 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
 
     Of several (`--methods single:num-workers=4 single`), the first that is planned equal, or else the first.
     """
-    found = [other for other in plan if other.method == baseline and all(
+    candidates = [other for other in plan if other.method == baseline and all(
         configuration.values.get(name, value) == value for name, value in other.values.items())]
     names = [name for name in configuration.planned if name != "per-device batch"]
-    equal = (other for other in found if all(other.planned[name] == configuration.planned[name] for name in names))
-    return next(equal, found[0] if found else None)
+    equal = (other for other in candidates if all(other.planned[name] == configuration.planned[name] for name in names))
+    return next(equal, candidates[0] if candidates else None)
 
 
 def given_flags(parser, arguments) -> list[str]:

@@ -23,10 +23,10 @@ from comparison.record import Report, remove_torn, write_results
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    found = json.loads(ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir",
+    description = json.loads(ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir",
                            str(directory), fine=(0, MACHINE)))
-    environment = found["environment"]
-    for check in found["checks"]:
+    environment = description["environment"]
+    for check in description["checks"]:
         if check["status"] == "bad":
             kind = "warning" if environment else "error"
             print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
@@ -44,8 +44,8 @@ def find_uncut(models: list[str], shared_flags: list[str]) -> set[str]:
     own = [model for model in models if model not in MODELS]
     if not own:
         return set()
-    found = json.loads(ask("common.programs.model", *shared_flags, "--model", *own, "--json"))
-    return {model for model, numbers in found.items() if len(numbers["blocks"]) < 2}
+    networks = json.loads(ask("common.programs.model", *shared_flags, "--model", *own, "--json"))
+    return {model for model, numbers in networks.items() if len(numbers["blocks"]) < 2}
 
 
 @contextlib.contextmanager

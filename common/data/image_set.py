@@ -154,11 +154,11 @@ def _write_cache(cache, arrays):
 
 def _load_real(name, root, data_url):
     require_torchvision()
-    found = archives(name)
-    files = {file: md5 for archive in found for file, md5 in archive.files.items()}
+    sources = archives(name)
+    files = {file: md5 for archive in sources for file, md5 in archive.files.items()}
     if not all((root / file).is_file() for file in files):
         with only_one_process(root):  # another process may be about to put the files there
-            for archive in found:
+            for archive in sources:
                 if not all((root / file).is_file() for file in archive.files):
                     _get(archive, root, data_url)
     if problem := first_problem(root, files):
@@ -177,7 +177,7 @@ def _decode(name, root, files):
 
     if name != "cifar10":
         read = (mnist.read_image_file, mnist.read_label_file) * 2
-        arrays = [one(str(root / file)).numpy() for one, file in zip(read, files, strict=True)]
+        arrays = [read_file(str(root / file)).numpy() for read_file, file in zip(read, files, strict=True)]
         return *arrays, tuple({"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name].classes)
     try:
         train, test = datasets.CIFAR10(root, train=True), datasets.CIFAR10(root, train=False)

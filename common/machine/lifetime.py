@@ -55,12 +55,12 @@ def guard() -> subprocess.Popen:
 
 def tagged(tag: str) -> list[int]:
     """Return the processes whose TAG begins with `tag`; a zombie, which only waits to be asked for, has none."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
             if process.environ().get(TAG, "").startswith(tag):
-                found.append(process.pid)
-    return found
+                processes.append(process.pid)
+    return processes
 
 
 def kill_tagged(tag: str) -> None:

@@ -20,15 +20,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     check_image_size(arguments.dataset, arguments.image_size)
-    image_set, found = load_image_set(arguments), {}
+    image_set, networks = load_image_set(arguments), {}
     for name in arguments.model or [default_model(arguments.dataset)]:
         network = build_model(name, image_set.image_shape, arguments.seed, classes=len(image_set.classes))
-        found[name] = {"parameters": sum(parameter.numel() for parameter in network.parameters()),
+        networks[name] = {"parameters": sum(parameter.numel() for parameter in network.parameters()),
                        "blocks": [block for block, _ in network.named_children()]}
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(networks))
         return
-    for name, numbers in found.items():
+    for name, numbers in networks.items():
         blocks = numbers["blocks"]
         cut = f"it can be cut before {', '.join(blocks[1:])}" if len(blocks) > 1 else "it cannot be cut"
         print(f"{name}: {numbers['parameters']:,} parameters, images {image_set.image_shape}, "

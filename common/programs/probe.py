@@ -112,7 +112,7 @@ def measure(arguments, image_set: ImageSet) -> dict:
     """Return all that was asked for, JSON-ready. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
-    found = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
+    measured = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
              "startup_seconds": time.time() - command_start(), "steps": [], "models": [], "loaders": []}
     for name in arguments.model or [default_model(arguments.dataset)]:
         model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
@@ -123,9 +123,9 @@ def measure(arguments, image_set: ImageSet) -> dict:
         for size in arguments.sizes:
             with contextlib.suppress(torch.OutOfMemoryError):
                 milliseconds = step_milliseconds(model, optimizer, image_set, size, device)
-                found["steps"].append({"model": name, "batch": size, "milliseconds": milliseconds})
+                measured["steps"].append({"model": name, "batch": size, "milliseconds": milliseconds})
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        found["models"].append({"model": name, "gradient_bytes": size,
+        measured["models"].append({"model": name, "gradient_bytes": size,
                                 "link_gbps": link_gbps(size, device.type) if arguments.link else None})
 
     sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
@@ -136,11 +136,11 @@ def measure(arguments, image_set: ImageSet) -> dict:
         return loader_images_per_second(make_loaders(image_set, config, device, sampler)[0], device)
 
     for workers in arguments.num_workers if arguments.ceiling else ():
-        found["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})
+        measured["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
-            found["resident_images_per_second"] = speed("resident", 0)
-    return found
+            measured["resident_images_per_second"] = speed("resident", 0)
+    return measured
 
 
 def main() -> None:
