@@ -22,13 +22,13 @@ from common.timing import synchronize
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
 
 
-def images_per_second(loader, resident: bool, device, threads: int) -> float:
+def images_per_second(loader, sampler, resident: bool, device, threads: int) -> float:
     """Return the speed of one whole epoch, so that no worker is still busy when the next rival's turn comes.
 
     Workers: without the first batch, and so without their start. Resident: all of it, with the shuffling.
     """
     torch.set_num_threads(threads)
-    loader.sampler.set_epoch(loader.sampler.epoch + 1)
+    sampler.set_epoch(sampler.epoch + 1)
     synchronize([device])
     start, count = time.perf_counter(), 0
     source = iter(loader)
@@ -54,8 +54,9 @@ def main() -> None:
                 config = config_of(dataset=dataset, model="lenet", data_root=arguments.data_root, loader=loader,
                                    num_workers=workers, train_size=SIZE[loader])
                 image_set = load_image_set(config)
-                made, _ = make_loaders(image_set, config, device, sampler_of(image_set, config))
-                rivals[name] = lambda: images_per_second(made, loader == "resident", device, threads)
+                sampler = sampler_of(image_set, config)
+                made, _ = make_loaders(image_set, config, device, sampler)
+                rivals[name] = lambda: images_per_second(made, sampler, loader == "resident", device, threads)
 
             for workers in (0, 1, 2):
                 add(f"{workers} workers", 1, "workers", workers)

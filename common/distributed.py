@@ -30,6 +30,7 @@ from common.machine.environment import available_devices, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher
 from common.machine.setup import check_precision
 from common.totals import per_process, total_workers
+from common.words import count
 
 # what init_process_group's env:// needs, with an example of each
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -45,7 +46,7 @@ def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.devi
     if devices[0].type == "cpu":
         return devices[0]
     if local_world_size > len(devices):
-        raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {len(devices)} GPU(s)",
+        raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
                          "start fewer ranks, or type --device cpu", MACHINE)
     return devices[local_rank]
 
@@ -205,7 +206,8 @@ def _start_of(device, config, options, image_set):
     flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
     flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
     code = hashlib.sha256()
-    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):
+    own_model = [Path(config.model.rpartition(":")[0])] if ".py:" in config.model else []
+    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0]), *own_model):
         code.update(file.read_bytes())
     return {
         **{option(name): value for name, value in flags.items()},

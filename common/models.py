@@ -1,7 +1,9 @@
 """Six networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
 
+import contextlib
 import difflib
 import importlib.util
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -94,13 +96,15 @@ def _of_file(path, function, image_shape, classes):
     specification = importlib.util.spec_from_file_location(path.stem, path)
     loaded = importlib.util.module_from_spec(specification)
     try:
-        specification.loader.exec_module(loaded)
+        with contextlib.redirect_stdout(sys.stderr):  # what a program prints as JSON stays JSON
+            specification.loader.exec_module(loaded)
         build = getattr(loaded, function)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
         raise SuiteError(f"{wanted} cannot be loaded", found, f"mend {path}", USAGE) from None
     try:
-        module = build(image_shape, classes)
+        with contextlib.redirect_stdout(sys.stderr):
+            module = build(image_shape, classes)
     except Exception as error:
         raise SuiteError(f"{wanted} failed", f"{type(error).__name__}: {error}", f"mend {path}: it is called as "
                          f"{function}(image_shape={image_shape}, classes={classes})", USAGE) from None
@@ -114,7 +118,8 @@ def _of_file(path, function, image_shape, classes):
 def _try(network, name, image_shape, classes):
     """Raise SuiteError (USAGE) unless a network that is none of ours maps two images to logits."""
     try:
-        logits = network.eval()(torch.zeros(2, *image_shape))
+        with contextlib.redirect_stdout(sys.stderr):
+            logits = network.eval()(torch.zeros(2, *image_shape))
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
         raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", found,

@@ -146,13 +146,15 @@ def _result(report, row, standing):
     if standing.unequal and allowed:
         words.append("UNEQUAL (" + ", ".join(standing.unequal) + ")")
     if standing.baseline is row:
-        words += ["baseline", *([DISTURBED] if row.disturbed else [])]
+        words.append("baseline")
     elif standing.speed_up:
         words.append(standing.speed_up.words)
     elif row.simulated:
         words.append("simulated")
     elif standing.unequal and not allowed:
         words.append(standing.reason)
+    if row.disturbed and DISTURBED not in words:
+        words.append(DISTURBED)
     if row.all_cores:
         words.append(count(row.results[0].threads_per_process, "thread"))
     return "; ".join(words) or "ok"
@@ -187,6 +189,8 @@ def _recommend(report, trained, judged, every):
                       for entry in (pair, _entry(every, pair.standing.baseline))}.values())
     whole = min((entry for entry in compared if entry.row.all_cores), key=_epoch_seconds, default=None)
     proved = [entry for entry in judged if entry.standing.speed_up.low is not None]
+    if whole and whole.standing.speed_up.low is None and not whole.is_baseline:
+        proved = []  # it may be the fastest, and has one run
     if any(entry.row.disturbed for entry in compared):
         return Recommendation("disturbed", trained, compared)
     if whole is None and report.first["device"] == "cpu" and report.device_threads < report.environment["cores"]:

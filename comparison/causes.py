@@ -139,7 +139,7 @@ def _exchange(own, costs):
     if cost is None:
         return None
     share = 1 - 1 / cost.value
-    if share < EXCHANGE or cost.low is None or cost.low <= 1:
+    if share < EXCHANGE or cost.low is None or cost.low <= 1 or cost.disturbed:
         return None
     return Cause("exposed communication", f"Exchanging gradients costs {share * seconds:.2f} of {seconds:.2f} s per "
                  f"epoch ({share:.0%}): with it, an epoch takes {cost} times as long as without.")

@@ -30,7 +30,7 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                 findings[row.name] = _finding(None, "expected", reason)
                 continue
             try:
-                one_device = {**row.planned, THREADS: plan[0].planned[THREADS]}
+                one_device = {**row.planned, THREADS: plan[0].planned[THREADS], "compile": False, "cuda_graph": False}
                 flags = (*shared_flags, *equal_flags(one_device))
                 if flags not in references:
                     file = Path(directory, f"reference-{number}.pth")

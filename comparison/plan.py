@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from common.arguments import one_of
 from common.config import FLAGS, flags_that, option
@@ -72,6 +73,9 @@ def make_plan(
     share = arguments.threads_per_device or max(1, machine.cores // max(devices))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
+    if len({Path(model).name for model in swept["model"]}) < len(swept["model"]):
+        raise SuiteError("two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files",
+                         USAGE)
     rows: dict[str, Configuration] = {}
     for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:
         names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
@@ -112,7 +116,7 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
                              f"{batch}", "give fewer micro-batches", USAGE)
     except SuiteError as found:
         skip, error = str(found), found
-    name = "-".join([method, *(f"{key}={value}" for key, value in {**shown, **own}.items())])
+    name = row_name(method, {**shown, **own})
     label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
     planned = {"model": choice["model"], "global batch": batch, "workers": choice["num_workers"],
                "threads per device": choice["threads"], "device": "gpu" if machine.gpus else "cpu",
@@ -151,9 +155,21 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     """
     candidates = [other for other in plan if other.method == baseline and all(
         configuration.values.get(name, value) == value for name, value in other.values.items())]
+    plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
+    if configuration.method == baseline and plain:  # a row of the baseline's method with a value of its own
+        return plain
     names = [name for name in configuration.planned if name != "per-device batch"]
     equal = (other for other in candidates if all(other.planned[name] == configuration.planned[name] for name in names))
     return next(equal, candidates[0] if candidates else None)
+
+
+def row_name(method: str, values: dict[str, object]) -> str:
+    """Return what identifies a row: its method and the values that it has in a sweep, or of its own.
+
+    Of a reader's own file the name alone: its path may name the user.
+    """
+    return "-".join([method, *(f"{name}={Path(value).name if name == 'model' else value}"
+                               for name, value in values.items())])
 
 
 def given_flags(parser, arguments) -> list[str]:

@@ -14,10 +14,10 @@ from common.words import count
 from common.writing import without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import method_of
-from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of
+from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of, row_name
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
-SCHEMA_VERSION = 3  # 3 has foreign_cores where 2 had the load average, which says less
+SCHEMA_VERSION = 4  # 4 has results of schema 3; 3 has foreign_cores where 2 had the load average
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Row:
 
     def series(self, name: str) -> str:
         """Return what identifies the rows that differ from this one in the swept setting `name` alone."""
-        value = self.configuration.values.get(name)
-        return re.sub(rf"-{name}={re.escape(str(value))}(?=-|$)", "", self.configuration.name)
+        value = row_name(name, {name: self.configuration.values.get(name)}).removeprefix(name)
+        return re.sub(rf"{re.escape(value)}(?=-|$)", "", self.configuration.name)
 
     @property
     def results(self) -> list[RunResult]:
@@ -196,16 +196,20 @@ def read_results(path: Path) -> Report:
     except (OSError, ValueError, AttributeError) as error:
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
                          "name the results.json of a comparison", DATA) from None
-    if version not in (2, SCHEMA_VERSION):
+    if version not in range(2, SCHEMA_VERSION + 1):
         advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
                   else "run the comparison again")
         raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
-                         f"2 and {SCHEMA_VERSION}", advice, DATA)
+                         f"2 to {SCHEMA_VERSION}", advice, DATA)
     if checksum != _checksum(values):
         raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
                          "undo the change, or run the comparison again", DATA)
     del values["schema_version"]
-    return _from_values(values)
+    try:
+        return _from_values(values)
+    except (TypeError, ValueError, KeyError) as error:  # a run's result of a newer schema, say
+        found = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"cannot read {path}", found, "update this project", DATA) from None
 
 
 def _from_values(values):

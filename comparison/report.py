@@ -218,6 +218,9 @@ def not_measured(report: Report) -> list[str]:
         sentences.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):
         sentences.append("Anything on a GPU: this machine has none that PyTorch sees.")
+    if all(outcome.foreign_cores is None for outcome in report.outcomes):
+        sentences.append("Whether other programs disturbed the runs: this process may use a part of the machine's "
+                         "cores, and cannot tell who uses those.")
     if not report.settings["check_maths"]:
         sentences.append("Whether every method computes the same: --check-maths tells it.")
     return [*sentences, "Other machines, and other programs at work on this one."]

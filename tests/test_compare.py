@@ -148,6 +148,22 @@ def test_every_row_is_compared_with_the_baseline_of_the_same_values():
     assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one that is planned equal
 
 
+@pytest.mark.parametrize("own", ["precision=bf16", "compile", "cuda-graph", "num-workers=4"])
+def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_the_plain_one(own):
+    methods = [*parse_method("single"), *parse_method(f"single:{own}")]
+    plain, other = plan(methods=methods, num_workers=[0]).values()
+    assert baseline_of(other, [other, plain], "single") is plain and baseline_of(plain, [other, plain], "single") is plain
+    with pytest.raises(SuiteError, match="unequal rows are no comparison"):
+        refuse_unequal([plain, other], "single", "strong")
+
+
+def test_a_readers_model_is_called_by_its_files_name():
+    rows = plan(model=["/home/ada/net.py:build", "lenet"], methods=[("single", {})])
+    assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
+    with pytest.raises(SuiteError, match="two models have one name"):
+        plan(model=["a/net.py:build", "b/net.py:build"])
+
+
 def test_a_value_for_one_method_alone_is_refused_with_both_values():
     rows = list(plan(methods=[*parse_method("single"), *parse_method("ddp:num-workers=4")], num_workers=[0]).values())
     assert flag(rows[1], "--num-workers") == "4" and rows[1].label == "DDP ×2, gloo, num workers 4"
@@ -314,7 +330,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
     files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "memory.png",
-             "scaling.png"}
+             "scaling.png", ".lock"}
     assert {path.name for path in directory.iterdir()} == {*files, "runs"}
 
     again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",

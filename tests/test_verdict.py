@@ -313,6 +313,20 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     assert "disturbed" in describe_difference(report, report)
 
 
+def test_a_disturbed_row_without_a_speed_up_says_so_too():
+    simulated = (configuration("dp"), runs("dp", simulated=True))
+    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
+    report = report_of(SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))),
+                       foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
+    assert [entry.result for entry in analyse(report).rows] == ["baseline", "simulated; disturbed", "disturbed", "faster"]
+    assert kinds(report) == []  # what the exchange costs is not known
+
+
+def test_one_run_of_one_process_with_all_cores_recommends_nothing():
+    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))
+    assert said.startswith("Recommendation: none, as single runs prove nothing")
+
+
 def test_a_tenth_of_the_cores_disturbs_nobody():
     report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
     assert analyse(report).rows[1].result == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]

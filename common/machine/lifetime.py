@@ -1,6 +1,6 @@
 """Nothing outlives what started it, however that ended (on Linux; elsewhere, only what is stopped in an orderly way).
 
-    python common/lifetime.py PID
+    python common/machine/lifetime.py PID
 
 waits until its standard input is closed, which also happens when the process PID is killed, then kills all processes of
 PID's runs and deletes their temporary directories. It is started by guard().

@@ -74,7 +74,7 @@ def test_a_gpu_that_does_not_exist_is_made_visible(project, reported):
 def test_more_processes_than_gpus(monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with refused("more ranks than GPUs", MACHINE, "every rank needs a GPU of its own; 2 ranks, 1 GPU(s)"):
+    with refused("more ranks than GPUs", MACHINE, "every rank needs a GPU of its own; 2 ranks, 1 GPU"):
         rank_device("gpu", 0, 2)
 
 

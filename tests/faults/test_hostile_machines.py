@@ -162,7 +162,7 @@ def copied(tmp_path):
 
 
 INSTALL = "; type: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt\n"
-PROGRAMS = [*([script.name] for script in sorted(PROJECT.glob("*.py"))), ["-m", "common.environment"]]
+PROGRAMS = [*([script.name] for script in sorted(PROJECT.glob("*.py"))), ["-m", "common.programs.check"]]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=" ".join)
