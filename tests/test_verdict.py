@@ -318,7 +318,8 @@ def test_a_disturbed_row_without_a_speed_up_says_so_too():
     silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
     report = report_of(SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))),
                        foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
-    assert [entry.result for entry in analyse(report).rows] == ["baseline", "simulated; disturbed", "disturbed", "faster"]
+    words = [entry.result for entry in analyse(report).rows]
+    assert words == ["baseline", "simulated; disturbed", "disturbed", "faster"]
     assert kinds(report) == []  # what the exchange costs is not known
 
 
