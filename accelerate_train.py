@@ -14,6 +14,8 @@ from datetime import timedelta
 
 import common.requirements  # noqa: F401 - before any package that may be missing
 
+import torch
+import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from common.config import add_dist_timeout, parse, script_parser
@@ -22,7 +24,7 @@ from common.data.loaders import make_loaders
 from common.distributed import group_store, name_lost_ranks, rank_device, rank_traits, refuse_different_ranks
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
-from common.errors import MACHINE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import require_torchvision
 from common.machine.setup import prepare_process
 from common.models import build_model
@@ -39,7 +41,8 @@ def main() -> None:
 @name_lost_ranks  # ACC:
 def train(config, options) -> None:
     accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
-    device, rank, world_size = accelerator.device, accelerator.process_index, accelerator.num_processes  # ACC:
+    rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
+    device = numbered(accelerator.device)  # ACC:
     prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
     image_set = load_image_set(config)
     if world_size > 1:  # ACC:
@@ -69,9 +72,14 @@ def train(config, options) -> None:
     context = ParallelContext(
         model=parallel, devices=(device,), input_device=device, output_device=device,  # ACC:
         before_epoch=sampler.set_epoch,
-        method="accelerate", **(rank_traits(model, rank, world_size) if world_size > 1 else {}),  # ACC:
+        method="accelerate", **(rank_traits(model, rank, world_size) if dist.is_initialized() else {}),  # ACC:
     )
     run(context, train_step, model, optimizer, loaders, image_set, config, options)
+
+
+def numbered(device: torch.device) -> torch.device:  # ACC:
+    """Return a GPU with its number, which Accelerate leaves out without a launcher."""
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def make_accelerator(config, options):  # ACC:
@@ -91,7 +99,11 @@ def make_accelerator(config, options):  # ACC:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    return Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[timeout, wrapper])
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[timeout, wrapper])
+    if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", 1)):
+        raise SuiteError("Accelerate did not join the other ranks", f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it "
+                         f"counts {accelerator.num_processes}", "start it with torchrun, or set LOCAL_RANK too", USAGE)
+    return accelerator
 
 
 if __name__ == "__main__":

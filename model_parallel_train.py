@@ -24,7 +24,7 @@ from common.entry import run_script
 from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
-from common.models import balanced_split, build_model, refuse_uncut, split_index
+from common.models import balanced_split, block_names, build_model, refuse_uncut, split_index
 from common.run import run
 from common.timing import SampledTimers
 
@@ -110,14 +110,18 @@ def choose_devices(config, options) -> list[torch.device]:  # MP:
 def choose_cut(model: nn.Sequential, images: torch.Tensor, options) -> int:  # MP:
     """Return the index of the second stage's first block: --split-at, or where the stages' times are most equal."""
     refuse_uncut(model)
-    return split_index(model, options.split_at) if options.split_at else balanced_split(model, images)
+    cut = split_index(model, options.split_at) if options.split_at else balanced_split(model, images)
+    if {*model[:cut].parameters()} & {*model[cut:].parameters()}:
+        raise SuiteError("both stages would have the same weights", f"it is cut before {block_names(model)[cut]}",
+                         "give each part weights of its own, or another --split-at", USAGE)
+    return cut
 
 
 def traits(parallel: TwoStage, model: nn.Sequential, cut: int, devices: list[torch.device], options) -> dict:  # MP:
     """Return what the ParallelContext says of the method."""
     alone, parts = devices[0] == devices[1], options.micro_batches
     place = "both stages on one device" if alone else "one stage per device"
-    first = [name for name, _ in model.named_children()][cut]
+    first = block_names(model)[cut]
     return {
         "method": ("mp-micro" if parts > 1 else "mp") if options.use_model_parallel else "mp-control",
         "simulated": options.use_model_parallel and alone, "method_milliseconds": parallel.timers.milliseconds,

@@ -271,10 +271,13 @@ def name_lost_ranks(train: Callable) -> Callable:
 
 
 def _missing_ranks():
-    store = group_store()
-    store.set(f"lost-{dist.get_rank()}", "")
-    time.sleep(GRACE_SECONDS)
-    return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
+    try:
+        store = group_store()
+        store.set(f"lost-{dist.get_rank()}", "")
+        time.sleep(GRACE_SECONDS)
+        return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
+    except RuntimeError:  # the store was in the process of the rank that is gone
+        return []
 
 
 def gather(value) -> list:

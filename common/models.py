@@ -1,6 +1,7 @@
 """Six networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
 
 import contextlib
+import copy
 import difflib
 import importlib.util
 import sys
@@ -57,7 +58,7 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
     else:
         blocks = OrderedDict(BUILDERS[name](*image_shape, classes))
     network = Network(blocks).to(memory_format=torch.channels_last)
-    if kind:
+    if kind or image_shape[1:] not in ((28, 28), (32, 32)):
         _try(network, name, image_shape, classes)
     network.bf16 = precision == "bf16"
     return network
@@ -65,14 +66,20 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
 
 def plain_state(network: Network) -> dict[str, torch.Tensor]:
     """Return the weights as the module that was wrapped into a Network would name them, on the CPU."""
-    module = network.get_submodule(WHOLE) if WHOLE in dict(network.named_children()) else network
+    module = network.get_submodule(WHOLE) if block_names(network) == [WHOLE] else network
     return {name: value.cpu() for name, value in module.state_dict().items()}
+
+
+def block_names(network: nn.Sequential) -> list[str]:
+    """Return the names of a network's blocks, in their order."""
+    return list(network._modules)
 
 
 def _blocks(module):
     """The named parts of a plain nn.Sequential; any other module as a whole."""
-    plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    return OrderedDict(module.named_children()) if plain and len(module) > 1 else OrderedDict({WHOLE: module})
+    if type(module) is not nn.Sequential or len(module) < 2:
+        return OrderedDict({WHOLE: module})
+    return OrderedDict(module._modules)  # named_children() leaves out what stands there for a second time
 
 
 def _of_torchvision(name, image_shape, classes):
@@ -93,8 +100,10 @@ def _of_file(path, function, image_shape, classes):
     wanted = f"--model {path}:{function}"
     if not path.is_file():
         raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
-    specification = importlib.util.spec_from_file_location(path.stem, path)
+    specification = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     loaded = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = loaded  # as an import would have it
+    sys.path.append(str(path.parent.resolve()))  # for what lies beside it
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what a program prints as JSON stays JSON
             specification.loader.exec_module(loaded)
@@ -116,19 +125,20 @@ def _of_file(path, function, image_shape, classes):
 
 @torch.no_grad()
 def _try(network, name, image_shape, classes):
-    """Raise SuiteError (USAGE) unless a network that is none of ours maps two images to logits."""
+    """Raise SuiteError (USAGE) unless a network maps two images to logits, also in training."""
+    images = torch.zeros(2, *image_shape)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            logits = network.eval()(torch.zeros(2, *image_shape))
+            outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
         raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", found,
                          "see --dataset and --image-size, or mend it", USAGE) from None
-    network.train()
-    if getattr(logits, "shape", None) != (2, classes):
-        raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
-                         f"two images gave {tuple(getattr(logits, 'shape', ())) or type(logits).__name__}",
-                         "let its last layer have one output for each class", USAGE)
+    for logits in outputs:
+        if getattr(logits, "shape", None) != (2, classes):
+            raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
+                             f"two images gave {tuple(getattr(logits, 'shape', ())) or type(logits).__name__}",
+                             "let its last layer have one output for each class", USAGE)
 
 
 def _lenet(channels, height, width, classes):
@@ -155,7 +165,8 @@ def _strided(channels, height, width, classes):
     yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
     yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
     yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
-    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * (height // 4 - 2) * (width // 4 - 2), classes))
+    sides = [(side + 1) // 2 // 2 - 2 for side in (height, width)]
+    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * sides[0] * sides[1], classes))
 
 
 def _vgg(channels, height, width, classes):
@@ -234,7 +245,7 @@ def split_index(model: nn.Sequential, block: str) -> int:
 
     Raises SuiteError (USAGE) if there is no such block, or none before it.
     """
-    names = [name for name, _ in model.named_children()]
+    names = block_names(model)
     if block not in names[1:]:
         raise SuiteError("--split-at needs the name of the second stage's first block", f"found {block!r}",
                          f"choose from {', '.join(names[1:])}", USAGE)

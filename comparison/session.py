@@ -52,7 +52,7 @@ def find_uncut(models: list[str], shared_flags: list[str]) -> set[str]:
 def only_writer(directory: Path):
     """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
     try:
-        with FileLock(directory / ".lock", timeout=0):
+        with FileLock(directory / ".comparison.lock", timeout=0):
             yield
     except Timeout:
         raise SuiteError(f"another comparison is writing to {directory}", "its lock is held",

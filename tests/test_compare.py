@@ -330,7 +330,7 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
     files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "memory.png",
-             "scaling.png", ".lock"}
+             "scaling.png", ".comparison.lock"}
     assert {path.name for path in directory.iterdir()} == {*files, "runs"}
 
     again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",

@@ -14,7 +14,7 @@ from PIL import Image
 
 from common.data.image_set import load_image_set
 from common.errors import DATA, USAGE, SuiteError
-from common.models import build_model, plain_state
+from common.models import block_names, build_model, plain_state
 from comparison.methods import Machine
 from comparison.plan import make_plan
 from comparison.record import read_results
@@ -73,6 +73,59 @@ def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
     half = build_model(f"{file}:Net", (1, 28, 28), 0, "bf16", 7)
     assert half(images).dtype == torch.bfloat16
+
+
+SHARED = """from torch import nn
+
+
+def build(shape, classes):
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 784), relu, nn.Linear(784, 784), relu, nn.Linear(784, classes))
+
+
+def network(shape, classes):
+    return nn.Sequential(OrderedDict(first=nn.Flatten(), network=nn.Linear(784, classes)))
+
+
+def twice(shape, classes):
+    layer = nn.Linear(784, 784)
+    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(784, classes))
+
+
+class Branches(nn.Sequential):
+    def forward(self, images):
+        return super().forward(images) + 1
+
+
+def branches(shape, classes):
+    return Branches(nn.Flatten(), nn.Linear(784, classes))
+"""
+
+
+def test_a_network_stays_what_its_author_wrote(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("from collections import OrderedDict\n\n" + SHARED)
+    theirs = runpy.run_path(str(file))
+    images = torch.randn(3, 1, 28, 28)
+    for name, blocks in (("build", 6), ("network", 2), ("twice", 4), ("branches", 1)):
+        ours = build_model(f"{file}:{name}", (1, 28, 28), 0)
+        alone = theirs[name]((1, 28, 28), 10)
+        alone.load_state_dict(plain_state(ours))
+        torch.testing.assert_close(ours(images), alone(images))
+        assert len(ours) == len(block_names(ours)) == blocks
+
+
+def test_stages_that_would_share_weights_are_refused(project, tmp_path):
+    (tmp_path / "net.py").write_text("from collections import OrderedDict\n\n" + SHARED)
+    done = project("model_parallel_train.py", "--model", f"{tmp_path / 'net.py'}:twice", "--split-at", 2, "--figure-dir",
+                   tmp_path)
+    assert done.returncode == 2 and "both stages would have the same weights; it is cut before 2" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "strided", "vgg", "resnet8"])
+@pytest.mark.parametrize("size", [31, 48, 63])
+def test_the_built_in_networks_take_images_of_other_sizes(name, size):
+    assert build_model(name, (3, size, size), 0, classes=4).eval()(torch.zeros(2, 3, size, size)).shape == (2, 4)
 
 
 def test_rows_that_need_a_cut_are_skipped_with_that_reason():
@@ -143,10 +196,12 @@ def test_a_folder_is_decoded_once_and_again_when_a_file_changes(images, tmp_path
     config = config_of(images, tmp_path / "data", image_size=32)
     image_set = load_image_set(config)
     assert image_set.classes == ("cat", "dog", "emu") and image_set.image_shape == (3, 32, 32)
-    assert image_set.train_labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and len(image_set.test_labels) == 6
-    emu = Image.open(images / "train" / "emu" / "1.png").resize((32, 32), Image.BILINEAR)
-    assert np.abs(image_set.train_images[9].astype(int) - np.asarray(emu).astype(int)).max() <= 1
+    assert sorted(image_set.train_labels) == [0] * 4 + [1] * 4 + [2] * 4 and len(image_set.test_labels) == 6
+    assert len(set(image_set.train_labels[:6])) > 1  # shuffled, or --train-size 4 would train on cats alone
+    emu = Image.open(images / "test" / "emu" / "1.png").resize((32, 32), Image.BILINEAR)
+    assert np.abs(image_set.test_images[5].astype(int) - np.asarray(emu).astype(int)).max() <= 1
     assert image_set.mean == pytest.approx((image_set.train_images / 255).mean((0, 1, 2)))
+    assert image_set.std == pytest.approx((image_set.train_images / 255).std((0, 1, 2)))
     with monkeypatch.context() as patch:
         patch.setattr("common.data.image_set.read_folder", lambda *_: pytest.fail("decoded again"))
         assert (load_image_set(config).train_images == image_set.train_images).all()
@@ -154,6 +209,22 @@ def test_a_folder_is_decoded_once_and_again_when_a_file_changes(images, tmp_path
             load_image_set(config_of(images, tmp_path / "data", image_size=16))
     shutil.copy(images / "train" / "dog" / "0.png", images / "train" / "cat" / "9.png")
     assert len(load_image_set(config).train_labels) == 13
+
+
+def test_a_changed_image_behind_a_link_is_seen(images, tmp_path):
+    (tmp_path / "subset").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "subset" / part).symlink_to(images / part)
+    config = config_of(tmp_path / "subset", tmp_path / "data", image_size=16)
+    assert len(load_image_set(config).train_labels) == 12
+    (images / "train" / "cat" / "0.png").unlink()
+    assert len(load_image_set(config).train_labels) == 11
+
+
+def test_fewer_test_images_than_ranks_is_one_line(images, tmp_path):
+    image_set = load_image_set(config_of(images, tmp_path, image_size=32))
+    with pytest.raises(SuiteError, match="every rank needs an image, to train with and to test with; 6 images for 8"):
+        make_loaders(image_set, make_config(batch_size=8), rank=7, world_size=8)
 
 
 @pytest.mark.parametrize("loader", ["workers", "resident"])

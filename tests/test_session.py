@@ -136,7 +136,7 @@ def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, tmp_path, caps
         (tmp_path / name).write_text("mine")
     for dated in ("earlier-2026-01-02-030405", "earlier-2026-01-02-030405+"):
         os.utime(tmp_path / "results.json", (0, time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, 0))))
-        before = {name: (tmp_path / name).read_bytes() for name in made - {".lock"}}
+        before = {name: (tmp_path / name).read_bytes() for name in made - {".comparison.lock"}}
         capsys.readouterr()
         start(monkeypatch, tmp_path, run)
         assert {name: (tmp_path / dated / name).read_bytes() for name in before} == before

@@ -1,5 +1,6 @@
 """A reader's own images: a folder for each class, as torchvision's ImageFolder reads it, decoded once to uint8."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...
     """Return training images and labels, test images and labels, and the names of the classes.
 
     root: has train/CLASS/... and test/CLASS/... (or val/CLASS/...). Images become (N, size, size, 3) uint8: the shorter
-    side is brought to `size`, and the middle cut out. Labels: (N,) int64, in the order of the classes' names.
+    side is brought to `size`, and the middle cut out. Labels: (N,) int64, in the order of the classes' names. The
+    training images are shuffled, always in the same way.
     Raises SuiteError (DATA) if a folder is missing or empty, if the classes of both parts differ, or if a file cannot
     be read.
     """
@@ -31,8 +33,9 @@ def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...
         only = sorted(set(train.classes) ^ set(test.classes))
         raise SuiteError(f"{root / 'train'} and {tests[0]} have different classes", f"only one of them has "
                          f"{', '.join(only)}", "give both the same folders", DATA)
-    arrays = [array for part in (train, test) for array in _decode(part, size)]
-    return arrays, tuple(train.classes)
+    images, labels = _decode(train, size)
+    order = np.random.default_rng(0).permutation(len(labels))  # or --train-size would take the first classes alone
+    return [images[order], labels[order], *_decode(test, size)], tuple(train.classes)
 
 
 def _open(part):
@@ -63,6 +66,6 @@ def _decode(part, size):
 
 def stamp(root: Path, size: int) -> str:
     """Return what tells one content of a folder from another: name, size and modification time of every file."""
-    files = sorted(path for path in root.rglob("*") if path.is_file())
+    files = sorted(Path(place, name) for place, _, names in os.walk(root, followlinks=True) for name in names)
     return repr([size, *((str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns)
                          for path in files)])

@@ -113,9 +113,10 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     batch_size = per_process("--batch-size", config.batch_size, shares)
     workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)
     images, labels = image_set.train_images, image_set.train_labels
-    if len(labels) < shares:
-        raise SuiteError("every rank needs an image", f"{len(labels)} images for {shares} ranks",
-                         "give a larger --train-size", USAGE)
+    fewest = min(len(labels), len(image_set.test_labels))
+    if fewest < shares:
+        raise SuiteError("every rank needs an image, to train with and to test with", f"{fewest} images for {shares} "
+                         "ranks", "give a larger --train-size, or start fewer ranks", USAGE)
     if config.loader == "resident":
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:

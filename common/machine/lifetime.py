@@ -49,7 +49,7 @@ def guard() -> subprocess.Popen:
 
     The kernel's way (end_with_parent) begins too late in a rank: it imports torch first.
     """
-    return subprocess.Popen([sys.executable, "-I", __file__, str(os.getpid())], stdin=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, "-P", __file__, str(os.getpid())], stdin=subprocess.PIPE,
                             start_new_session=True)  # no Ctrl-C reaches it there
 
 

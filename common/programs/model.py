@@ -11,7 +11,7 @@ from common.arguments import OneLineParser
 from common.config import add_training_flags, check_image_size, default_model
 from common.data.image_set import load_image_set
 from common.entry import run_script
-from common.models import build_model
+from common.models import block_names, build_model
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     for name in arguments.model or [default_model(arguments.dataset)]:
         network = build_model(name, image_set.image_shape, arguments.seed, classes=len(image_set.classes))
         networks[name] = {"parameters": sum(parameter.numel() for parameter in network.parameters()),
-                       "blocks": [block for block, _ in network.named_children()]}
+                       "blocks": block_names(network)}
     if arguments.json:
         print(json.dumps(networks))
         return
