@@ -60,7 +60,7 @@ def train(config, options) -> None:
     parallel.broadcast_buffers = False  # ACC: once, before the evaluation, is enough
     loss_function = build_loss(config)
 
-    def train_step(images, labels, mark):
+    def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)
         mark("transfer")
         loss = loss_function(parallel(images), labels)

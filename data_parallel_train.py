@@ -47,7 +47,7 @@ class TimedDataParallel(nn.DataParallel):  # DP:
         self.timers = SampledTimers(devices)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, C, H, W) on the first device to logits (B, 10) on it."""
+        """Map images (B, C, H, W) on the first device to logits (B, classes) on it."""
         (self._timer,) = self.timers.of_batch(self.training)
         return super().forward(images)
 
@@ -80,7 +80,7 @@ class SimulatedDataParallel(nn.Module):  # DP:
         self.timers = SampledTimers([device])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, C, H, W) to logits (B, 10); each replica sees about B ÷ N images."""
+        """Map images (B, C, H, W) to logits (B, classes); each replica sees about B ÷ N images."""
         (timer,) = self.timers.of_batch(self.training)
         timer.start()
         parts = [part.clone() for part in images.chunk(self.replicas)]  # N x (B/N, C, H, W)
@@ -88,9 +88,9 @@ class SimulatedDataParallel(nn.Module):  # DP:
         weights = {id(weight): weight for weight in self.module.parameters()}
         replicas = [self.module, *(copy.deepcopy(self.module, dict(weights)) for _ in parts[1:])]
         timer.mark("replicate")
-        outputs = [replica(part) for replica, part in zip(replicas, parts, strict=True)]  # N x (B/N, 10)
+        outputs = [replica(part) for replica, part in zip(replicas, parts, strict=True)]  # N x (B/N, classes)
         timer.start()  # the computation is no overhead
-        logits = torch.cat(outputs)  # (B, 10)
+        logits = torch.cat(outputs)  # (B, classes)
         timer.mark("gather")
         return logits
 
@@ -127,7 +127,7 @@ def train(config, options) -> None:
     optimizer = build_optimizer(model.parameters(), config)
     loss_function = build_loss(config)
 
-    def train_step(images, labels, mark):
+    def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)
         mark("transfer")
         loss = loss_function(parallel(images), labels)

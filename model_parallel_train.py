@@ -81,7 +81,7 @@ def train(config, options) -> None:
     optimizer = build_optimizer(model.parameters(), config)
     loss_function = build_loss(config)
 
-    def train_step(images, labels, mark):
+    def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, device), labels.to(devices[1], non_blocking=True)  # MP: stage 1
         mark("transfer")
         loss = loss_function(parallel(images), labels)

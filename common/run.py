@@ -147,8 +147,8 @@ def _precision(model, devices):
 
 
 def _after(context, model, optimizer, image_set, evaluations, result):
-    correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (10,)
-    counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (10,)
+    correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
+    counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
     own = [(_peak_memory(device), memory_parts(model, optimizer, device)) for device in context.devices]

@@ -117,8 +117,8 @@ def test_a_network_stays_what_its_author_wrote(tmp_path):
 
 def test_stages_that_would_share_weights_are_refused(project, tmp_path):
     (tmp_path / "net.py").write_text("from collections import OrderedDict\n\n" + SHARED)
-    done = project("model_parallel_train.py", "--model", f"{tmp_path / 'net.py'}:twice", "--split-at", 2, "--figure-dir",
-                   tmp_path)
+    model = f"{tmp_path / 'net.py'}:twice"
+    done = project("model_parallel_train.py", "--model", model, "--split-at", 2, "--figure-dir", tmp_path)
     assert done.returncode == 2 and "both stages would have the same weights; it is cut before 2" in done.stderr
 
 
