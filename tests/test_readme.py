@@ -51,25 +51,40 @@ def test_verdicts_are_those_that_were_printed(name):
 
 
 def test_what_surprised_us():
-    ladder, workers, resident = (read_results(FIGURES / name / "results.json")
-                                 for name in ("ladder-mnist", "worker-study", "resident-mnist"))
+    ladder, workers, resident, micro = (analyse(read_results(FIGURES / name / "results.json"))
+                                        for name in ("ladder-mnist", "worker-study", "resident-mnist", "micro-batches"))
 
-    def ddp_of(report):
-        return next(entry for entry in analyse(report).rows if entry.row.configuration.name == "ddp")
+    def entry_of(analysis, name):
+        return next(entry for entry in analysis.rows if entry.row.configuration.name == name)
 
-    first, second = analyse(workers).rows[:2]
-    alone, ddp = (entry.summary.epoch_seconds for entry in (first, ddp_of(ladder)))
-    won, lost = (ddp_of(report).standing.speed_up for report in (resident, ladder))
-    steps = {step["batch"]: step["milliseconds"] for step in ladder.probe["steps"]}
+    def seconds(analysis, name):
+        return entry_of(analysis, name).summary.epoch_seconds
+
+    def speed_up(analysis, name):
+        return entry_of(analysis, name).standing.speed_up
+
+    without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, "ddp")
+    steps = {step["batch"]: step["milliseconds"] for step in ladder.report.probe["steps"]}
     text = " ".join(README.read_text(encoding="utf-8").split())
-    for said in (f"two ranks are {won} times as fast as one device", f"slower, {lost} (the ladder)",
-                 f"({alone:.2f} s per epoch in the worker study), the same DDP ({ddp:.2f} s) would pass for "
-                 f"{alone / ddp:.2f} times as fast",
-                 f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
-                 f"an epoch of the first row takes {second.summary.epoch_seconds:.2f} s"):
-        assert said in text, said
+    for sentence in (
+        f"one process on all cores is {speed_up(resident, 'single-all-cores')} times as fast as one device, and DDP "
+        f"with two ranks {speed_up(resident, 'ddp')} times",
+        f"both are slower, {speed_up(ladder, 'single-all-cores')} and {speed_up(ladder, 'ddp')} (the ladder)",
+        f"({without:.2f} s per epoch in the worker study), the same DDP ({ddp:.2f} s) would pass for "
+        f"{without / ddp:.2f} times as fast",
+        f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
+        f"200 steps take {seconds(ladder, 'single'):.2f} s with one thread and "
+        f"{seconds(ladder, 'single-all-cores'):.2f} s with two",
+        "eight micro-batches are slower than one; fewer are not proved to change the time",
+    ):
+        assert sentence in text, sentence
+    assert {speed_up(ladder, name).words for name in ("single-all-cores", "ddp")} == {"slower"}
+    (sweep,) = micro.sweeps  # ratios of times: "faster" is longer
+    assert [ratio.words for ratio in sweep.ratios] == ["no significant difference"] * 2 + ["faster"]
     chinese = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
-    assert f"单设备的 {won.value:.2f} 倍" in chinese and f"反而更慢（{lost.value:.2f}）" in chinese
+    for name in ("single-all-cores", "ddp"):
+        assert f"单设备的 {speed_up(resident, name).value:.2f} 倍" in chinese
+    assert f"反而更慢（{speed_up(ladder, 'ddp').value:.2f}）" in chinese
 
 
 @READMES
