@@ -1,8 +1,8 @@
 """Run every way of training in parallel on this machine, several times in turn, and compare them.
 
-    python compare_parallel.py --dataset mnist --loader resident --epochs 3 --max-steps 200
-    python compare_parallel.py --dataset mnist --loader resident --epochs 3 --max-steps 200 --methods ladder
-    python compare_parallel.py --dataset mnist --epochs 2 --max-steps 200 --methods single --num-workers 0 2 4
+    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100
+    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100 --methods ladder
+    python compare_parallel.py --dataset mnist --epochs 2 --max-steps 100 --methods single --num-workers 0 2 4
     python compare_parallel.py --from figures/comparison/results.json
     python compare_parallel.py --diff before/results.json after/results.json
 
