@@ -179,7 +179,7 @@ def _scaling(analysis, path):
     figure, (axis,) = new_figure(height=4.8)
     series: dict[str, list[RowAnalysis]] = {}
     for entry in analysis.done:
-        if entry.standing.speed_up and not entry.row.times_only:
+        if entry.standing.speed_up and not entry.row.times_only and not entry.row.all_cores:
             series.setdefault(entry.row.series("nproc"), []).append(entry)
     most, baseline_devices = 1, 1
     for entries in series.values():

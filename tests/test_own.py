@@ -43,6 +43,7 @@ def images(tmp_path):
     return tmp_path / "my_images"
 
 
+@pytest.mark.slow
 def test_the_pages_commands_work_as_they_stand(project, images, data_root, tmp_path):
     (tmp_path / "my_net.py").write_text(NETWORK)
     assert len(COMMANDS) == 5

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +50,9 @@ def test_a_step_is_the_median_without_the_first_two(monkeypatch):
 
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
     model = Slow(4, 10)
-    found = probe.step_milliseconds(model, torch.optim.SGD(model.parameters(), 0.1), (1, 2, 2), 3, torch.device("cpu"))
+    image_set = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = probe.step_milliseconds(model, optimizer, image_set, 3, torch.device("cpu"))
     assert 10 <= found < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
 
 

@@ -19,7 +19,7 @@ SCRIPT = "data_parallel_train.py"
 
 BAD_VALUES = [
     (("--dataset", "cifra10"), "unknown name 'cifra10', did you mean cifar10? (choose from cifar10, mnist"),
-    (("--model", "transformer"), f"unknown name 'transformer' (choose from {', '.join(MODELS)})"),
+    (("--model", "transformer"), f"unknown name 'transformer' (choose from {', '.join(MODELS)}, FILE.py:"),
     (("--epochs", "0"), "--epochs: needs a whole number of at least 1, found '0'"),
     (("--epochs", "-1"), "--epochs: needs a whole number of at least 1, found '-1'"),
     (("--epochs", "abc"), "--epochs: needs a whole number of at least 1, found 'abc'"),
