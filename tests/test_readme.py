@@ -1,4 +1,4 @@
-"""Every measured number in the READMEs comes from a JSON file that is committed beside its figures."""
+"""Every measured number in the READMEs and in docs/ comes from a JSON file that is committed beside its figures."""
 
 import importlib.util
 import json
@@ -17,9 +17,16 @@ from processes import PROJECT
 
 README = PROJECT / "README.md"
 FIGURES = PROJECT / "figures"
-READMES = pytest.mark.parametrize("readme", [README, PROJECT / "README.zh-CN.md"], ids=["English", "Chinese"])
+PAGES = (README, *sorted((PROJECT / "docs").glob("*.md")))
+CHINESE = PROJECT / "README.zh-CN.md"
+LANGUAGES = pytest.mark.parametrize("pages", [PAGES, (CHINESE,)], ids=["English", "Chinese"])
 ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-vgg-single.json")
 COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
+
+
+def text_of(pages) -> str:
+    """The text of several pages, with links as they stand in the project's root."""
+    return "\n".join(page.read_text(encoding="utf-8").replace("](../", "](") for page in pages)
 
 
 def epoch_seconds(result: RunResult) -> float:
@@ -32,22 +39,24 @@ def accuracy_row(name: str) -> str:
             f"| [JSON](figures/{name}) |")
 
 
-@READMES
+@LANGUAGES
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_tables_of_comparisons(readme, name):
-    report, text = read_results(FIGURES / name / "results.json"), readme.read_text(encoding="utf-8")
+def test_tables_of_comparisons(pages, name):
+    report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
     shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
     assert all(table in text for table in shown) and not report.failed
-    if report.settings["project"] and readme == README:
+    if report.settings["project"] and pages == PAGES:
         assert projection_table(analyse(report), "github") in text
-    assert f"`{report.command.partition(' --output-dir')[0]}`" in README.read_text() or name == "compare-synthetic"
+    assert f"`{report.command.partition(' --output-dir')[0]}`" in text_of(PAGES) or name == "compare-synthetic"
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_verdicts_are_those_that_were_printed(name):
-    report, text = read_results(FIGURES / name / "results.json"), README.read_text(encoding="utf-8")
-    assert all(f"> {paragraph}\n" in text for paragraph in verdict(analyse(report)))
-    assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in verdict(analyse(report)))
+    report, text = read_results(FIGURES / name / "results.json"), text_of(PAGES)
+    paragraphs = verdict(analyse(report))
+    shown = paragraphs[-1:] if name == "compare-synthetic" else paragraphs
+    assert all(f"> {paragraph}\n" in text for paragraph in shown)
+    assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in paragraphs)
 
 
 def test_what_surprised_us():
@@ -65,7 +74,7 @@ def test_what_surprised_us():
 
     without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, "ddp")
     steps = {step["batch"]: step["milliseconds"] for step in ladder.report.probe["steps"]}
-    text = " ".join(README.read_text(encoding="utf-8").split())
+    text = " ".join(text_of(PAGES).split())
     for sentence in (
         f"one process on all cores is {speed_up(resident, 'single-all-cores')} times as fast as one device, and DDP "
         f"with two ranks {speed_up(resident, 'ddp')} times",
@@ -81,16 +90,16 @@ def test_what_surprised_us():
     assert {speed_up(ladder, name).words for name in ("single-all-cores", "ddp")} == {"slower"}
     (sweep,) = micro.sweeps  # ratios of times: "faster" is longer
     assert [ratio.words for ratio in sweep.ratios] == ["no significant difference"] * 2 + ["faster"]
-    chinese = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
+    chinese = CHINESE.read_text(encoding="utf-8")
     for name in ("single-all-cores", "ddp"):
         assert f"单设备的 {speed_up(resident, name).value:.2f} 倍" in chinese
     assert f"反而更慢（{speed_up(ladder, 'ddp').value:.2f}）" in chinese
 
 
-@READMES
-def test_accuracies_on_real_data(readme):
+@LANGUAGES
+def test_accuracies_on_real_data(pages):
     for name in ACCURACY_RUNS:
-        assert accuracy_row(name) in readme.read_text(encoding="utf-8")
+        assert accuracy_row(name) in text_of(pages)
 
 
 def test_false_alarms_are_as_rare_as_promised():
@@ -105,7 +114,7 @@ def test_false_alarms_are_as_rare_as_promised():
     summary = false_alarms.summary(found["simulated"], found["real"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
     table = summary.split("\n\n")[1]
-    assert table in README.read_text(encoding="utf-8")
+    assert table in text_of(PAGES)
 
 
 def benchmark(name: str):
@@ -126,8 +135,7 @@ def test_recipes_take_the_minutes_that_are_shown():
     shown = recipes.recipes(README.read_text(encoding="utf-8"))
     assert shown == {flags: recipes.minutes(seconds) for flags, seconds in measured.items()}
     assert len(shown) >= 9 and max(shown.values()) < 15
-    text = (PROJECT / "README.zh-CN.md").read_text(encoding="utf-8")
-    chinese = re.findall(r"\| `(--[^`]+)`[^|]* \| (\d+) 分钟 \|", text)
+    chinese = re.findall(r"\| `(--[^`]+)`[^|]* \| (\d+) 分钟 \|", CHINESE.read_text(encoding="utf-8"))
     assert len(chinese) >= 5 and all(shown[flags] == int(minutes) for flags, minutes in chinese)
 
 
@@ -145,10 +153,10 @@ def reliability_table(faults: list[dict]) -> str:
 
 def test_reliability():
     faults = json.loads((FIGURES / "faults" / "faults.json").read_text())["faults"]
-    text = README.read_text(encoding="utf-8")
+    text = text_of([PROJECT / "docs" / "reliability.md"])
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
     assert reliability_table(faults) in text
-    shown = re.findall(r"^    error: (.*)$", text.partition("## Reliability")[2].partition("\n## ")[0], re.MULTILINE)
+    shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
     assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
 
 
@@ -161,7 +169,7 @@ def test_kill_loop():
     assert (whole, alive, finished) == (100, 0, len(completed))
     assert (f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
             f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
-            ) in README.read_text(encoding="utf-8").replace("\n", " ")
+            ) in text_of(PAGES).replace("\n", " ")
 
 
 def test_promised_accuracies_were_reached():
@@ -170,12 +178,19 @@ def test_promised_accuracies_were_reached():
     assert all(len(read_result(FIGURES / name).epochs) == 10 for name in ACCURACY_RUNS)
 
 
-@READMES
-def test_every_file_that_is_shown_exists(readme):
-    targets = re.findall(r"\]\(([^)#:]+)\)", readme.read_text(encoding="utf-8"))
-    assert len(targets) > 5
-    for target in targets:
-        assert (PROJECT / target).exists(), target
+@pytest.mark.parametrize("page", [*PAGES, CHINESE], ids=lambda page: page.name)
+def test_every_file_and_heading_that_is_linked_exists(page):
+    text = page.read_text(encoding="utf-8")
+    for target, heading in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if heading else ()
+        anchors = [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings]
+        assert not heading or heading.removeprefix("#") in anchors, (target, heading)
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 180
 
 
 def test_no_result_names_a_home_directory():
