@@ -74,7 +74,8 @@ class RunConfig:
     image_size: int | None = flag(
         None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS)
     recipe: str | None = flag(
-        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", one_of(RECIPES), "NAME")
+        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", one_of(RECIPES),
+        "NAME")
     data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
     data_url: str | None = flag(
         None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True)

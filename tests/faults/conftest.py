@@ -1,4 +1,4 @@
-"""Every test in this directory injects a fault. FAULTS_JSON=FILE keeps what came of each, for the table in docs/reliability.md."""
+"""Every test here injects a fault. FAULTS_JSON=FILE keeps what came of each, for docs/reliability.md."""
 
 import contextlib
 import json
