@@ -94,7 +94,7 @@ def comparison_cost(data_root: str, directory: str) -> dict:
     call("-m", "common.programs.check", "--json", "--data-root", data_root, "--output-dir", directory)
     check = time.perf_counter() - start
     return {"total_seconds": total, "runs": len(report.outcomes), "check_seconds": check,
-            "probe_seconds": report.probe["wall_seconds"],
+            "probe_seconds": report.probe.wall_seconds,
             "run_seconds": sum(one.wall_seconds for one in report.outcomes)}
 
 

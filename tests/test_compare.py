@@ -12,6 +12,7 @@ import pytest
 
 from common.config import MODELS
 from common.errors import SuiteError
+from common.probe import probe_from_dict
 from common.results import write_result
 from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
@@ -109,7 +110,7 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
     assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
     assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
-    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned["per-device batch"] == 64
+    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned.per_device_batch_size == 64
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
     assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
     assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
@@ -210,7 +211,7 @@ def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_p
 
 def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     row, other = configuration(), configuration("ddp")
-    probe = {**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}
+    probe = probe_from_dict({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]})
     settings = {"epochs": 2, "max_steps": None}
     # 2 s of start-up, and 2 epochs of 1000 + 200/3 images at 0.5 ms
     assert guess_seconds(row, settings, probe) == pytest.approx(2 + 2 * (1000 + 200 / 3) * 0.0005)
@@ -324,9 +325,9 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert all(one.wall_seconds > 1 and one.foreign_cores is not None for one in stored.outcomes)
     assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")
     assert [one.result.config["seed"] for one in stored.outcomes] == [42, 42]
-    assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4
-    assert [step["batch"] for step in stored.probe["steps"]] == [12, 24, 48]
-    assert stored.probe["models"][0]["link_gbps"] > 0 and stored.probe["loaders"][0]["images_per_second"] > 100
+    assert stored.equivalence["single"].difference == 0 and 0 < stored.equivalence["ddp"].difference < 1e-4
+    assert [step.batch for step in stored.probe.steps] == [12, 24, 48] and stored.probe.wall_seconds > 1
+    assert stored.probe.models[0].link_gbps > 0 and stored.probe.loaders[0].images_per_second > 100
     for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
     files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "memory.png",

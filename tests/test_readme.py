@@ -73,7 +73,7 @@ def test_what_surprised_us():
         return entry_of(analysis, name).standing.speed_up
 
     without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, "ddp")
-    steps = {step["batch"]: step["milliseconds"] for step in ladder.report.probe["steps"]}
+    steps = ladder.report.probe.step_milliseconds("lenet")
     text = " ".join(text_of(PAGES).split())
     for sentence in (
         f"one process on all cores is {speed_up(resident, 'single-all-cores')} times as fast as one device, and DDP "

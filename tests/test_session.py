@@ -36,9 +36,9 @@ def planned(monkeypatch, tmp_path):
 
     stop_at = None
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS, "flags": flags}))
+    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS}))
     order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
-    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe={})
+    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe=None)
 
     def run(stop=None, resume=None, **settings):
         nonlocal stop_at
@@ -187,10 +187,15 @@ def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
     assert not any((tmp_path / name).exists() for name in own) and all((tmp_path / name).exists() for name in foreign)
 
 
-def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned):
+def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, monkeypatch):
+    def flags(**settings):
+        run(**settings)
+        return asked[-1]
+
     run, _ = planned
-    flags = run().probe["flags"]
-    assert flags[flags.index("--sizes") + 1:] == ["100"] and "--ceiling" not in flags
-    flags = run(project=[2, 4]).probe["flags"]
-    assert flags[flags.index("--sizes") + 1:] == ["25", "50", "100", "--ceiling", "--link"]
-    assert "--link" not in run(project=[2], link_gbps=5.0).probe["flags"]
+    asked, answer = [], json.dumps({**PROBE, "steps": STEPS})
+    monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(list(flags)) or answer)
+    assert flags() == ["--epochs", "3", "--model", "lenet", "--batch-size", "100", "--num-workers", "0",
+                       "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
+    assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
+    assert "--link" not in flags(project=[2], link_gbps=5.0)
