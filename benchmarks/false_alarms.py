@@ -17,6 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.arguments import OneLineParser, positive_int
+from common.config import RunConfig
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.writing import check_writable, write_json
@@ -71,9 +72,9 @@ def simulated_table(comparisons: int) -> list[dict]:
 
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
-    arguments = argparse.Namespace(methods=[("single", {})], model=["lenet"], batch_size=[128], num_workers=[0],
-                                   nproc=[2], micro_batches=[1], threads_per_device=1, scaling="strong",
-                                   loader="workers")
+    shared = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0]}
+    arguments = argparse.Namespace(**shared, methods=[("single", {})], nproc=[2], micro_batches=[1],
+                                   threads_per_device=1, scaling="strong")
     (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     found = []

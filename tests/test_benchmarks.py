@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from common.errors import FAILED, SuiteError
 from comparison.measures import summarize
 from comparison.record import read_results
 from processes import PROJECT
+from reports import report_of, runs
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 import benchmark
+import false_alarms
 import measure
 import roofline
 import tables
@@ -74,6 +77,22 @@ def test_a_ratio_is_taken_block_by_block():
     drift = [1.0, 2.0, 4.0, 8.0]
     found = measure.paired([1.1 * one for one in drift], drift)
     assert (found.value, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_real_false_alarms_are_planned_as_a_comparison_is(monkeypatch, tmp_path):
+    commands = set()
+
+    def run_once(row, block, seed, directory):
+        commands.add(" ".join(row.command))
+        (outcome,) = report_of((row, runs(seconds=(2.0 + block / 100,)))).outcomes
+        return replace(outcome, block=block)
+
+    monkeypatch.setattr(false_alarms, "run_once", run_once)
+    (comparison,) = false_alarms.real_comparisons(1, tmp_path)
+    assert sorted(comparison["first_seconds"]) == sorted(comparison["second_seconds"]) == [2.01, 2.02, 2.03]
+    assert comparison["ratio"] == pytest.approx(1) and comparison["words"] == "no significant difference"
+    (command,) = commands
+    assert "--model lenet --batch-size 128 --num-workers 0 --device cpu --threads 1 --precision fp32" in command
 
 
 def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys, monkeypatch):
