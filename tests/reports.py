@@ -27,8 +27,8 @@ def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phase
          **values):
     """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer."""
     devices = ("cpu",) * values.pop("count", 1)
-    return [make_result(method, (first or each, *[each] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
-            for each in seconds]
+    return [make_result(method, (first or value, *[value] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
+            for value in seconds]
 
 
 def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -> Report:
