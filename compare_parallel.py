@@ -83,7 +83,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     for devices in arguments.project:
-        per_process("--batch-size", plan[0].planned["global batch"], devices)
+        per_process("--batch-size", plan[0].planned.batch_size, devices)
     if arguments.project and arguments.scaling == "weak":
         raise SuiteError("--project is for strong scaling", "found --scaling weak", "leave one of them out", USAGE)
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
@@ -94,7 +94,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats, arguments.seed))
-    return Report(shlex.join([python(), *sys.argv]), settings, environment, {}, tuple(plan), order)
+    return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order)
 
 
 def measure(report: Report, shared_flags: list[str], directory: Path) -> None:

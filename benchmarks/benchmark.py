@@ -38,13 +38,13 @@ ON_A_GPU = {  # besides
 
 def commands(arguments) -> dict[str, list[str]]:
     """Return the command of every benchmark, without the interpreter."""
-    found = {name: [f"benchmarks/{name}.py", "--data-root", arguments.data_root] for name in SCRIPTS}
+    lines = {name: [f"benchmarks/{name}.py", "--data-root", arguments.data_root] for name in SCRIPTS}
     if arguments.example:
-        found["peers"] += ["--example", arguments.example]
+        lines["peers"] += ["--example", arguments.example]
     for directory, flags in {**COMPARISONS, **ON_A_GPU}.items():
-        found[directory] = ["compare_parallel.py", *flags, "--data-root", arguments.data_root, "--threads-per-device",
+        lines[directory] = ["compare_parallel.py", *flags, "--data-root", arguments.data_root, "--threads-per-device",
                             str(available_cores()), "--output-dir", f"figures/benchmark/{directory}"]
-    return found
+    return lines
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common.arguments import OneLineParser, positive_int
+from common.config import RunConfig
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.writing import check_writable, write_json
@@ -41,7 +42,7 @@ TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "2560", "--epochs", 
 
 def simulate(comparisons: int, repeats: int, noise, effect: float) -> list[Ratio]:
     """Return the judged speed-up of b over a in each of `comparisons` of four rows; b is truly `effect` as fast."""
-    found = []
+    speed_ups = []
     for seed in range(comparisons):
         random = np.random.default_rng(seed)
         seconds: dict[str, list[float]] = {name: [] for name in "abcd"}
@@ -49,8 +50,8 @@ def simulate(comparisons: int, repeats: int, noise, effect: float) -> list[Ratio
         for position, (_, name) in enumerate(order):
             true = 10.0 / effect if name == "b" else 10.0
             seconds[name].append(true * (1 + DRIFT * position / len(order)) * (1 + noise(random)))
-        found.append(ratio(seconds["a"], seconds["b"]))
-    return found
+        speed_ups.append(ratio(seconds["a"], seconds["b"]))
+    return speed_ups
 
 
 def simulated_table(comparisons: int) -> list[dict]:
@@ -61,22 +62,22 @@ def simulated_table(comparisons: int) -> list[dict]:
             same, other = (simulate(comparisons, repeats, noise, effect) for effect in (1.0, EFFECT))
             rows.append({
                 "noise": name, "repeats": repeats, "comparisons": comparisons,
-                "false_faster": sum(one.words == "faster" for one in same) / comparisons,
-                "false_slower": sum(one.words == "slower" for one in same) / comparisons,
-                "coverage": sum(one.low <= 1 <= one.high for one in same) / comparisons,
-                "effect_found": sum(one.words == "faster" for one in other) / comparisons,
+                "false_faster": sum(speed_up.words == "faster" for speed_up in same) / comparisons,
+                "false_slower": sum(speed_up.words == "slower" for speed_up in same) / comparisons,
+                "coverage": sum(speed_up.low <= 1 <= speed_up.high for speed_up in same) / comparisons,
+                "effect_found": sum(speed_up.words == "faster" for speed_up in other) / comparisons,
             })
     return rows
 
 
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
-    arguments = argparse.Namespace(methods=[("single", {})], model=["lenet"], batch_size=[128], num_workers=[0],
-                                   nproc=[2], micro_batches=[1], threads_per_device=1, scaling="strong",
-                                   loader="workers")
+    shared = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0]}
+    arguments = argparse.Namespace(**shared, methods=[("single", {})], nproc=[2], micro_batches=[1],
+                                   threads_per_device=1, scaling="strong")
     (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
-    found = []
+    comparisons = []
     for seed in range(count):
         order = make_order(list(twins), 3, seed)
         outcomes = [run_once(twins[name], block, 41 + block, directory) for block, name in order]
@@ -86,9 +87,9 @@ def real_comparisons(count: int, directory: Path) -> list[dict]:
                          for name, twin in twins.items())
         judged = ratio(first, second)
         print(f"[{seed + 1}/{count}] {judged}: {judged.words}", flush=True)
-        found.append({"first_seconds": first, "second_seconds": second, "ratio": judged.value, "low": judged.low,
-                      "high": judged.high, "words": judged.words, "command": outcomes[0].command})
-    return found
+        comparisons.append({"first_seconds": first, "second_seconds": second, "ratio": judged.value, "low": judged.low,
+                            "high": judged.high, "words": judged.words, "command": outcomes[0].command})
+    return comparisons
 
 
 def summary(simulated: list[dict], real: list[dict]) -> str:

@@ -36,14 +36,14 @@ RUNS = 4
 
 def live_processes(marker: str) -> list[str]:
     """Return the commands of all processes whose environment holds `marker`; zombies have none."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if marker.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                commands.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             pass  # gone meanwhile, or somebody else's
-    return found
+    return commands
 
 
 def start(directory: Path, marker: str) -> subprocess.Popen:
@@ -102,7 +102,7 @@ def main() -> None:
                       f"{len(kills[-1]['live_processes'])} processes alive", flush=True)
     broken = sum(kill["runs_on_disk"] is None for kill in kills)
     alive = sum(bool(kill["live_processes"]) for kill in kills)
-    unfinished = sum((one["exit_code"], one["runs"]) != (0, RUNS) for one in completed)
+    unfinished = sum((comparison["exit_code"], comparison["runs"]) != (0, RUNS) for comparison in completed)
     write_json({"environment": describe_environment(), "kills": kills, "completed": completed},
                arguments.output_dir / "kill-loop.json")
     print(f"{len(kills)} kills: results.json whole {len(kills) - broken}/{len(kills)}, processes alive after "

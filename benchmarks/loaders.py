@@ -45,7 +45,7 @@ def main() -> None:
     arguments = arguments_of(__doc__, blocks=11)
     device, cores = available_devices("auto")[0], available_cores()
     prepare_process(config_of(dataset="mnist", model="lenet"), device)
-    found = {"images_per_second": {}}
+    measured = {"images_per_second": {}}
     with Witness() as witness:
         for dataset in ("mnist", "cifar10"):
             rivals = {}
@@ -63,12 +63,12 @@ def main() -> None:
             add("resident, 1 thread", 1, "resident")
             if cores > 1:
                 add(f"resident, {cores} threads", cores, "resident")
-            found["images_per_second"][dataset] = speeds = interleave(rivals, arguments.blocks)
+            measured["images_per_second"][dataset] = speeds = interleave(rivals, arguments.blocks)
             rivals.clear()  # ends the workers: what they used then counts as this process's
             for name, values in speeds.items():
                 print(f"{dataset}, {name}: {sorted(values)[len(values) // 2]:,.0f} images/s, "
                       f"{paired(values, speeds['0 workers'])} times as fast as 0 workers", flush=True)
-    write(arguments.output, found, witness)
+    write(arguments.output, measured, witness)
 
 
 if __name__ == "__main__":

@@ -47,18 +47,18 @@ def interleave(rivals: dict[str, Callable[[], float]], blocks: int, warm_up: boo
     warm_up: one more block before the first does not count. Whatever drifts with time hits all alike; compare by
     paired().
     """
-    shuffle, found = random.Random(0), {name: [] for name in rivals}
+    shuffle, values = random.Random(0), {name: [] for name in rivals}
     for block in range(-warm_up, blocks):
         for name in shuffle.sample(list(rivals), len(rivals)):
             value = rivals[name]()
             if block >= 0:
-                found[name].append(value)
-    return found
+                values[name].append(value)
+    return values
 
 
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
     """Return the geometric mean of the blocks' ratios, with Student's 95 % interval on their logarithms."""
-    return ratio([one / other for one, other in zip(numerator, denominator, strict=True)], [1.0] * len(numerator))
+    return ratio([above / below for above, below in zip(numerator, denominator, strict=True)], [1.0] * len(numerator))
 
 
 class Witness:
@@ -80,7 +80,7 @@ class Witness:
         return time.process_time() + children_seconds()
 
 
-def write(path: str, found: dict, witness: Witness) -> None:
+def write(path: str, measured: dict, witness: Witness) -> None:
     """Write what was found beside the command and the machine, and warn if something else used the CPU."""
     cores = available_cores()
     if witness.foreign_cores is not None and witness.foreign_cores > 0.1 * cores:
@@ -89,4 +89,4 @@ def write(path: str, found: dict, witness: Witness) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     write_json({"command": command, "environment": describe_environment(), "foreign_cores": witness.foreign_cores,
-                **found}, path)
+                **measured}, path)

@@ -108,17 +108,17 @@ def main() -> None:
             raise SuiteError(f"{case} failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
         return json.loads(done.stdout.splitlines()[-1])
 
-    found = {}
+    milliseconds = {}
     with Witness() as witness:
         for case in CASES:
             runs = interleave({"kept": lambda case=case: run(case),
                                "returned": lambda case=case: run(case, "--glibc-defaults")},
                               arguments.blocks, warm_up=False)
-            medians = {name: [statistics.median(one[name]) for one in runs["kept"]] for name in runs["kept"][0]}
-            medians["memory returned"] = [statistics.median(one["defaults"]) for one in runs["returned"]]
-            found[f"{case[0]}, {case[1]}"] = medians
-            print(case, {name: str(paired(one, medians["defaults"])) for name, one in medians.items()}, flush=True)
-    write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": found}, witness)
+            medians = {name: [statistics.median(times[name]) for times in runs["kept"]] for name in runs["kept"][0]}
+            medians["memory returned"] = [statistics.median(times["defaults"]) for times in runs["returned"]]
+            milliseconds[f"{case[0]}, {case[1]}"] = medians
+            print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
+    write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)
 
 
 if __name__ == "__main__":

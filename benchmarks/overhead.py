@@ -99,8 +99,8 @@ def end_to_end(batch: int, device, image_set, blocks: int) -> dict:
         synchronize([device])
         return time.perf_counter() - start
 
-    found = interleave({"fit": ours, "by hand": by_hand, "fit, no phases": lambda: ours(NoTimer)}, blocks)
-    return {**found, "by hand, training alone": training[1:]}
+    timings = interleave({"fit": ours, "by hand": by_hand, "fit, no phases": lambda: ours(NoTimer)}, blocks)
+    return {**timings, "by hand, training alone": training[1:]}
 
 
 def direct(device, blocks: int, steps: int = 2000) -> dict:
@@ -154,20 +154,20 @@ def main() -> None:
     arguments = arguments_of(__doc__, blocks=15)
     device = available_devices("auto")[0]
     prepare_process(config_of(dataset="mnist", model="lenet"), device)
-    found = {"threads": torch.get_num_threads(), "end_to_end_seconds": {}}
+    measured = {"threads": torch.get_num_threads(), "end_to_end_seconds": {}}
     with Witness() as witness:
         for batch in STEPS:
             config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, loader="resident",
                                train_size=batch * STEPS[batch])
-            found["end_to_end_seconds"][str(batch)] = end_to_end(batch, device, load_image_set(config),
-                                                                 arguments.blocks)
-        found["direct_microseconds_per_step"] = direct(device, arguments.blocks)
-    write(arguments.output, {"steps": {str(batch): steps for batch, steps in STEPS.items()}, **found}, witness)
-    for batch, seconds in found["end_to_end_seconds"].items():
+            measured["end_to_end_seconds"][str(batch)] = end_to_end(batch, device, load_image_set(config),
+                                                                    arguments.blocks)
+        measured["direct_microseconds_per_step"] = direct(device, arguments.blocks)
+    write(arguments.output, {"steps": {str(batch): steps for batch, steps in STEPS.items()}, **measured}, witness)
+    for batch, seconds in measured["end_to_end_seconds"].items():
         print(f"batch {batch}: fit ÷ by hand {paired(seconds['fit'], seconds['by hand'])}, with ÷ without phases "
               f"{paired(seconds['fit'], seconds['fit, no phases'])}")
     print("direct, µs per step:", {name: round(min(values), 1) for name, values in
-                                   found["direct_microseconds_per_step"].items()})
+                                   measured["direct_microseconds_per_step"].items()})
 
 
 if __name__ == "__main__":

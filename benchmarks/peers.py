@@ -217,10 +217,10 @@ def main() -> None:
     write(arguments.output, {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs,
                              "left_out": [name for name in RIVALS if name not in able]}, witness)
     best = [min(run["seconds"]) for run in runs["fit, resident"]]
-    for name, found in runs.items():
-        accuracy = sum(run["accuracy"] for run in found) / len(found)
-        print(f"{name}: {accuracy:.2%}, takes {paired([min(run['seconds']) for run in found], best)} times as long as "
-              "fit with the resident loader")
+    for name, repeats in runs.items():
+        accuracy = sum(run["accuracy"] for run in repeats) / len(repeats)
+        longer = paired([min(run["seconds"]) for run in repeats], best)
+        print(f"{name}: {accuracy:.2%}, takes {longer} times as long as fit with the resident loader")
 
 
 if __name__ == "__main__":

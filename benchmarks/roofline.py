@@ -52,14 +52,14 @@ class ByteCounter(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        found = written = operation(*args, **(kwargs or {}))
+        result = written = operation(*args, **(kwargs or {}))
         schema = operation._schema
         if not schema.returns:
             written = [value for argument, value in zip(schema.arguments, args, strict=False)
                        if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"]
         if not operation.is_view:
             self.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, written)) if torch.is_tensor(leaf))
-        return found
+        return result
 
 
 def shortest(work, device, repeats: int = 3) -> float:
@@ -75,17 +75,17 @@ def shortest(work, device, repeats: int = 3) -> float:
 
 def peaks(precision: str, device) -> dict[tuple, tuple]:
     """Return {(precision, kind, size): (work, its FLOP)}."""
-    found, dtype = {}, TYPES[precision]
+    works, dtype = {}, TYPES[precision]
     for size in PRODUCTS[device.type]:
         matrix = torch.randn(size, size, device=device).to(dtype)
-        found[precision, "matrix product", size] = (lambda matrix=matrix: matrix @ matrix), 2 * size**3
+        works[precision, "matrix product", size] = (lambda matrix=matrix: matrix @ matrix), 2 * size**3
     for channels, side in CONVOLUTIONS[device.type]:
         layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False).requires_grad_(False)
         layer = layer.to(device, dtype, memory_format=torch.channels_last)
         images = torch.randn(BATCH, channels, side, side, device=device).to(dtype, memory_format=torch.channels_last)
         flop = 2 * 9 * channels**2 * side**2 * BATCH
-        found[precision, "convolution", channels] = (lambda layer=layer, images=images: layer(images)), flop
-    return found
+        works[precision, "convolution", channels] = (lambda layer=layer, images=images: layer(images)), flop
+    return works
 
 
 def step_of(name: str, precision: str, device):
@@ -108,27 +108,27 @@ def step_of(name: str, precision: str, device):
     return step, flop.get_total_flops(), moved.bytes
 
 
-def draw(found: dict, path: Path, logarithmic: bool) -> None:
+def draw(results: dict, path: Path, logarithmic: bool) -> None:
     """Bars of each network's FLOP/s and bytes/s, with whiskers from slowest to fastest, and the peaks as lines."""
     figure, axes = new_figure(columns=2, width=10.0, height=5.0)
-    names = list(found["networks"])
-    height = 0.8 / len(found["peaks"])
-    for number, precision in enumerate(found["peaks"]):
-        places = [place + (number - (len(found["peaks"]) - 1) / 2) * height for place in range(len(names))]
+    names = list(results["networks"])
+    height = 0.8 / len(results["peaks"])
+    for number, precision in enumerate(results["peaks"]):
+        places = [place + (number - (len(results["peaks"]) - 1) / 2) * height for place in range(len(names))]
         for axis, work in zip(axes, ("flop", "bytes"), strict=True):
-            rates = [[one[work] / seconds / 1e9 for seconds in one["seconds"]]
-                     for one in (found["networks"][name][precision] for name in names)]
-            middle = [statistics.median(one) for one in rates]
-            spread = [[centre - min(one) for centre, one in zip(middle, rates, strict=True)],
-                      [max(one) - centre for centre, one in zip(middle, rates, strict=True)]]
+            rates = [[step[work] / seconds / 1e9 for seconds in step["seconds"]]
+                     for step in (results["networks"][name][precision] for name in names)]
+            middle = [statistics.median(values) for values in rates]
+            spread = [[centre - min(values) for centre, values in zip(middle, rates, strict=True)],
+                      [max(values) - centre for centre, values in zip(middle, rates, strict=True)]]
             axis.barh(places, middle, height, xerr=spread, capsize=3, color=COLOURS[precision],
                       label=f"{precision}, step" if work == "flop" else None,
                       hatch="" if precision == "fp32" else "///", edgecolor="white")
         for kind, line in (("matrix product", "--"), ("convolution", ":")):
-            rate = rate_of(found["peaks"][precision][kind])
+            rate = rate_of(results["peaks"][precision][kind])
             axes[0].axvline(rate, color=COLOURS[precision], linestyle=line, linewidth=2,
                             label=f"{precision}, best {kind}: {rate:,.0f} GFLOP/s")
-    rate = rate_of(found["copy"])
+    rate = rate_of(results["copy"])
     axes[1].axvline(rate, color="black", linestyle="-.", linewidth=2, label=f"copy: {rate:,.0f} GB/s")
     axes[0].set_yticks(range(len(names)), names)
     axes[1].set_yticks(range(len(names)), [""] * len(names))
@@ -166,19 +166,19 @@ def main() -> None:
         seconds = interleave({key: lambda work=work: shortest(work, device)
                               for key, (work, *_) in {**limits, **steps}.items()}, arguments.blocks)
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
-    found = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
-             "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-             "peaks": {precision: {} for precision in types}}
+    results = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
+               "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
+               "peaks": {precision: {} for precision in types}}
     for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
-        found["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
+        results["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
     for (name, precision), (_, flop, moved) in steps.items():
         measured = {"flop": flop, "bytes": moved, "seconds": seconds[name, precision]}
-        found["networks"].setdefault(name, {})[precision] = measured
+        results["networks"].setdefault(name, {})[precision] = measured
         middle = statistics.median(measured["seconds"])
         print(f"{name}, {precision}: {flop / middle / 1e9:,.0f} GFLOP/s, {moved / middle / 1e9:,.0f} GB/s")
-    write(arguments.output, found, witness)
+    write(arguments.output, results, witness)
     # small networks keep no large GPU busy: on a linear axis they would not be seen
-    draw(found, Path(arguments.output).with_suffix(".png"), logarithmic=device.type == "cuda")
+    draw(results, Path(arguments.output).with_suffix(".png"), logarithmic=device.type == "cuda")
 
 
 if __name__ == "__main__":

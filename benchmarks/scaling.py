@@ -81,7 +81,7 @@ def rivals_of(config, image_set, device, rank):
                 optimizer.zero_grad()
         return lambda: timed(work)
 
-    one = fit_loop(network(), alone)
+    single = fit_loop(network(), alone)
     ddp = wrapped()
     silent = wrapped()
     silent_loop = fit_loop(silent, shared)
@@ -91,7 +91,7 @@ def rivals_of(config, image_set, device, rank):
             return silent_loop()
 
     return {
-        "one device": one if rank == 0 else lambda: timed(lambda: None),
+        "one device": single if rank == 0 else lambda: timed(lambda: None),
         "DDP, fit": fit_loop(ddp, shared),
         "DDP, by hand": by_hand(wrapped(), shared),
         "DDP, no exchange": no_sync,
@@ -116,8 +116,8 @@ def train_as_rank(rank, arguments, directory, on_gpu):
     communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in (
         "compute", "comm", "compute_comm_overlap")}
     if rank == 0:
-        found = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
-        write_json(found, os.path.join(directory, "found.json"))
+        measured = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
+        write_json(measured, os.path.join(directory, "measured.json"))
     shutdown()
 
 
@@ -126,15 +126,15 @@ def main() -> None:
     on_gpu = torch.cuda.device_count() >= RANKS
     with Witness() as witness, tempfile.TemporaryDirectory() as directory:
         spawn(train_as_rank, (arguments, directory, on_gpu), RANKS)
-        with open(os.path.join(directory, "found.json")) as file:
-            found = json.load(file)
-    write(arguments.output, {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **found}, witness)
-    seconds = found["seconds"]
+        with open(os.path.join(directory, "measured.json")) as file:
+            measured = json.load(file)
+    write(arguments.output, {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **measured}, witness)
+    seconds = measured["seconds"]
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
     print(f"DDP x{RANKS}: {speed_up} times as fast as one device, efficiency {speed_up.value / RANKS:.0%}")
     for name, values in seconds.items():
         print(f"{name}: {paired(values, seconds['DDP, fit'])} times as long as DDP, fit")
-    print("DDP's own clock, ms per backward pass:", found["ddp_milliseconds"])
+    print("DDP's own clock, ms per backward pass:", measured["ddp_milliseconds"])
 
 
 if __name__ == "__main__":

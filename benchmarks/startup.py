@@ -72,12 +72,12 @@ def is_helper(pid: str) -> bool:
 def heaviest_imports(count: int = 6) -> list[tuple[str, float]]:
     """Return the top-level packages that take longest to import, in seconds, of all that a script imports."""
     done = call("-X", "importtime", "data_parallel_train.py", "--help")
-    found: dict[str, float] = {}
+    packages: dict[str, float] = {}
     for line in done.stderr.splitlines():
         if match := re.match(r"import time: *(\d+) \| *\d+ \| *([\w.]+)", line):
             package = match[2].split(".")[0]
-            found[package] = found.get(package, 0.0) + int(match[1]) / 1e6
-    return sorted(found.items(), key=lambda item: -item[1])[:count]
+            packages[package] = packages.get(package, 0.0) + int(match[1]) / 1e6
+    return sorted(packages.items(), key=lambda item: -item[1])[:count]
 
 
 def comparison_cost(data_root: str, directory: str) -> dict:
@@ -94,8 +94,8 @@ def comparison_cost(data_root: str, directory: str) -> dict:
     call("-m", "common.programs.check", "--json", "--data-root", data_root, "--output-dir", directory)
     check = time.perf_counter() - start
     return {"total_seconds": total, "runs": len(report.outcomes), "check_seconds": check,
-            "probe_seconds": report.probe["wall_seconds"],
-            "run_seconds": sum(one.wall_seconds for one in report.outcomes)}
+            "probe_seconds": report.probe.wall_seconds,
+            "run_seconds": sum(outcome.wall_seconds for outcome in report.outcomes)}
 
 
 def main() -> None:
@@ -107,12 +107,12 @@ def main() -> None:
                for loader in ("workers", "resident")},
             "first child": lambda: first_child_seconds(data_root, directory),
         }, arguments.blocks)
-        found = {"startup_seconds": seconds, "imports": heaviest_imports(),
-                 "comparison": comparison_cost(data_root, directory)}
-    write(arguments.output, found, witness)
+        measured = {"startup_seconds": seconds, "imports": heaviest_imports(),
+                    "comparison": comparison_cost(data_root, directory)}
+    write(arguments.output, measured, witness)
     for name, values in seconds.items():
         print(f"{name}: {sorted(values)[len(values) // 2]:.2f} s")
-    cost = found["comparison"]
+    cost = measured["comparison"]
     print(f"comparison of {cost['runs']} runs: {cost['total_seconds'] / cost['run_seconds']:.3f} times its runs alone")
 
 

@@ -18,11 +18,11 @@ def median(values: list[float], pattern: str) -> str:
     return f"{statistics.median(values):{pattern}} ({min(values):{pattern}}–{max(values):{pattern}})"
 
 
-def overhead(found: dict) -> str:
+def overhead(results: dict) -> str:
     rows = []
-    direct = {name: min(values) for name, values in found["direct_microseconds_per_step"].items()}
-    for batch, seconds in found["end_to_end_seconds"].items():
-        step = 1e6 * statistics.median(seconds["by hand, training alone"]) / found["steps"][batch]
+    direct = {name: min(values) for name, values in results["direct_microseconds_per_step"].items()}
+    for batch, seconds in results["end_to_end_seconds"].items():
+        step = 1e6 * statistics.median(seconds["by hand, training alone"]) / results["steps"][batch]
         for label, name, other in (("`fit` ÷ loop by hand", "fit", "by hand"),
                                    ("phase timing on ÷ off", "fit", "fit, no phases")):
             cost = direct[name] - direct[other]
@@ -32,64 +32,65 @@ def overhead(found: dict) -> str:
                           "End to end, ratio of seconds [95 %]", "Blocks"), "github")
 
 
-def loaders(found: dict) -> str:
+def loaders(results: dict) -> str:
     rows = [(dataset, name, median(values, ",.0f"), str(paired(values, speeds["0 workers"])))
-            for dataset, speeds in found["images_per_second"].items() for name, values in speeds.items()]
+            for dataset, speeds in results["images_per_second"].items() for name, values in speeds.items()]
     header = ("Data set", "Loader", "Images/s, median (range)", "÷ 0 workers [95 %]")
     return lay_out(rows, header, "github", left=(0, 1))
 
 
-def options(found: dict) -> str:
-    names = list(dict.fromkeys(name for case in found["milliseconds_per_step"].values() for name in case))
+def options(results: dict) -> str:
+    names = list(dict.fromkeys(name for case in results["milliseconds_per_step"].values() for name in case))
     rows = []
-    for case, times in found["milliseconds_per_step"].items():
+    for case, times in results["milliseconds_per_step"].items():
         rows.append((case, f"{statistics.median(times['defaults']):.3g}", *(
             str(paired(times[name], times["defaults"])) if name in times else "–" for name in names[1:])))
     return lay_out(rows, ("Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names[1:])), "github")
 
 
-def peers(found: dict) -> str:
-    runs, rows = found["runs"], []
+def peers(results: dict) -> str:
+    runs, rows = results["runs"], []
     best = [min(run["seconds"]) for run in runs["fit, resident"]]
     for name, rival in runs.items():
         seconds = [min(run["seconds"]) for run in rival]
         accuracy = statistics.mean(run["accuracy"] for run in rival)
         rows.append((name, f"{accuracy:.2%}", median(seconds, ".2f"),
                      "1.00" if name == "fit, resident" else str(paired(seconds, best))))
-    rows += [(name, "–", "–", "left out") for name in found["left_out"]]
-    header = ("Loop", f"Accuracy after {found['epochs']} epochs (mean)", "Seconds per epoch, median (range)",
+    rows += [(name, "–", "–", "left out") for name in results["left_out"]]
+    header = ("Loop", f"Accuracy after {results['epochs']} epochs (mean)", "Seconds per epoch, median (range)",
               "÷ fit, resident [95 %]")
     return lay_out(rows, header, "github")
 
 
-def scaling(found: dict) -> str:
-    seconds, steps = found["seconds"], found["steps"]
+def scaling(results: dict) -> str:
+    seconds, steps = results["seconds"], results["steps"]
     rows = [(name, f"{1000 * statistics.median(values) / steps:.0f}", str(paired(values, seconds["DDP, fit"])))
             for name, values in seconds.items()]
     table = lay_out(rows, ("vgg, global batch 256", "Step (ms)", "÷ DDP, fit [95 %]"), "github")
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
     exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
-    clock = found["ddp_milliseconds"]
-    return (f"{table}\n\nSpeed-up of {found['ranks']} ranks {speed_up}, efficiency "
-            f"{speed_up.value / found['ranks']:.0%}. A step with the exchange of gradients and of BatchNorm's "
+    clock = results["ddp_milliseconds"]
+    return (f"{table}\n\nSpeed-up of {results['ranks']} ranks {speed_up}, efficiency "
+            f"{speed_up.value / results['ranks']:.0%}. A step with the exchange of gradients and of BatchNorm's "
             f"statistics takes {exchange} times as long as one without: {1 - 1 / exchange.value:.1%} of it is exposed "
             f"exchange. By DDP's own clock, which looks at its first ten and every hundredth step, a backward pass has "
             f"{clock['compute']:.0f} ms of computation and {clock['comm']:.0f} ms of communication, of which "
             f"{clock['compute_comm_overlap']:.0f} ms are hidden behind the former.")
 
 
-def roofline(found: dict) -> str:
+def roofline(results: dict) -> str:
     def rates(measured, work="work"):
         return [measured[work] / seconds / 1e9 for seconds in measured["seconds"]]
 
-    types = list(found["peaks"])
-    peaks = {precision: {kind: rates(peak) for kind, peak in found["peaks"][precision].items()} for precision in types}
+    types = list(results["peaks"])
+    peaks = {precision: {kind: rates(peak) for kind, peak in peaks_of_type.items()}
+             for precision, peaks_of_type in results["peaks"].items()}
     best = {precision: max(peaks[precision].values(), key=statistics.median) for precision in types}
     rows = []
-    for name, measured in found["networks"].items():
-        cells = [f"{measured[types[0]]['flop'] / found['batch'] / 1e6:,.0f}"]
+    for name, measured in results["networks"].items():
+        cells = [f"{measured[types[0]]['flop'] / results['batch'] / 1e6:,.0f}"]
         for precision in types:
-            for work, limit in (("flop", best[precision]), ("bytes", rates(found["copy"]))):
+            for work, limit in (("flop", best[precision]), ("bytes", rates(results["copy"]))):
                 reached = rates(measured[precision], work)
                 share = 100 * paired(reached, limit).value
                 cells += [f"{statistics.median(reached):,.0f}", f"{share:.{0 if share > 9.5 else 1}f}%"]
@@ -97,24 +98,24 @@ def roofline(found: dict) -> str:
     header = [text for precision in types for text in
               (f"{precision} (GFLOP/s)", "of the peak", f"{precision} (GB/s)", "of a copy's")]
     table = lay_out(rows, ("Network", "MFLOP per image, forward and backward", *header), "github")
-    said = [f"{precision} {kind} {median(values, ',.0f')} GFLOP/s" for precision in types
-            for kind, values in peaks[precision].items()]
-    tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if found["tf32"] else ""
-    copied = median(rates(found["copy"]), ",.0f")
-    return f"{table}\n\nPeaks, median (range): {', '.join(said)}; copy {copied} GB/s.{tf32}"
+    texts = [f"{precision} {kind} {median(values, ',.0f')} GFLOP/s" for precision in types
+             for kind, values in peaks[precision].items()]
+    tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if results["tf32"] else ""
+    copied = median(rates(results["copy"]), ",.0f")
+    return f"{table}\n\nPeaks, median (range): {', '.join(texts)}; copy {copied} GB/s.{tf32}"
 
 
-def startup(found: dict) -> str:
-    cost = found["comparison"]
+def startup(results: dict) -> str:
+    cost = results["comparison"]
     rows = [(f"script, {name}: process start to training" if "loader" in name
              else "comparison: process start to its first child", median(values, ".2f"))
-            for name, values in found["startup_seconds"].items()]
+            for name, values in results["startup_seconds"].items()]
     children = cost["run_seconds"] + cost["probe_seconds"] + cost["check_seconds"]
     rows.append((f"comparison of {cost['runs']} runs: total ÷ sum of its children (runs, probe, pre-flight check)",
                  f"{cost['total_seconds'] / children:.3f} (a ratio)"))
     rows.append((f"comparison of {cost['runs']} runs: total ÷ sum of the runs alone",
                  f"{cost['total_seconds'] / cost['run_seconds']:.3f} (a ratio)"))
-    rows += [(f"import of {package}", f"{seconds:.2f}") for package, seconds in found["imports"]]
+    rows += [(f"import of {package}", f"{seconds:.2f}") for package, seconds in results["imports"]]
     return lay_out(rows, ("", "Seconds, median (range)"), "github")
 
 
@@ -132,11 +133,11 @@ def table(name: str, directory: Path) -> str:
         busy = [run.foreign_cores for run in report.outcomes if run.foreign_cores is not None]
         table = main_table(analyse(report), "github")
         return _with_origin(table, report.command, report.environment, max(busy, default=None))
-    found = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
-    where = found["environment"]
-    if found.get("device") == "cpu":  # it had too few GPUs
+    results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    where = results["environment"]
+    if results.get("device") == "cpu":  # it had too few GPUs
         where = {**where, "gpus": []}
-    return _with_origin(TABLES[name](found), found["command"], where, found["foreign_cores"])
+    return _with_origin(TABLES[name](results), results["command"], where, results["foreign_cores"])
 
 
 def _with_origin(text, command, where, foreign):

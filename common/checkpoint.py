@@ -84,8 +84,8 @@ def restore(state: dict, rank: int, gpus: list[torch.device], model: nn.Module, 
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"][rank]["cpu"])
-    for device, one in zip(gpus, state["random"][rank]["gpus"], strict=True):
-        torch.cuda.set_rng_state(one, device)
+    for device, generator_state in zip(gpus, state["random"][rank]["gpus"], strict=True):
+        torch.cuda.set_rng_state(generator_state, device)
     return [epoch_from_dict(values) for values in state["records"]]
 
 

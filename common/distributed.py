@@ -257,11 +257,11 @@ def name_lost_ranks(train: Callable) -> Callable:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            found = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
             missing = _missing_ranks() if dist.is_initialized() else []
             if missing:
-                found = f"rank {', '.join(map(str, missing))} did not answer in time; {found}"
-            lost = SuiteError("lost contact with another rank", found,
+                cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
+            lost = SuiteError("lost contact with another rank", cause,
                               "see the log of that rank, or give it more time with --dist-timeout", FAILED)
             for note in getattr(error, "__notes__", ()):
                 lost.add_note(note)

@@ -64,15 +64,15 @@ def explained(error: Exception) -> SuiteError:
     """Return an error as a SuiteError: with the remedy for those that are known, else with a way to find out more."""
     if isinstance(error, SuiteError):
         return error
-    found = f"{type(error).__name__}: {error}"
-    for one in (error, error.__context__):  # torch.save hides it behind an error of its own
-        if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return SuiteError("cannot write all of a file", f"{type(one).__name__}: {one}",
+    message = f"{type(error).__name__}: {error}"
+    for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return SuiteError("cannot write all of a file", f"{type(cause).__name__}: {cause}",
                               "free some space, or write elsewhere", FAILED)
-    if "DataLoader worker" in found and ("Caught" not in found or "No space left" in found):
-        return SuiteError("a loader worker died", found.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
+    if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
+        return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)
-    if "out of memory" in found or "allocate memory" in found or isinstance(error, MemoryError):
-        return SuiteError("out of memory", found, "try a smaller --batch-size, or fewer --num-workers", FAILED)
+    if "out of memory" in message or "allocate memory" in message or isinstance(error, MemoryError):
+        return SuiteError("out of memory", message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
                       "add --debug to see where it happened", FAILED)

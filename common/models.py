@@ -109,8 +109,8 @@ def _of_file(path, function, image_shape, classes):
             specification.loader.exec_module(loaded)
         build = getattr(loaded, function)
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"{wanted} cannot be loaded", found, f"mend {path}", USAGE) from None
+        cause = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"{wanted} cannot be loaded", cause, f"mend {path}", USAGE) from None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = build(image_shape, classes)
@@ -131,8 +131,8 @@ def _try(network, name, image_shape, classes):
         with contextlib.redirect_stdout(sys.stderr):
             outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", found,
+        cause = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", cause,
                          "see --dataset and --image-size, or mend it", USAGE) from None
     for logits in outputs:
         if getattr(logits, "shape", None) != (2, classes):

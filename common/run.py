@@ -76,12 +76,12 @@ def run(
     result = replace(_after(context, model, optimizer, image_set, evaluations, result), epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
-        found = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
-        result = replace(result, status="diverged", reason=found)
+        reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
+        result = replace(result, status="diverged", reason=reason)
     elif config.target_accuracy is not None and not reached(records[-1], config):
         best = max(record.test_accuracy for record in records)
-        found = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
-        result = replace(result, status="not reached", reason=found)
+        reason = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
+        result = replace(result, status="not reached", reason=reason)
     if context.rank == 0:
         _conclude(result, model, config, say)
     context.shutdown()

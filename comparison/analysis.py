@@ -135,9 +135,9 @@ def _result(report, row, standing):
     """In words: its failures, whether it is comparable, faster or slower."""
     if row.configuration.skip:
         return "skipped"
-    words, check = [], report.maths.get(row.configuration.name, {})
-    if check.get("status") == "failed":
-        words.append("failed: " + ("computes something else" if check["difference"] else "not checked"))
+    words, check = [], report.equivalence.get(row.configuration.name)
+    if check and check.status == "failed":
+        words.append("failed: " + ("computes something else" if check.difference else "not checked"))
     if row.troubles:
         words.append(f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}")
     if not row.results:
@@ -193,7 +193,7 @@ def _recommend(report, trained, judged, every):
         proved = []  # it may be the fastest, and has one run
     if any(entry.row.disturbed for entry in compared):
         return Recommendation("disturbed", trained, compared)
-    if whole is None and report.first["device"] == "cpu" and report.device_threads < report.environment["cores"]:
+    if whole is None and report.first.device == "cpu" and report.device_threads < report.environment["cores"]:
         return Recommendation("all cores", trained, compared)
     if not proved:
         return Recommendation("single runs", trained, compared, shown=max(judged, key=_speed_up))

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from common.words import count
 from comparison.fairness import Standing
@@ -57,10 +58,9 @@ def find_costs(report: Report, row: Row) -> Costs:
 
 def _equal_partner(report, row, method):
     """The row of another method with the same swept values and equal settings, if it has results."""
-    batch = "per-device batch" if report.settings["scaling"] == "weak" else "global batch"
-    other, names = report.partner(row, method), ("model", batch, "workers", "threads per device")
-    if other and other.results and all(
-            other.configuration.planned[name] == row.configuration.planned[name] for name in names):
+    batch = "per_device_batch_size" if report.settings["scaling"] == "weak" else "batch_size"
+    other, settings = report.partner(row, method), attrgetter("model", batch, "num_workers", "threads")
+    if other and other.results and settings(other.configuration.planned) == settings(row.configuration.planned):
         return other
     return None
 
@@ -94,7 +94,7 @@ def _noise(row, standing):
     if not standing.speed_up or standing.baseline is row or standing.speed_up.words != NO_DIFFERENCE:
         return None
     seconds = run_seconds(row), run_seconds(standing.baseline)
-    spread = max((max(some) - min(some)) / statistics.median(some) for some in seconds)
+    spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in seconds)
     return Cause("noise", f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
                           "difference may be chance; more --repeats would narrow it.")
 
@@ -103,18 +103,18 @@ def _waiting(report, row, own, summaries):
     data, step, share = own.phases.data, own.step_milliseconds, own.waiting_share
     if share < WAITING:
         return None
-    workers = row.configuration.planned["workers"]
+    workers = row.configuration.planned.num_workers
     several = "0 2 4" if workers == 0 else f"{workers} {2 * workers} {4 * workers}"
     more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
-            and other.configuration.planned["workers"] > workers
-            and {**other.configuration.planned, "workers": workers} == row.configuration.planned]
+            and other.configuration.planned.num_workers > workers
+            and replace(other.configuration.planned, num_workers=workers) == row.configuration.planned]
     if row.results[0].config["loader"] == "resident":
         return Cause("waiting for data", f"Cutting batches out of memory takes {data:.1f} of {step:.1f} ms "
                      f"per step ({share:.0%}): the network is so small that its data are a good part of the work.")
     advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
     if more:
         best = min(more, key=lambda other: summaries[other.configuration.name].epoch_seconds)
-        advice = (f"with {best.configuration.planned['workers']} workers instead of {workers} it was measured at "
+        advice = (f"with {best.configuration.planned.num_workers} workers instead of {workers} it was measured at "
                   f"{summaries[best.configuration.name].epoch_seconds:.2f} s")
     rest = own.epoch_seconds * (1 - share)
     return Cause("waiting for data", f"Waiting for data takes {data:.1f} of {step:.1f} ms per step ({share:.0%}); "
@@ -122,7 +122,7 @@ def _waiting(report, row, own, summaries):
 
 
 def _resident(report, row, own):
-    speed, result = report.probe.get("resident_images_per_second"), row.results[0]
+    speed, result = report.probe and report.probe.resident_images_per_second, row.results[0]
     if not speed or result.config["loader"] != "workers":
         return None
     step, needed = own.step_milliseconds, 1000 * result.global_batch_size / result.world_size / speed
@@ -147,14 +147,12 @@ def _exchange(own, costs):
 
 def _small_batch(report, row, standing):
     planned = row.configuration.planned
-    if row.simulated or planned["threads per device"] != report.first["threads per device"]:
+    if report.probe is None or row.simulated or planned.threads != report.first.threads:
         return None  # the probe had the first row's threads
-    whole = planned["global batch"]
+    whole = planned.batch_size
     if standing.baseline:
-        whole = standing.baseline.configuration.planned["per-device batch"]
-    part = planned["per-device batch"]
-    times = {step["batch"]: step["milliseconds"] for step in report.probe.get("steps", ())
-             if step["model"] == planned["model"]}
+        whole = standing.baseline.configuration.planned.per_device_batch_size
+    part, times = planned.per_device_batch_size, report.probe.step_milliseconds(planned.model)
     if part >= whole or whole not in times or part not in times:
         return None
     longer = times[part] * whole / part / times[whole]
@@ -185,9 +183,9 @@ def _overhead(row, own):
         return None
     parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
     where = "Carried out on one device, " if row.simulated else ""
-    return Cause("scatter, replicate, gather", f"{where}DataParallel's own work takes {sum(times):.1f} of "
-                 f"{step:.1f} ms per step ({sum(times) / step:.0%}; {parts}): one process feeds all "
-                 "devices, and the first one collects.")
+    name = method_of(row.configuration.method).called or row.label
+    return Cause("scatter, replicate, gather", f"{where}{name}'s own work takes {sum(times):.1f} of {step:.1f} ms per "
+                 f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.")
 
 
 def _idle_stage(row, own):

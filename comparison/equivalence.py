@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
-from comparison.fairness import THREADS
 from comparison.launch import HelperFailed, ask, cause, run_child, temporary_directory
 from comparison.methods import METHODS, python, script
-from comparison.plan import Configuration, equal_flags
+from comparison.plan import Configuration, type_flags
+from comparison.record import Equivalence
 
 STEPS = 20
 # Rounding ends near 1e-8 to 1e-6 after 20 such steps, a forgotten or doubled gradient near 1e-2.
@@ -16,22 +17,23 @@ TOLERANCE = 1e-4
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
 
 
-def check_maths(plan: list[Configuration], shared_flags: list[str], train_images: int) -> dict[str, dict]:
+def check_equivalence(
+    plan: list[Configuration], shared_flags: list[str], train_images: int
+) -> dict[str, Equivalence]:
     """Train every configuration and one device from the same weights on the same batches, and compare the weights.
 
-    No augmentation, and SGD instead of Adam, which turns rounding into whole steps. Returns by configuration's name,
-    JSON-ready: difference (max |Δ parameter|, or None), status (ok, expected or failed) and reason.
+    No augmentation, and SGD instead of Adam, which turns rounding into whole steps. Returns by configuration's name.
     """
-    findings, references = {}, {}
+    checks, references = {}, {}
     with temporary_directory() as directory:
         for number, row in enumerate(plan):
             if METHODS[row.method].times_only:
                 reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
-                findings[row.name] = _finding(None, "expected", reason)
+                checks[row.name] = Equivalence(None, "expected", reason)
                 continue
             try:
-                one_device = {**row.planned, THREADS: plan[0].planned[THREADS], "compile": False, "cuda_graph": False}
-                flags = (*shared_flags, *equal_flags(one_device))
+                one_device = replace(row.planned, threads=plan[0].planned.threads, compile=False, cuda_graph=False)
+                flags = (*shared_flags, *type_flags(one_device.flags))
                 if flags not in references:
                     file = Path(directory, f"reference-{number}.pth")
                     _train((python(), script("data_parallel_train.py"), *flags), row, train_images, file)
@@ -39,15 +41,15 @@ def check_maths(plan: list[Configuration], shared_flags: list[str], train_images
                 file = Path(directory, f"{number}.pth")
                 _train(row.command, row, train_images, file)
                 weights = ask("common.programs.weights", str(references[flags]), str(file))
-                findings[row.name] = _judge(row, **json.loads(weights))
+                checks[row.name] = _judge(row, **json.loads(weights))
             except (SuiteError, HelperFailed) as error:
-                findings[row.name] = _finding(None, "failed", f"the check did not end well: {error}")
-    return findings
+                checks[row.name] = Equivalence(None, "failed", f"the check did not end well: {error}")
+    return checks
 
 
 def _train(command, row, train_images, file):
     """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
-    steps = min(STEPS, max(1, train_images // row.planned["global batch"]))  # whole batches, as many on every rank
+    steps = min(STEPS, max(1, train_images // row.planned.batch_size))  # whole batches, as many on every rank
     changed = ("--no-augment", "--precision", "fp32", "--optimizer", "sgd", "--lr", 0.01, "--weight-decay", 0,
                "--schedule", "steps", "--label-smoothing", 0, "--epochs", -(-STEPS // steps), "--max-steps", steps,
                "--save", file, "--figure-dir", file.parent)
@@ -61,17 +63,13 @@ def _train(command, row, train_images, file):
 
 
 def _judge(row, difference, batch_norm):
-    in_parts = (row.planned["per-device batch"] < row.planned["global batch"]
+    in_parts = (row.planned.per_device_batch_size < row.planned.batch_size
                 or "micro_batches" in METHODS[row.method].uses)
     if difference <= TOLERANCE:
-        return _finding(difference, "ok", "")
+        return Equivalence(difference, "ok", "")
     if batch_norm and in_parts and math.isfinite(difference):
-        return _finding(difference, "expected", "BatchNorm normalises each device's part of a batch, or each "
-                        "micro-batch, by its own mean and variance: weights differ from one device's, and whether by "
-                        "more than that cannot be seen; a model without BatchNorm (lenet, mlp) shows it")
-    return _finding(difference, "failed", f"after {STEPS} steps its weights differ from one device's by "
-                    f"{difference:.1e}, more than rounding ({TOLERANCE:.0e})")
-
-
-def _finding(difference, status, reason):
-    return {"difference": difference, "status": status, "reason": reason}
+        return Equivalence(difference, "expected", "BatchNorm normalises each device's part of a batch, or each "
+                           "micro-batch, by its own mean and variance: weights differ from one device's, and whether "
+                           "by more than that cannot be seen; a model without BatchNorm (lenet, mlp) shows it")
+    return Equivalence(difference, "failed", f"after {STEPS} steps its weights differ from one device's by "
+                       f"{difference:.1e}, more than rounding ({TOLERANCE:.0e})")

@@ -8,41 +8,55 @@ from common.errors import USAGE, SuiteError
 from common.results import RunResult
 from comparison.measures import ratio_of
 from comparison.methods import method_of
-from comparison.plan import Configuration, baseline_of
+from comparison.plan import Configuration, baseline_of, words_of
 from comparison.record import Report, Row
 from comparison.statistics import Ratio
 
-THREADS = "threads per device"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
-MAY_DIFFER = {"strong": ("per-device batch",), "weak": ("global batch", "steps per epoch")}
+MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch")}
 
 
-def effective(result: RunResult) -> dict[str, object]:
-    """Return the settings that every row shows, as a run reported them: totals over all devices unless named so."""
-    return {
-        "device": re.sub(r":\d+", "", result.devices[0]),
-        "global batch": result.global_batch_size,
-        "per-device batch": result.per_device_batch_size,
-        "steps per epoch": result.epochs[-1].steps,
-        "workers": result.workers_per_process * result.world_size,
-        THREADS: result.threads_per_process,
-        "precision": result.precision,
-        "loader": result.config["loader"],
-    }
+@dataclass(frozen=True)
+class Effective:
+    """The settings that every row shows, as a run reported them; what is planned is called as in Planned."""
+
+    device: str
+    batch_size: int
+    per_device_batch_size: int
+    steps_per_epoch: int
+    num_workers: int
+    threads: int
+    precision: str
+    loader: str
+
+
+def effective(result: RunResult) -> Effective:
+    """Return the settings with which a run trained."""
+    return Effective(
+        device=re.sub(r":\d+", "", result.devices[0]),
+        batch_size=result.global_batch_size,
+        per_device_batch_size=result.per_device_batch_size,
+        steps_per_epoch=result.epochs[-1].steps,
+        num_workers=result.workers_per_process * result.world_size,
+        threads=result.threads_per_process,
+        precision=result.precision,
+        loader=result.config["loader"],
+    )
 
 
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
     """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
 
-    Under strong scaling the global batch is equal, under weak scaling the batch per device. Ranks leave out up to
-    N - 1 images of an epoch, which can be one step: that is no difference.
+    exempt: fields of RunConfig or Effective, or "torch". Under strong scaling the global batch is equal, under weak
+    scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one step: that is no
+    difference.
     """
     mine, theirs = ({**{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
-                     "torch": run.environment["torch"], **effective(run)} for run in (result, reference))
+                     "torch": run.environment["torch"], **vars(effective(run))} for run in (result, reference))
     may_differ = {*MAY_DIFFER[scaling], *exempt}
-    if abs(mine["steps per epoch"] - theirs["steps per epoch"]) <= 1:
-        may_differ.add("steps per epoch")
-    return [f"{name} {mine[name]} instead of {theirs[name]}" for name in mine
+    if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
+        may_differ.add("steps_per_epoch")
+    return [f"{words_of(name)} {mine[name]} instead of {theirs[name]}" for name in mine
             if name not in may_differ and mine[name] != theirs[name]]
 
 
@@ -54,19 +68,20 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
     for configuration in plan:
         other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
         may_differ = (*MAY_DIFFER[scaling], *exempt(configuration, other)) if other else ()
-        for name, value in configuration.planned.items() if other else ():
-            if name not in may_differ and other.planned[name] != value:
+        for name, value in vars(configuration.planned).items() if other else ():
+            theirs = getattr(other.planned, name)
+            if name not in may_differ and theirs != value:
                 raise SuiteError("unequal rows are no comparison",
-                                 f"{name}: “{other.label}” has {other.planned[name]}, “{configuration.label}” {value}",
+                                 f"{words_of(name)}: “{other.label}” has {theirs}, “{configuration.label}” {value}",
                                  "give both the same, or type --allow-unequal to run and mark them", USAGE)
 
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
-    """Return what need not be equal between these rows: the seed, which every block has of its own.
+    """Return what need not be equal between these rows, by name: the seed, which every block has of its own.
 
     And the threads, where one of them has all cores on purpose.
     """
-    return ("seed", *([THREADS] if any(method_of(row.method).all_cores for row in configurations) else []))
+    return ("seed", *(["threads"] if any(method_of(row.method).all_cores for row in configurations) else []))
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,8 @@ def compare_with_baseline(report: Report, row: Row) -> Standing:
     if baseline.simulated:
         return Standing(baseline, None, f"the baseline, “{baseline.label}”, is simulated", unequal)
     for checked in (row, baseline):
-        if report.maths.get(checked.configuration.name, {}).get("status") == "failed":
+        check = report.equivalence.get(checked.configuration.name)
+        if check and check.status == "failed":
             return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
     speed_up = Ratio(1.0, None, None) if baseline is row else ratio_of(baseline, row)
     efficiency = speed_up.value * _units(baseline.results[0]) / _units(row.results[0])

@@ -181,6 +181,6 @@ def cause(exit_code: int, log: Path) -> str:
     causes = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
     if causes:
         return causes[0]
-    if found := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
-        return f"rank {found[1]} ended without a word; {describe_exit(int(found[2]))}"
+    if root_cause := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
+        return f"rank {root_cause[1]} ended without a word; {describe_exit(int(root_cause[2]))}"
     return describe_exit(exit_code) if exit_code else "it ended without writing a result"

@@ -11,6 +11,7 @@ from pathlib import Path
 from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
+ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Method:
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
-    cuts: it cuts the network in two. package: what it needs besides the project's own requirements. parts: see Parts;
-    the name is then `called`. baseline: the others are compared with it unless --baseline says otherwise. by_default:
-    it runs unless --methods says otherwise. rung: it is one of --methods ladder. projected: what --project computes is
-    about it.
+    cuts: it cuts the network in two. package: what it needs besides the project's own requirements. called: its name in
+    a sentence, where there is one about it. parts: see Parts. baseline: the others are compared with it unless
+    --baseline says otherwise. by_default: it runs unless --methods says otherwise. rung: it is one of --methods ladder.
+    projected: what --project computes is about it.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -85,19 +86,19 @@ def _single(devices, machine, micro_batches):
 
 
 def _single_all_cores(devices, machine, micro_batches):
-    return "one process, all cores", [script("data_parallel_train.py")], 1
+    return ALL_CORES, [script("data_parallel_train.py")], 1
 
 
 def _dp(devices, machine, micro_batches):
+    label = f"{DATA_PARALLEL} ×{devices}"
     if machine.gpus:
-        return f"DataParallel ×{devices}", [script("data_parallel_train.py"), "--use-parallel", str(devices)], devices
-    label = f"DataParallel ×{devices}, simulated"
-    return label, [script("data_parallel_train.py"), "--simulate-devices", str(devices)], 1
+        return label, [script("data_parallel_train.py"), "--use-parallel", str(devices)], devices
+    return f"{label}, simulated", [script("data_parallel_train.py"), "--simulate-devices", str(devices)], 1
 
 
 def _ddp(devices, machine, micro_batches):
     backend = "NCCL" if machine.gpus else "gloo"
-    return f"DDP ×{devices}, {backend}", [script("ddp_train.py"), "--spawn", str(devices)], devices
+    return f"{DDP} ×{devices}, {backend}", [script("ddp_train.py"), "--spawn", str(devices)], devices
 
 
 def _ddp_1(devices, machine, micro_batches):
@@ -129,14 +130,15 @@ def _accelerate(devices, machine, micro_batches):
 # Colours: Okabe and Ito's (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
-    "single-all-cores": Method(_single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True),
-    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",)),
+    "single-all-cores": Method(
+        _single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES),
+    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL),
     "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
     "ddp-no-sync": Method(
         _ddp_no_sync, Look("#D55E00", (0, (1, 2)), ">"), uses=("nproc",), divides=True,
         differs="it exchanges no gradients", by_default=False, rung=True),
     "ddp": Method(
-        _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called="DDP",
+        _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), projected=True),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
     "mp-micro": Method(
@@ -160,6 +162,11 @@ def default_baseline() -> str:
 def ladder() -> list[str]:
     """Return the methods of --methods ladder: from one device, step by step, to DDP."""
     return [name for name, method in METHODS.items() if method.rung]
+
+
+def projected_method() -> Method:
+    """Return the record of the method that --project is about."""
+    return next(method for method in METHODS.values() if method.projected)
 
 
 def all_cores_methods() -> list[str]:

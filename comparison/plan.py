@@ -3,12 +3,12 @@
 import argparse
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 
 from common.arguments import one_of
-from common.config import FLAGS, flags_that, option
+from common.config import FLAGS, RunConfig, flags_that, option
 from common.errors import USAGE, SuiteError
 from common.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
@@ -16,23 +16,49 @@ from comparison.methods import METHODS, Machine, default_methods, ladder, python
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
           "micro_batches": "Micro-batches"}
-IN_EVERY_METHOD = ("model", "batch_size", "num_workers")
-OWN_ALONE = ("precision", "compile", "cuda_graph")  # what one row may have of its own, and no sweep
+IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
+# What a person reads for a setting, where that is not its field's name.
+WORDS = {"batch_size": "global batch", "per_device_batch_size": "per-device batch", "num_workers": "workers",
+         "threads": "threads per device", "steps_per_epoch": "steps per epoch"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned for a row, and equal in a fair comparison: the values of its flags, called as in RunConfig.
+
+    As there, `batch_size` and `num_workers` count all devices together; `threads` are a device's. What a device gets of
+    the batch follows from the method.
+    """
+
+    model: str
+    batch_size: int
+    num_workers: int
+    device: str
+    threads: int
+    per_device_batch_size: int
+    precision: str = "fp32"
+    compile: bool = False
+    cuda_graph: bool = False
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """The values that a training script is given, by RunConfig's fields."""
+        return {name: value for name, value in vars(self).items() if name in FLAGS}
 
 
 @dataclass(frozen=True)
 class Configuration:
     """One row of the table: a method with one value of every swept setting, to be run several times.
 
-    values: the swept settings that this method has. planned: what a fair comparison keeps equal, as
-    comparison.fairness names it. command: all but where the result goes. skip: why it cannot run here, if so.
+    values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
+    here, if so.
     """
 
     name: str
     method: str
     label: str
     values: dict[str, object]
-    planned: dict[str, object]
+    planned: Planned
     command: tuple[str, ...]
     skip: str = ""
 
@@ -114,29 +140,36 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
         if "micro_batches" in kind.uses and choice["micro_batches"] > batch:
             raise SuiteError("a micro-batch needs an image", f"--micro-batches {choice['micro_batches']}, --batch-size "
                              f"{batch}", "give fewer micro-batches", USAGE)
-    except SuiteError as found:
-        skip, error = str(found), found
+    except SuiteError as refusal:
+        skip, error = str(refusal), refusal
     name = row_name(method, {**shown, **own})
     label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
-    planned = {"model": choice["model"], "global batch": batch, "workers": choice["num_workers"],
-               "threads per device": choice["threads"], "device": "gpu" if machine.gpus else "cpu",
-               "per-device batch": -(-batch // devices) if "nproc" in kind.uses else batch,
-               **{name: choice[name] for name in OWN_ALONE}}
-    typed = (python(), *command, *shared_flags, *equal_flags(planned))
+    settings = {**choice, "batch_size": batch, "device": "gpu" if machine.gpus else "cpu",
+                "per_device_batch_size": -(-batch // devices) if "nproc" in kind.uses else batch}
+    planned = Planned(**{field.name: settings[field.name] for field in fields(Planned)})
+    typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
     return Configuration(name, method, label, shown, planned, typed, skip), error
 
 
-def equal_flags(planned: dict[str, object]) -> list[str]:
-    """Return the flags of a training script that bring about what is planned."""
-    names = {"model": "--model", "global batch": "--batch-size", "workers": "--num-workers", "device": "--device",
-             "threads per device": "--threads"}
-    return [*(text for name, flag in names.items() for text in (flag, str(planned[name]))), *network_flags(planned)]
+def words_of(name: str) -> str:
+    """Return what a person reads for a setting, by its field's name."""
+    return WORDS.get(name, name)
 
 
-def network_flags(planned: dict[str, object]) -> list[str]:
-    """Return the flags that say how the network is run: --precision, and the switches that are on."""
-    switches = [option(name) for name in ("compile", "cuda_graph") if planned[name]]
-    return ["--precision", str(planned["precision"]), *switches]
+def type_flags(values: dict[str, object]) -> list[str]:
+    """Return how the flags of RunConfig's fields are typed that have these values, or lists of several values.
+
+    A switch that is off by default is only typed where it is on.
+    """
+    typed = []
+    for name, value in values.items():
+        if FLAGS[name].parse is not None:
+            typed += [option(name), *map(str, value if isinstance(value, list) else [value])]
+        elif value:
+            typed.append(option(name))
+        elif getattr(RunConfig, name):
+            typed.append("--no-" + option(name).removeprefix("--"))
+    return typed
 
 
 def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str]]:
@@ -158,8 +191,9 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
     if configuration.method == baseline and plain:  # a row of the baseline's method with a value of its own
         return plain
-    names = [name for name in configuration.planned if name != "per-device batch"]
-    equal = (other for other in candidates if all(other.planned[name] == configuration.planned[name] for name in names))
+    part = configuration.planned.per_device_batch_size  # which follows from the number of devices
+    equal = (other for other in candidates
+             if replace(other.planned, per_device_batch_size=part) == configuration.planned)
     return next(equal, candidates[0] if candidates else None)
 
 
@@ -177,14 +211,6 @@ def given_flags(parser, arguments) -> list[str]:
 
     The flags that have their default value are left out.
     """
-    planned = {*flags_that("own"), *flags_that("several"), "device", "dataset", "epochs"}
-    typed = []
-    for name in flags_that("shared"):
-        value = getattr(arguments, name)
-        if name in planned or value == parser.get_default(name):
-            continue
-        if isinstance(value, bool):
-            typed.append(option(name) if value else "--no-" + option(name).removeprefix("--"))
-        else:
-            typed += [option(name), *map(str, value if isinstance(value, list) else [value])]
-    return typed
+    planned = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # those two are always given
+    values = {name: getattr(arguments, name) for name in flags_that("shared") if name not in planned}
+    return type_flags({name: value for name, value in values.items() if value != parser.get_default(name)})

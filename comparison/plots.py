@@ -8,7 +8,7 @@ from common.plots import new_figure, save_figure
 from common.results import phase_names
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
-from comparison.methods import method_of
+from comparison.methods import method_of, projected_method
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.verdict import mebibytes
@@ -69,8 +69,8 @@ def _curves(analysis, path):
 def _band(axis, row, value, style):
     epochs = range(1, 1 + min(len(result.epochs) for result in row.results))
     values = [[value(result.epochs[epoch - 1]) for result in row.results] for epoch in epochs]
-    axis.plot(epochs, [statistics.mean(some) for some in values], **style)
-    axis.fill_between(epochs, [min(some) for some in values], [max(some) for some in values], color=style["color"],
+    axis.plot(epochs, [statistics.mean(sample) for sample in values], **style)
+    axis.fill_between(epochs, *([edge(sample) for sample in values] for edge in (min, max)), color=style["color"],
                       alpha=0.12, linewidth=0)
 
 
@@ -195,7 +195,7 @@ def _scaling(analysis, path):
     points = analysis.projection.points
     if points and baseline_devices == 1:  # it is over one device, as the axis then is
         axis.plot([point.devices for point in points], [point.speed_up for point in points], color="#777777",
-                  linestyle="--", marker="x", label=f"DDP, {LABEL}")
+                  linestyle="--", marker="x", label=f"{projected_method().called}, {LABEL}")
         most = max(most, points[-1].devices)
     axis.plot([1, most], [1 / baseline_devices, most / baseline_devices], color="#BBBBBB", linestyle=":",
               label="ideal: in proportion to the devices")

@@ -2,24 +2,25 @@
 
 import statistics
 
+from common.probe import Probe
 from comparison.launch import Outcome
 from comparison.plan import Configuration
 
 
-def guess_seconds(configuration: Configuration, settings: dict, probe: dict) -> float:
-    """Return how long one run of a configuration may take, from what common.programs.probe measured on one device.
+def guess_seconds(configuration: Configuration, settings: dict, probe: Probe) -> float:
+    """Return how long one run of a configuration may take, from what was measured on one device.
 
     Start-up, then per epoch the steps of one device and a third of a step (its forward pass) per test batch. Loader,
     other devices and the method itself are not in it: it is a guess.
     """
-    batch = configuration.planned["global batch"]
-    same_model = [step for step in probe["steps"] if step["model"] == configuration.planned["model"]]
-    if not same_model:
-        return probe["startup_seconds"]
-    step = min(same_model, key=lambda step: abs(step["batch"] - batch))
-    seconds_per_image = step["milliseconds"] / step["batch"] / 1000
-    trained = min(probe["train_images"], (settings["max_steps"] or probe["train_images"]) * batch)
-    return probe["startup_seconds"] + settings["epochs"] * seconds_per_image * (trained + probe["test_images"] / 3)
+    batch = configuration.planned.batch_size
+    times = probe.step_milliseconds(configuration.planned.model)
+    if not times:
+        return probe.startup_seconds
+    nearest = min(times, key=lambda size: abs(size - batch))
+    seconds_per_image = times[nearest] / nearest / 1000
+    trained = min(probe.train_images, (settings["max_steps"] or probe.train_images) * batch)
+    return probe.startup_seconds + settings["epochs"] * seconds_per_image * (trained + probe.test_images / 3)
 
 
 def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:

@@ -1,10 +1,11 @@
 """What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from common.words import count
 from comparison.measures import Summary
-from comparison.methods import method_of
+from comparison.methods import method_of, projected_method
 from comparison.record import Report
 
 LABEL = "projected, not measured"
@@ -33,7 +34,7 @@ class Projection:
 
 
 def project(report: Report, summaries: dict[str, Summary]) -> Projection:
-    """Return the projection for DDP on one device and on each number of --project; without points if none was asked.
+    """Return the projection for one device and for each number of --project; without points if none was asked.
 
     A step takes what one device alone needs for the batch ÷ N (not its time for the batch, divided by N), plus the
     all-reduce; with loader workers, at least as long as they need for a batch; without, it also takes the time in which
@@ -82,29 +83,27 @@ class _Basis:
 
 def _basis(report):
     planned, probe = report.first, report.probe
-    model = next((model for model in probe["models"] if model["model"] == planned["model"]), None)
-    loader = next((loader for loader in probe["loaders"] if loader["num_workers"] == planned["workers"]), None)
+    model = next((model for model in probe.models if model.model == planned.model), None)
+    loader = next((loader for loader in probe.loaders if loader.num_workers == planned.num_workers), None)
     if not model or not loader:
         return None
-    steps = {step["batch"]: step["milliseconds"] for step in probe["steps"] if step["model"] == planned["model"]}
-    return _Basis(planned["model"], planned["global batch"], planned["workers"], steps, model["gradient_bytes"],
-                  report.settings["link_gbps"] or model["link_gbps"], loader["images_per_second"])
+    return _Basis(planned.model, planned.batch_size, planned.num_workers, probe.step_milliseconds(planned.model),
+                  model.gradient_bytes, report.settings["link_gbps"] or model.link_gbps, loader.images_per_second)
 
 
 def _steps(report, batch):
-    steps = -(-report.probe["train_images"] // batch)
+    steps = -(-report.probe.train_images // batch)
     return min(steps, report.settings["max_steps"] or steps)
 
 
 def _measured(report, devices, summaries):
     """Median seconds per epoch of the row with the same first values on so many devices, if it was run."""
-    planned = report.first
-    names = ("model", "global batch", "workers", "threads per device")
+    settings = attrgetter("model", "batch_size", "num_workers", "threads")
     for row in report.rows:
         method = method_of(row.configuration.method)
         wanted = method.baseline if devices == 1 else method.projected
         if (wanted and row.results and len(row.results[0].devices) == devices
-                and all(row.configuration.planned[name] == planned[name] for name in names)):
+                and settings(row.configuration.planned) == settings(report.first)):
             return summaries[row.configuration.name].epoch_seconds
     return None
 
@@ -118,7 +117,8 @@ def _assumptions(report, basis):
         loader = (f"Without workers, each process loads its own part before every step, at the measured "
                   f"{basis.images_per_second:,.0f} images/s.")
     return (
-        f"{LABEL}: {basis.model}, global batch {basis.batch}; DDP with the batch divided by the number of devices.",
+        f"{LABEL}: {basis.model}, global batch {basis.batch}; {projected_method().called} with the batch divided by "
+        "the number of devices.",
         "A step takes what one device alone was measured to need for its part of the batch; every further device is as "
         "fast, and they take nothing from one another (cores, memory, power).",
         f"An all-reduce moves 2 (N-1)/N x {basis.gradient_bytes:,} bytes of gradients per step at {basis.gbps:.2f} "

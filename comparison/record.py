@@ -9,15 +9,20 @@ from functools import cached_property
 from pathlib import Path
 
 from common.errors import DATA, USAGE, SuiteError
+from common.probe import Probe, probe_from_dict
 from common.results import RunResult, result_from_dict
 from common.words import count
 from common.writing import without_nan, write_json
 from comparison.launch import Outcome
 from comparison.methods import method_of
-from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, baseline_of, row_name
+from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
 
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
-SCHEMA_VERSION = 4  # 4 has results of schema 3; 3 has foreign_cores where 2 had the load average
+# 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths; 4 has results of
+# schema 3; 3 has foreign_cores where 2 had the load average.
+SCHEMA_VERSION = 5
+SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
+                     "per-device batch": "per_device_batch_size"}
 
 
 @dataclass(frozen=True)
@@ -85,21 +90,32 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Equivalence:
+    """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
+
+    status: ok, expected (it differs on purpose) or failed; `reason` says why where it is not ok.
+    """
+
+    difference: float | None
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
-    probe: what common.programs.probe measured. maths: by configuration's name, what comparison.equivalence found, if it
-    was asked.
+    probe: None until it was measured. equivalence: by configuration's name, if it was asked for.
     """
 
     command: str
     settings: dict
     environment: dict
-    probe: dict
+    probe: Probe | None
     plan: tuple[Configuration, ...]
     order: tuple[tuple[int, str], ...]
     outcomes: tuple[Outcome, ...] = ()
-    maths: dict[str, dict] = field(default_factory=dict)
+    equivalence: dict[str, Equivalence] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -109,14 +125,14 @@ class Report:
                      for configuration in self.plan)
 
     @property
-    def first(self) -> dict[str, object]:
+    def first(self) -> Planned:
         """What is planned for the first row that can run: what the probe and the projection are about."""
         return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
 
     @property
     def device_threads(self) -> int:
         """CPU threads of a device: the same in all rows but those that have all cores on purpose."""
-        return min(row.planned["threads per device"] for row in self.plan)
+        return min(row.planned.threads for row in self.plan)
 
     @property
     def swept(self) -> list[str]:
@@ -125,8 +141,8 @@ class Report:
 
     def partner(self, row: Row, method: str) -> Row | None:
         """Return the row of `method` with the same swept values as `row`, if there is one."""
-        found = baseline_of(row.configuration, self.plan, method)
-        return next((other for other in self.rows if other.configuration is found), None)
+        configuration = baseline_of(row.configuration, self.plan, method)
+        return next((other for other in self.rows if other.configuration is configuration), None)
 
     def baseline(self, row: Row) -> Row | None:
         """Return the row that `row` is compared with (itself, if it is the baseline), if there is one."""
@@ -135,14 +151,14 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether any run failed, or computes something else than one device does."""
-        wrong = any(check["status"] == "failed" for check in self.maths.values())
+        wrong = any(check.status == "failed" for check in self.equivalence.values())
         return wrong or any(row.troubles for row in self.rows)
 
     @property
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
-        models = "/".join(dict.fromkeys(str(configuration.planned["model"]) for configuration in self.plan))
+        models = "/".join(dict.fromkeys(str(configuration.planned.model) for configuration in self.plan))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
@@ -206,22 +222,33 @@ def read_results(path: Path) -> Report:
                          "undo the change, or run the comparison again", DATA)
     del values["schema_version"]
     try:
-        return _from_values(values)
+        return _from_values(values if version == SCHEMA_VERSION else _as_schema_5(values))
     except (TypeError, ValueError, KeyError) as error:  # a run's result of a newer schema, say
-        found = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"cannot read {path}", found, "update this project", DATA) from None
+        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project",
+                         DATA) from None
+
+
+def _as_schema_5(values):
+    """The values of a file of schema 2 to 4 as schema 5 has them."""
+    plan = [{**row, "planned": {SETTINGS_BEFORE_5.get(name, name): value for name, value in row["planned"].items()}}
+            for row in values["plan"]]
+    outcomes = [{name: value for name, value in row.items() if name != "load_average"} for row in values["outcomes"]]
+    kept = {name: value for name, value in values.items() if name != "maths"}
+    return {**kept, "plan": plan, "outcomes": outcomes, "equivalence": values["maths"]}
 
 
 def _from_values(values):
-    plan = tuple(Configuration(**{**row, "command": tuple(row["command"])}) for row in values.pop("plan"))
-    outcomes = tuple(_outcome(row) for row in values.pop("outcomes"))
-    order = tuple((block, name) for block, name in values.pop("order"))
-    return Report(**values, plan=plan, order=order, outcomes=outcomes)
-
-
-def _outcome(row):
-    known = {name: value for name, value in row.items() if name != "load_average"}
-    return Outcome(**{**known, "result": row["result"] and result_from_dict(row["result"])})
+    """The Report that `_values` (and JSON) made `values` from."""
+    records = {
+        "probe": probe_from_dict(values["probe"]) if values["probe"] else None,
+        "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]), "command": tuple(row["command"])})
+                      for row in values["plan"]),
+        "order": tuple((block, name) for block, name in values["order"]),
+        "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
+                          for row in values["outcomes"]),
+        "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
+    }
+    return Report(**{**values, **records})
 
 
 def resumed(report: Report, path: Path) -> Report:
@@ -239,4 +266,4 @@ def resumed(report: Report, path: Path) -> Report:
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
                          "type the flags of then, or leave out --resume to start anew", USAGE)
     done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
-    return replace(report, outcomes=done, probe=earlier.probe, maths=earlier.maths)
+    return replace(report, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence)

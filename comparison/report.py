@@ -11,7 +11,8 @@ from common.errors import SuiteError
 from common.words import count
 from comparison.analysis import Analysis, RowAnalysis, analyse
 from comparison.fairness import effective
-from comparison.methods import method_of
+from comparison.methods import all_cores_methods, method_of
+from comparison.plan import words_of
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL
 from comparison.record import MOST_FOREIGN, Report, read_results
@@ -93,9 +94,9 @@ def notes(analysis: Analysis) -> list[str]:
                       for outcome in row.troubles]
         reasons = dict.fromkeys(result.reason for result in row.results if result.reason)
         sentences += [f"{row.label}: {reason}." for reason in reasons]
-        check = report.maths.get(row.configuration.name)
-        if check and check["reason"]:
-            sentences.append(f"{row.label}, max |Δ parameter|: {check['reason']}.")
+        check = report.equivalence.get(row.configuration.name)
+        if check and check.reason:
+            sentences.append(f"{row.label}, max |Δ parameter|: {check.reason}.")
     missing: dict[str, list[str]] = {}
     for entry in analysis.done:
         reason = entry.standing.reason
@@ -121,7 +122,7 @@ def definitions(report: Report) -> list[str]:
     warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
                else "there is only one, with its warm-up")
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
-    memory = ("What PyTorch allocated while training." if report.first["device"] == "gpu" else
+    memory = ("What PyTorch allocated while training." if report.first.device == "gpu" else
               "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the "
               "data, and without its loader workers.")
     sentences = [
@@ -138,11 +139,11 @@ def definitions(report: Report) -> list[str]:
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
         "its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
-        "every row but “one process, all cores”.",
+        f"every row but {' and '.join(f'“{method_of(name).called}”' for name in all_cores_methods())}.",
         "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
-    if report.maths:
+    if report.equivalence:
         sentences.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of "
                          "SGD from the same weights on the same batches, without augmentation.")
     return sentences
@@ -163,7 +164,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     return {
         "method": row.configuration.method, "label": row.label,
         **{name: row.configuration.values.get(name) for name in report.swept},
-        "dataset": report.settings["dataset"], "model": row.configuration.planned["model"],
+        "dataset": report.settings["dataset"], "model": row.configuration.planned.model,
         "result": entry.result, "simulated": row.simulated,
         "devices": len(row.results[0].devices) if row.results else None,
         **{name: getattr(numbers, name) for name in (
@@ -174,7 +175,8 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
            for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
         "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
         "speed_up_high": speed_up and speed_up.high, "efficiency": standing.efficiency,
-        "no_speed_up_because": standing.reason, **(effective(row.results[0]) if row.results else {}),
+        "no_speed_up_because": standing.reason,
+        **{words_of(name): value for name, value in (vars(effective(row.results[0])) if row.results else {}).items()},
     }
 
 
@@ -214,7 +216,7 @@ def not_measured(report: Report) -> list[str]:
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
     sentences += [f"What the exchange of gradients costs {method.called}: --methods ladder tells it."
                   for method in map(method_of, methods) if method.parts and method.parts.no_exchange not in methods]
-    if report.environment.get("gpus") and report.first["device"] == "cpu":
+    if report.environment.get("gpus") and report.first.device == "cpu":
         sentences.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):
         sentences.append("Anything on a GPU: this machine has none that PyTorch sees.")

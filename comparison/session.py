@@ -12,11 +12,12 @@ from filelock import FileLock, Timeout
 
 from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
+from common.probe import probe_from_dict
 from common.words import count
-from comparison.equivalence import check_maths
+from comparison.equivalence import check_equivalence
 from comparison.launch import ask, file_name, run_once
 from comparison.methods import Machine
-from comparison.plan import network_flags
+from comparison.plan import type_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
 
@@ -75,9 +76,9 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         return report
     if not report.probe:
         report = replace(report, probe=_probe(report, shared_flags))
-    if report.settings["check_maths"] and not report.maths:
+    if report.settings["check_maths"] and not report.equivalence:
         able = [configuration for configuration in report.plan if not configuration.skip]
-        report = replace(report, maths=check_maths(able, shared_flags, report.probe["train_images"]))
+        report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     plan = {configuration.name: configuration for configuration in report.plan}
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
     print(f"About {duration(seconds_left(left, report.outcomes, guesses))} from here on (a guess from the time of a "
@@ -94,21 +95,16 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
 
 
 def _probe(report, shared_flags):
-    planned = [configuration.planned for configuration in report.plan if not configuration.skip]
-    sizes = {values[name] for values in planned for name in ("global batch", "per-device batch")}
-    sizes |= {report.first["global batch"] // devices for devices in (1, *report.settings["project"])}
-
-    def every(name):
-        return [str(value) for value in dict.fromkeys(values[name] for values in planned)]
-
-    first = report.first
-    flags = [*shared_flags, "--model", *every("model"), "--batch-size", str(first["global batch"]), "--num-workers",
-             *every("workers"), "--device", first["device"], "--threads", str(first["threads per device"]),
-             *network_flags(first), "--sizes", *map(str, sorted(sizes))]
+    first, planned = report.first, [row.planned for row in report.plan if not row.skip]
+    sizes = {size for row in planned for size in (row.batch_size, row.per_device_batch_size)}
+    sizes |= {first.batch_size // devices for devices in (1, *report.settings["project"])}
+    lists = {name: list(dict.fromkeys(getattr(row, name) for row in planned)) for name in ("model", "num_workers")}
+    flags = [*shared_flags, *type_flags({**first.flags, **lists}), "--sizes", *map(str, sorted(sizes))]
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
     start = time.perf_counter()
-    return {**json.loads(ask("common.programs.probe", *flags)), "wall_seconds": time.perf_counter() - start}
+    probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))
+    return replace(probe, wall_seconds=time.perf_counter() - start)
 
 
 def _announce(report):

@@ -1,14 +1,15 @@
 """Every table of a report, as tabulate lays it out. A number that was not measured is a dash."""
 
 import statistics
+from dataclasses import fields
 
 from tabulate import tabulate
 
 from common.words import count
 from comparison.analysis import Analysis
-from comparison.fairness import effective
+from comparison.fairness import Effective, effective
 from comparison.measures import timed_epochs
-from comparison.plan import SWEEPS
+from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
 from comparison.record import Report
 from comparison.verdict import longer, mebibytes
@@ -39,12 +40,12 @@ def main_table(analysis: Analysis, tablefmt: str) -> str:
     """Return one line per row: times, speed-up with its interval, and what that means."""
     report = analysis.report
     swept = [SWEEPS[name] for name in report.swept]
-    maths = ["max |Δ parameter|"] if report.maths else []
+    difference = ["max |Δ parameter|"] if report.equivalence else []
     target = report.settings.get("target_accuracy")
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
     header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
               "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", "Peak memory (MiB)",
-              *maths, "Result"]
+              *difference, "Result"]
     rows = [_main_cells(report, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
@@ -61,7 +62,7 @@ def _main_cells(report, entry):
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
         cell(standing.efficiency, ".0%"),
         cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
-        *([_maths_cell(report, row)] if report.maths else []),
+        *([_difference_cell(report, row)] if report.equivalence else []),
         entry.result,
     ]
 
@@ -74,11 +75,11 @@ def _target_cell(entry):
     return f"{median} (not reached by {missed} of {count(len(entry.row.outcomes), 'run')})" if missed else median
 
 
-def _maths_cell(report, row):
-    check = report.maths.get(row.configuration.name)
-    if check is None or check["difference"] is None:
+def _difference_cell(report, row):
+    check = report.equivalence.get(row.configuration.name)
+    if check is None or check.difference is None:
         return DASH
-    return f"{check['difference']:.1e}" + (" (BatchNorm)" if check["status"] == "expected" else "")
+    return f"{check.difference:.1e}" + (" (BatchNorm)" if check.status == "expected" else "")
 
 
 def settings_table(report: Report, tablefmt: str) -> str:
@@ -86,9 +87,9 @@ def settings_table(report: Report, tablefmt: str) -> str:
     done = [row for row in report.rows if row.results]
     if not done:
         return "No run ended well."
-    header = ["Method", *effective(done[0].results[0])]
-    rows = [[row.label, *map(str, effective(row.results[0]).values())] for row in done]
-    return lay_out(rows, [header[0], *(name.capitalize() for name in header[1:])], tablefmt)
+    header = ["Method", *(words_of(setting.name).capitalize() for setting in fields(Effective))]
+    rows = [[row.label, *map(str, vars(effective(row.results[0])).values())] for row in done]
+    return lay_out(rows, header, tablefmt)
 
 
 def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:

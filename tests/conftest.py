@@ -54,7 +54,7 @@ def project(request, data_root):
     def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
         small = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
                  "--num-workers", 0, "--epochs", 1] if tiny else []
-        after = 1 + next((place for place, one in enumerate(arguments) if str(one).endswith(".py")), -1)
+        after = 1 + next((place for place, argument in enumerate(arguments) if str(argument).endswith(".py")), -1)
         flags = [*arguments[:after], *small, *arguments[after:]]  # so that what a test types counts
         start = time.perf_counter()
         done = subprocess.run(

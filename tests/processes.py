@@ -21,11 +21,11 @@ def give_up_root():
 
 def alive(marker: str) -> dict[int, str]:
     """The command of every process that has `marker` in its environment; zombies have none."""
-    found = {}
+    commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if marker.encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             pass
-    return found
+    return commands

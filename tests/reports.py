@@ -1,8 +1,9 @@
 """Comparisons made by hand, for tests: what was measured in them is what the test plants."""
 
+from common.probe import probe_from_dict
 from common.results import PhaseTimes
 from comparison.launch import Outcome
-from comparison.plan import Configuration
+from comparison.plan import Configuration, Planned
 from comparison.record import Report
 from test_results import make_result
 
@@ -15,10 +16,10 @@ PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "mode
 
 
 def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
-    equal = {"model": "lenet", "global batch": 100, "workers": 0, "threads per device": 1, "device": "cpu",
-             "per-device batch": 100, "precision": "fp32", "compile": False, "cuda_graph": False, **planned}
+    equal = {"model": "lenet", "batch_size": 100, "num_workers": 0, "device": "cpu", "threads": 1,
+             "per_device_batch_size": 100, **planned}
     name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
-    return Configuration(name, method, method.upper(), dict(values), equal,
+    return Configuration(name, method, method.upper(), dict(values), Planned(**equal),
                          command or ("python", f"{method}.py"), skip)
 
 
@@ -26,14 +27,15 @@ def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phase
          **values):
     """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer."""
     devices = ("cpu",) * values.pop("count", 1)
-    return [make_result(method, (first or one, *[one] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
-            for one in seconds]
+    return [make_result(method, (first or value, *[value] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
+            for value in seconds]
 
 
-def report_of(*rows, probe=(), maths=None, foreign_cores=(), **settings) -> Report:
+def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -> Report:
     """A Report of (configuration, results) pairs; a result may be an Outcome's status instead, if the run failed.
 
-    foreign_cores: by configuration's name, what other programs used meanwhile.
+    probe: what it has besides PROBE, as common.programs.probe prints it. foreign_cores: by configuration's name, what
+    other programs used meanwhile.
     """
     outcomes = []
     for row, results in rows:
@@ -46,4 +48,4 @@ def report_of(*rows, probe=(), maths=None, foreign_cores=(), **settings) -> Repo
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
     return Report("python compare_parallel.py", {**SETTINGS, **settings}, {"torch": "2.11.0", "gpus": [], "cores": 1},
-                  {**PROBE, **dict(probe)}, plan, order, tuple(outcomes), maths or {})
+                  probe_from_dict({**PROBE, **dict(probe)}), plan, order, tuple(outcomes), equivalence or {})

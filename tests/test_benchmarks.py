@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from common.errors import FAILED, SuiteError
 from comparison.measures import summarize
 from comparison.record import read_results
 from processes import PROJECT
+from reports import report_of, runs
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 import benchmark
+import false_alarms
 import measure
 import roofline
 import tables
@@ -32,9 +35,9 @@ def test_the_page_shows_what_was_measured_or_what_it_waits_for(name):
 
 def test_the_page_shows_the_slower_hour_too():
     (row,) = read_results(FIGURES / "time-to-99-mnist-slower-hour.json").rows
-    found = summarize(row)
-    said = f"took {found.epoch_seconds:.2f} s ({found.fastest_epoch:.2f}–{found.slowest_epoch:.2f}) in a slower one"
-    assert said in PAGE.read_text(encoding="utf-8")
+    summary = summarize(row)
+    epochs = f"{summary.fastest_epoch:.2f}–{summary.slowest_epoch:.2f}"
+    assert f"took {summary.epoch_seconds:.2f} s ({epochs}) in a slower one" in PAGE.read_text(encoding="utf-8")
 
 
 def test_every_benchmark_has_a_table():
@@ -62,28 +65,44 @@ def test_rivals_take_turns_and_the_first_block_warms_up():
     def rival(name):
         return lambda: calls.append(name) or len(calls)
 
-    found = measure.interleave({name: rival(name) for name in "abc"}, blocks=4)
+    seconds = measure.interleave({name: rival(name) for name in "abc"}, blocks=4)
     blocks = [calls[start:start + 3] for start in range(0, 15, 3)]
     assert all(sorted(block) == ["a", "b", "c"] for block in blocks) and len({*map(tuple, blocks)}) > 1
-    assert [len(values) for values in found.values()] == [4, 4, 4]
-    assert min(min(values) for values in found.values()) > 3  # nothing of the first block
+    assert [len(values) for values in seconds.values()] == [4, 4, 4]
+    assert min(min(values) for values in seconds.values()) > 3  # nothing of the first block
     assert [len(values) for values in measure.interleave({"a": rival("a")}, 4, warm_up=False).values()] == [4]
 
 
 def test_a_ratio_is_taken_block_by_block():
     drift = [1.0, 2.0, 4.0, 8.0]
-    found = measure.paired([1.1 * one for one in drift], drift)
-    assert (found.value, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    result = measure.paired([1.1 * value for value in drift], drift)
+    assert (result.value, result.low, result.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_real_false_alarms_are_planned_as_a_comparison_is(monkeypatch, tmp_path):
+    commands = set()
+
+    def run_once(row, block, seed, directory):
+        commands.add(" ".join(row.command))
+        (outcome,) = report_of((row, runs(seconds=(2.0 + block / 100,)))).outcomes
+        return replace(outcome, block=block)
+
+    monkeypatch.setattr(false_alarms, "run_once", run_once)
+    (comparison,) = false_alarms.real_comparisons(1, tmp_path)
+    assert sorted(comparison["first_seconds"]) == sorted(comparison["second_seconds"]) == [2.01, 2.02, 2.03]
+    assert comparison["ratio"] == pytest.approx(1) and comparison["words"] == "no significant difference"
+    (command,) = commands
+    assert "--model lenet --batch-size 128 --num-workers 0 --device cpu --threads 1 --precision fp32" in command
 
 
 def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/overhead.py", "--blocks", "3"])
     witness = measure.Witness()
     witness.foreign_cores = 99.0
-    measure.write(str(tmp_path / "new" / "x.json"), {"found": 1}, witness)
-    found = json.loads((tmp_path / "new" / "x.json").read_text())
-    assert found["command"] == "python benchmarks/overhead.py --blocks 3" and found["found"] == 1
-    assert found["foreign_cores"] == 99.0 and found["environment"]["torch"]
+    measure.write(str(tmp_path / "new" / "x.json"), {"seconds": 1}, witness)
+    written = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert written["command"] == "python benchmarks/overhead.py --blocks 3" and written["seconds"] == 1
+    assert written["foreign_cores"] == 99.0 and written["environment"]["torch"]
     assert "other programs kept 99.0 of" in capsys.readouterr().err
     witness.foreign_cores = 0.0
     measure.write(str(tmp_path / "x.json"), {}, witness)

@@ -47,21 +47,21 @@ def learned(output):
                 for epoch in json.load(file)["epochs"]]
 
 
-def assert_same(one, other):
+def assert_same(value, other):
     """Two checkpoints are equal, but for the times in their records."""
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one.keys() - {"records"}:
-            assert_same(one[name], other[name])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
+    assert type(value) is type(other)
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for name in value.keys() - {"records"}:
+            assert_same(value[name], other[name])
+    elif isinstance(value, (list, tuple)):
+        assert len(value) == len(other)
+        for left, right in zip(value, other, strict=True):
             assert_same(left, right)
-    elif torch.is_tensor(one):
-        assert torch.equal(one, other)
+    elif torch.is_tensor(value):
+        assert torch.equal(value, other)
     else:
-        assert one == other
+        assert value == other
 
 
 @pytest.mark.parametrize("workers, optimizer", [(0, "adam"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
@@ -91,8 +91,8 @@ def test_ranks_go_on_too(ranks, model, project, data_root, tmp_path):
 
     whole, weights, _ = ddp("whole", 2)
     ddp("half", 1)
-    rest, same, said = ddp("rest", 2, "--resume", tmp_path / "half.pt")
-    assert "resumed after epoch 1" in said
+    rest, same, output = ddp("rest", 2, "--resume", tmp_path / "half.pt")
+    assert "resumed after epoch 1" in output
     assert rest == whole
     assert_same(same, weights)
     states = torch.load(tmp_path / "rest.pt", weights_only=True)["random"]

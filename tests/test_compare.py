@@ -12,6 +12,7 @@ import pytest
 
 from common.config import MODELS
 from common.errors import SuiteError
+from common.probe import probe_from_dict
 from common.results import write_result
 from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
@@ -74,8 +75,8 @@ def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_thre
     with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
         refuse_unequal(list(unequal.values()), "single", "strong")
     assert "single-all-cores" not in plan(gpus=2)
-    assert all("which has all cores" in found["single-all-cores"].skip
-               for found in (plan(gpus=2, methods=ALL), plan(nproc=[1])))
+    assert all("which has all cores" in planned["single-all-cores"].skip
+               for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1])))
 
 
 def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
@@ -109,7 +110,7 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
     assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
     assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
-    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned["per-device batch"] == 64
+    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned.per_device_batch_size == 64
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
     assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
     assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
@@ -174,12 +175,12 @@ def test_a_value_for_one_method_alone_is_refused_with_both_values():
     refuse_unequal(list(plan(methods=ALL, num_workers=[0, 2]).values()), "single", "strong")
 
 
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, message", [
     ("dpp", "did you mean"), ("ddp:wrokers=4", "unknown name 'wrokers'"), ("ddp:num-workers=-1", "at least 0"),
     ("ddp:num-workers", "found ''")])
-def test_methods_that_cannot_be_read(text, said, project):
+def test_methods_that_cannot_be_read(text, message, project):
     done = project("compare_parallel.py", "--methods", text, tiny=False)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
@@ -210,7 +211,7 @@ def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_p
 
 def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     row, other = configuration(), configuration("ddp")
-    probe = {**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}
+    probe = probe_from_dict({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]})
     settings = {"epochs": 2, "max_steps": None}
     # 2 s of start-up, and 2 epochs of 1000 + 200/3 images at 0.5 ms
     assert guess_seconds(row, settings, probe) == pytest.approx(2 + 2 * (1000 + 200 / 3) * 0.0005)
@@ -240,23 +241,23 @@ def child(code):
 def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
     (tmp_path / "runs").mkdir()
     write_result(make_result(), tmp_path / "runs" / "single-1.json")  # an earlier comparison's, not this one's
-    found = run_once(child(code), 1, 42, tmp_path / "runs")
-    assert found.status == "failed" and reason in found.reason and found.result is None
-    assert found.wall_seconds > 0
+    outcome = run_once(child(code), 1, 42, tmp_path / "runs")
+    assert outcome.status == "failed" and reason in outcome.reason and outcome.result is None
+    assert outcome.wall_seconds > 0
 
 
 def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(tmp_path):
     write_result(make_result(), tmp_path / "made.json")
-    found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
-    assert found.status == "failed" and "exit code 1" in found.reason
+    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    assert outcome.status == "failed" and "exit code 1" in outcome.reason
 
 
 def test_a_diverged_run_is_a_diverged_row(tmp_path):
     write_result(make_result(status="diverged", reason="the loss was nan"), tmp_path / "made.json")
-    found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                          f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
-    assert (found.status, found.reason, found.exit_code) == ("diverged", "the loss was nan", 1)
+    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    assert (outcome.status, outcome.reason, outcome.exit_code) == ("diverged", "the loss was nan", 1)
 
 
 def test_an_interrupted_comparison_stops_its_child(tmp_path):
@@ -319,14 +320,14 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     stored = read_results(directory / "results.json")
     names = [name for _, name in stored.order]
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
-    assert [(one.block, one.configuration) for one in stored.outcomes] == list(stored.order)
-    assert {one.status for one in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
-    assert all(one.wall_seconds > 1 and one.foreign_cores is not None for one in stored.outcomes)
+    assert [(outcome.block, outcome.configuration) for outcome in stored.outcomes] == list(stored.order)
+    assert {outcome.status for outcome in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
+    assert all(outcome.wall_seconds > 1 and outcome.foreign_cores is not None for outcome in stored.outcomes)
     assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")
-    assert [one.result.config["seed"] for one in stored.outcomes] == [42, 42]
-    assert stored.maths["single"]["difference"] == 0 and 0 < stored.maths["ddp"]["difference"] < 1e-4
-    assert [step["batch"] for step in stored.probe["steps"]] == [12, 24, 48]
-    assert stored.probe["models"][0]["link_gbps"] > 0 and stored.probe["loaders"][0]["images_per_second"] > 100
+    assert [outcome.result.config["seed"] for outcome in stored.outcomes] == [42, 42]
+    assert stored.equivalence["single"].difference == 0 and 0 < stored.equivalence["ddp"].difference < 1e-4
+    assert [step.batch for step in stored.probe.steps] == [12, 24, 48] and stored.probe.wall_seconds > 1
+    assert stored.probe.models[0].link_gbps > 0 and stored.probe.loaders[0].images_per_second > 100
     for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
     files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "memory.png",
@@ -356,14 +357,14 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
                    environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
     outcomes = read_results(tmp_path / "out" / "results.json").outcomes
-    assert {one.configuration: one.status for one in outcomes} == {"accelerate": "failed", "mp": "ok"}
-    reason = next(one.reason for one in outcomes if one.status == "failed")
+    assert {outcome.configuration: outcome.status for outcome in outcomes} == {"accelerate": "failed", "mp": "ok"}
+    reason = next(outcome.reason for outcome in outcomes if outcome.status == "failed")
     assert "accelerate_train.py needs Hugging Face Accelerate" in reason
     assert f"1 of 1 run failed: {reason}" in done.stdout
     assert "the baseline, single, is not among the methods" in done.stdout
 
 
-@pytest.mark.parametrize("flags, said", [
+@pytest.mark.parametrize("flags, message", [
     (("--project", 1), "--project: needs whole numbers of at least 2"),
     (("--project", 3), "--batch-size is a total and must divide by the number of processes; found 128 for 3"),
     pytest.param(("--project", 2, "--scaling", "weak"), "--project is for strong scaling", marks=pytest.mark.slow),
@@ -374,8 +375,8 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "at least 1"),
     (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
 ])
-def test_bad_input_is_one_line_before_anything_runs(flags, said, project, tmp_path):
+def test_bad_input_is_one_line_before_anything_runs(flags, message, project, tmp_path):
     done = project("compare_parallel.py", *flags, "--output-dir", tmp_path / "out", tiny=False)
-    assert done.returncode == (4 if "cannot read" in said else 2) and said in done.stderr
+    assert done.returncode == (4 if "cannot read" in message else 2) and message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "results.json").exists()

@@ -9,7 +9,7 @@ import compare_parallel
 from common import checkpoint
 from common.config import FLAGS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
-from comparison.plan import make_plan, parse_method
+from comparison.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
 
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
@@ -83,4 +83,6 @@ def test_traits_go_together():
     assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
     assert len(flags_that("decides")) == 18 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
     assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
+    assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
+    assert {*flags_that("own")} < {field.name for field in fields(Planned)}
     assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}

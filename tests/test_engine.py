@@ -266,8 +266,8 @@ def test_every_twentieth_batch_of_training_is_sampled():
                 time.sleep(0.002)
             timer.mark(name)
         timers.of_batch(training=False)
-    found = timers.milliseconds()
-    assert list(found) == ["a", "b"] and all(2 <= value < 20 for value in found.values())
+    milliseconds = timers.milliseconds()
+    assert list(milliseconds) == ["a", "b"] and all(2 <= value < 20 for value in milliseconds.values())
 
 
 def test_what_lies_between_two_steps_belongs_to_no_phase():

@@ -37,8 +37,8 @@ def test_a_mark_measures_the_device_and_not_the_call():
     timer.mark("products")
     timer.mark("nothing")
     synchronize([device])
-    found = timer.milliseconds()
-    assert found["products"] > 1 and found["nothing"] < 0.5
+    milliseconds = timer.milliseconds()
+    assert milliseconds["products"] > 1 and milliseconds["nothing"] < 0.5
 
 
 def test_no_batch_of_an_evaluation_waits_for_the_device():

@@ -240,14 +240,15 @@ def body(script: str) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("script", [*MARKS][1:])
 def test_every_line_that_differs_bears_its_methods_mark(script):
-    one, other = body("data_parallel_train.py"), body(script)
-    matcher = difflib.SequenceMatcher(None, [line for line, _ in one], [line for line, _ in other], autojunk=False)
+    reference, other = body("data_parallel_train.py"), body(script)
+    before, after = ([line for line, _ in lines] for lines in (reference, other))
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
         if kind != "equal":
             unmarked = [line for line, marked in other[other_start:other_end] if not marked]
             assert unmarked == []
         if kind == "delete":
-            assert [line for line, marked in one[start:end] if not marked] == []
+            assert [line for line, marked in reference[start:end] if not marked] == []
 
 
 def test_the_scripts_have_one_order_of_statements():

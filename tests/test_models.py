@@ -26,8 +26,8 @@ def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
 
 
 def test_a_seed_gives_the_same_weights():
-    one, same, other = (build_model("mlp", (1, 28, 28), seed).head.weight for seed in (1, 1, 2))
-    assert torch.equal(one, same) and not torch.equal(one, other)
+    weight, same, other = (build_model("mlp", (1, 28, 28), seed).head.weight for seed in (1, 1, 2))
+    assert torch.equal(weight, same) and not torch.equal(weight, other)
 
 
 def test_the_vgg_stays_small():
@@ -114,11 +114,11 @@ def test_what_a_method_measures_of_itself_is_that_of_training_batches():
             module(images)
         assert module.timers.milliseconds() is None  # too short to be sampled
         module(images)
-        found = module.timers.milliseconds()
-        assert set(found) == names and all(value > 0 for value in found.values())
+        milliseconds = module.timers.milliseconds()
+        assert set(milliseconds) == names and all(value > 0 for value in milliseconds.values())
         for _ in range(2 * SAMPLE_FIRST):
             module.eval()(images)
-        assert module.timers.milliseconds() == found
+        assert module.timers.milliseconds() == milliseconds
 
 
 def test_simulated_replicas_keep_the_first_ones_statistics():

@@ -64,7 +64,7 @@ def test_a_new_method_is_one_new_script_and_one_record(project, data_root, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_results(directory / "results.json")
     assert {row.configuration.method: len(row.results) for row in report.rows} == {"single": 1, "my-own": 1}
-    assert 0 < report.maths["my-own"]["difference"] < 1e-6
+    assert 0 < report.equivalence["my-own"].difference < 1e-6
     verdict = done.stdout.partition("\nVerdict\n")[2]
     assert "\nmy own way " in done.stdout and "my own way: " in verdict
     for name in ("curves.png", "speed-up.png", "phases.png", "memory.png"):
@@ -74,8 +74,16 @@ def test_a_new_method_is_one_new_script_and_one_record(project, data_root, tmp_p
     assert "\n| my own way " in (directory / "report.md").read_text()
 
 
-def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name():
+def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
+    names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
+    assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
     for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").glob("*.py")):
-        texts = {node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-                 if isinstance(node, ast.Constant)}
-        assert file.name == "methods.py" or not texts & set(METHODS), file
+        if file.name == "methods.py":
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not texts & names, file
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        prose = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        shown = "\n".join(map(str, texts - prose))
+        assert not [called for called in sentences if called in shown], file

@@ -14,27 +14,27 @@ def rates(config, steps_per_epoch):
     """The learning rate of every training step."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], config.lr)
     schedule = build_schedule(optimizer, config, steps_per_epoch)
-    found = []
+    values = []
     for _ in range(config.epochs * steps_per_epoch):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return values
 
 
 def test_one_cycle_rises_for_a_quarter_and_falls_to_almost_nothing():
-    found = rates(make_config(schedule="one-cycle", epochs=4, lr=0.2), 10)
-    rising, falling = found[:10], found[9:]
+    values = rates(make_config(schedule="one-cycle", epochs=4, lr=0.2), 10)
+    rising, falling = values[:10], values[9:]
     assert rising == sorted(set(rising)) and falling[::-1] == sorted(set(falling))
-    assert found[9] == max(found) == pytest.approx(0.2)
-    assert found[0] < 0.05 * 0.2 and 0 <= found[-1] < 0.01 * 0.2
-    assert [later - sooner for sooner, later in pairwise(falling)] == pytest.approx([(found[-1] - 0.2) / 30] * 30)
+    assert values[9] == max(values) == pytest.approx(0.2)
+    assert values[0] < 0.05 * 0.2 and 0 <= values[-1] < 0.01 * 0.2
+    assert [later - sooner for sooner, later in pairwise(falling)] == pytest.approx([(values[-1] - 0.2) / 30] * 30)
 
 
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_one_cycle_of_a_few_steps(steps):
-    found = rates(make_config(schedule="one-cycle", epochs=1, lr=0.2), steps)
-    assert len(found) == steps and all(0 < rate <= 0.2 for rate in found)
+    values = rates(make_config(schedule="one-cycle", epochs=1, lr=0.2), steps)
+    assert len(values) == steps and all(0 < rate <= 0.2 for rate in values)
 
 
 @pytest.mark.parametrize("flags, milestones", [

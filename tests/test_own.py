@@ -71,7 +71,7 @@ def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
     alone.load_state_dict(plain_state(whole))  # under the names that its own class gives them
     torch.testing.assert_close(alone(images), whole(images))
     again = build_model(f"{file}:Net", (1, 28, 28), 0, classes=7)
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(weight, same) for weight, same in zip(whole.parameters(), again.parameters(), strict=True))
     half = build_model(f"{file}:Net", (1, 28, 28), 0, "bf16", 7)
     assert half(images).dtype == torch.bfloat16
 
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("text, function, said", [
+@pytest.mark.parametrize("text, function, message", [
     (None, "build", "no such file"),
     ("def build(:", "build", "cannot be loaded; SyntaxError"),
     ("import nowhere", "build", "cannot be loaded; ModuleNotFoundError: No module named 'nowhere'"),
@@ -156,11 +156,11 @@ def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
     ("from torch import nn\ndef build(shape, classes): return nn.Flatten()", "build",
      "logits (B, 10); two images gave (2, 784); let its last layer have one output for each class"),
 ])
-def test_a_broken_file_is_one_line(text, function, said, tmp_path):
+def test_a_broken_file_is_one_line(text, function, message, tmp_path):
     file = tmp_path / "net.py"
     if text:
         file.write_text(text)
-    with pytest.raises(SuiteError, match=re.escape(said)) as refused:
+    with pytest.raises(SuiteError, match=re.escape(message)) as refused:
         build_model(f"{file}:{function}", (1, 28, 28), 0)
     assert refused.value.exit_code == USAGE
 
@@ -173,11 +173,11 @@ def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_r
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out" / "results.json").exists()
 
 
-@pytest.mark.parametrize("name, shape, said", [
+@pytest.mark.parametrize("name, shape, message", [
     ("torchvision:resnet5", (3, 32, 32), "torchvision has no classifier resnet5; .*did you mean torchvision:resnet50"),
     ("torchvision:resnet18", (1, 28, 28), "takes colour images; these have 1 channel")])
-def test_torchvisions_networks_that_cannot_be_had(name, shape, said):
-    with pytest.raises(SuiteError, match=said):
+def test_torchvisions_networks_that_cannot_be_had(name, shape, message):
+    with pytest.raises(SuiteError, match=message):
         build_model(name, shape, 0)
 
 
@@ -251,7 +251,7 @@ def break_image(images):
     (images / "test" / "emu" / "0.png").write_bytes(b"no image")
 
 
-@pytest.mark.parametrize("damage, said", [
+@pytest.mark.parametrize("damage, message", [
     (shutil.rmtree, "no such directory"),
     (lambda images: shutil.rmtree(images / "test"), "has no folder test (or val)"),
     (lambda images: shutil.rmtree(images / "train"), "has no folder train"),
@@ -259,9 +259,9 @@ def break_image(images):
     (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "is no folder of images"),
     (break_image, "cannot read the image"),
 ])
-def test_a_folder_that_cannot_be_used_is_one_line(damage, said, images, tmp_path):
+def test_a_folder_that_cannot_be_used_is_one_line(damage, message, images, tmp_path):
     damage(images)
-    with pytest.raises(SuiteError, match=re.escape(said)) as refused:
+    with pytest.raises(SuiteError, match=re.escape(message)) as refused:
         load_image_set(config_of(images, tmp_path / "data"))
     assert refused.value.exit_code == DATA
 
@@ -297,8 +297,8 @@ def test_imports_run_downward_without_a_circle():
         ready = [name for name, wanted in arrows.items() if name not in rank and wanted <= set(rank)]
         assert ready, f"a circle among {sorted(set(arrows) - set(rank))}"
         rank |= dict.fromkeys(ready, len(rank))
-    assert not any(wanted.startswith("comparison") for name, found in arrows.items() if name.startswith("common")
-                   for wanted in found)
+    assert not any(wanted.startswith("comparison") for name, imports in arrows.items() if name.startswith("common")
+                   for wanted in imports)
     programs = {name for name in arrows if name.startswith("common.programs.")}
-    assert not any(programs & found for name, found in arrows.items() if name not in programs)
+    assert not any(programs & imports for name, imports in arrows.items() if name not in programs)
 

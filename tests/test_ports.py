@@ -22,7 +22,7 @@ def listening(pids) -> list[str]:
     addresses = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == "0A"}
     opened = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
     sockets = (re.fullmatch(r"socket:\[(\d+)\]", target) for target in opened)
-    return [addresses[found[1]] for found in sockets if found and found[1] in addresses]
+    return [addresses[match[1]] for match in sockets if match and match[1] in addresses]
 
 
 @pytest.mark.slow
@@ -36,9 +36,9 @@ def test_only_torchruns_store_listens_on_all_interfaces(command, everywhere, dat
         env={**child_environment(), **dict([marker.split("=")])})
     next(line for line in process.stdout if line.startswith("Epoch [2/"))
     pids = alive(marker)
-    found = listening(pids)
+    addresses = listening(pids)
     process.terminate()
     process.communicate(timeout=60)
-    assert len(found) >= 2  # gloo's, of two ranks
-    assert bool(EVERYWHERE & set(found)) == everywhere
+    assert len(addresses) >= 2  # gloo's, of two ranks
+    assert bool(EVERYWHERE & set(addresses)) == everywhere
     assert not alive(marker)  # and so nothing listens

@@ -31,9 +31,9 @@ def test_a_machine_that_is_ready(project, tmp_path):
 @pytest.mark.slow
 def test_json(project, tmp_path):
     done = project("-m", CHECK, "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
-    found = json.loads(done.stdout)
-    assert found["environment"]["cores"] >= 1
-    assert {"name", "status", "found", "advice"} == set(found["checks"][0])
+    report = json.loads(done.stdout)
+    assert report["environment"]["cores"] >= 1
+    assert {"name", "status", "found", "advice"} == set(report["checks"][0])
 
 
 def test_a_mixed_pair_of_packages(project, tmp_path, monkeypatch):

@@ -25,17 +25,17 @@ def test_the_probe_measures_what_it_was_asked_for(data_root):
          "48",
          "--threads", "1", "--ceiling", "--link"], cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["train_images"], found["test_images"]) == (480, 2000)
-    steps = {(step["model"], step["batch"]): step["milliseconds"] for step in found["steps"]}
+    measured = json.loads(done.stdout)
+    assert (measured["train_images"], measured["test_images"]) == (480, 2000)
+    steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
     assert set(steps) == {("lenet", 12), ("lenet", 48), ("mlp", 12), ("mlp", 48)} and min(steps.values()) > 0
     parameters = {name: sum(weight.numel() for weight in build_model(name, (1, 28, 28), 0).parameters())
                   for name in ("lenet", "mlp")}
-    assert {model["model"]: model["gradient_bytes"] for model in found["models"]} == {
+    assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == {
         name: 4 * count for name, count in parameters.items()}
-    assert all(0.01 < model["link_gbps"] < 1000 for model in found["models"])
-    assert found["resident_images_per_second"] > 10_000
-    (loader,) = found["loaders"]
+    assert all(0.01 < model["link_gbps"] < 1000 for model in measured["models"])
+    assert measured["resident_images_per_second"] > 10_000
+    (loader,) = measured["loaders"]
     assert loader["num_workers"] == 0 and loader["images_per_second"] > 100
 
 
@@ -52,8 +52,8 @@ def test_a_step_is_the_median_without_the_first_two(monkeypatch):
     model = Slow(4, 10)
     image_set = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = probe.step_milliseconds(model, optimizer, image_set, 3, torch.device("cpu"))
-    assert 10 <= found < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
+    milliseconds = probe.step_milliseconds(model, optimizer, image_set, 3, torch.device("cpu"))
+    assert 10 <= milliseconds < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
 
 
 def test_the_loaders_start_is_left_out_of_its_speed(monkeypatch):

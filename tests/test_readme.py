@@ -73,7 +73,7 @@ def test_what_surprised_us():
         return entry_of(analysis, name).standing.speed_up
 
     without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, "ddp")
-    steps = {step["batch"]: step["milliseconds"] for step in ladder.report.probe["steps"]}
+    steps = ladder.report.probe.step_milliseconds("lenet")
     text = " ".join(text_of(PAGES).split())
     for sentence in (
         f"one process on all cores is {speed_up(resident, 'single-all-cores')} times as fast as one device, and DDP "
@@ -104,14 +104,14 @@ def test_accuracies_on_real_data(pages):
 
 def test_false_alarms_are_as_rare_as_promised():
     false_alarms = benchmark("false_alarms")
-    found = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
+    alarms = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
     assert all(row["comparisons"] >= 200 and row["false_faster"] <= 0.05 and row["coverage"] >= 0.94
-               for row in found["simulated"])
-    assert len(found["real"]) >= 10 and sum(row["words"] in ("faster", "slower") for row in found["real"]) <= 1
-    for row in found["real"]:  # judged from the raw times by the statistics as they are now
+               for row in alarms["simulated"])
+    assert len(alarms["real"]) >= 10 and sum(row["words"] in ("faster", "slower") for row in alarms["real"]) <= 1
+    for row in alarms["real"]:  # judged from the raw times by the statistics as they are now
         judged = false_alarms.ratio(row["first_seconds"], row["second_seconds"])
         assert (judged.value, judged.words) == (pytest.approx(row["ratio"]), row["words"])
-    summary = false_alarms.summary(found["simulated"], found["real"])
+    summary = false_alarms.summary(alarms["simulated"], alarms["real"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
     table = summary.split("\n\n")[1]
     assert table in text_of(PAGES)
@@ -143,10 +143,10 @@ def reliability_table(faults: list[dict]) -> str:
     """What became of the injected faults, by the file that injects them."""
     rows = []
     for group in dict.fromkeys(fault["group"] for fault in faults):
-        found = [fault for fault in faults if fault["group"] == group]
-        seconds = [fault["seconds"] for fault in found]
-        handled = sum(fault["handled"] for fault in found)
-        rows.append([f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)", len(found), handled,
+        injected = [fault for fault in faults if fault["group"] == group]
+        seconds = [fault["seconds"] for fault in injected]
+        handled = sum(fault["handled"] for fault in injected)
+        rows.append([f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)", len(injected), handled,
                      f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"])
     return lay_out(rows, ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"], "github")
 
@@ -161,11 +161,11 @@ def test_reliability():
 
 
 def test_kill_loop():
-    found = json.loads((FIGURES / "faults" / "kill-loop.json").read_text())
-    kills, completed = found["kills"], found["completed"]
+    results = json.loads((FIGURES / "faults" / "kill-loop.json").read_text())
+    kills, completed = results["kills"], results["completed"]
     whole = sum(kill["runs_on_disk"] is not None for kill in kills)
     alive = sum(bool(kill["live_processes"]) for kill in kills)
-    finished = sum((one["exit_code"], one["runs"]) == (0, 4) for one in completed)
+    finished = sum((comparison["exit_code"], comparison["runs"]) == (0, 4) for comparison in completed)
     assert (whole, alive, finished) == (100, 0, len(completed))
     assert (f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
             f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"

@@ -9,6 +9,7 @@ import pytest
 
 import compare_parallel
 from common.config import DATASETS, RunConfig
+from common.probe import Probe, probe_from_dict
 from common.programs import probe
 from common.recipes import RECIPES
 from comparison.methods import Machine
@@ -95,11 +96,13 @@ def test_a_run_of_a_comparison_is_what_the_script_does_with_the_same_flags(flags
 
 
 def test_the_probe_measures_what_the_recipe_trains(monkeypatch, capsys):
+    measured = Probe(480, 96, 1.5, (), (), ())
     monkeypatch.setattr(sys, "argv", ["probe", "--recipe", "fast", "--dataset", "mnist", "--num-workers", "0"])
     monkeypatch.setattr(probe, "load_image_set", lambda arguments: None)
-    monkeypatch.setattr(probe, "measure", lambda arguments, image_set: vars(arguments))
+    asked = []
+    monkeypatch.setattr(probe, "measure", lambda arguments, image_set: asked.append(arguments) or measured)
     probe.main()
-    asked = json.loads(capsys.readouterr().out)
+    assert probe_from_dict(json.loads(capsys.readouterr().out)) == measured
     values = RECIPES["fast"]["mnist"]
-    assert {name: asked[name] for name in values} == {
+    assert {name: getattr(asked[0], name) for name in values} == {
         **values, "model": [values["model"]], "batch_size": [values["batch_size"]]}

@@ -11,15 +11,18 @@ import pytest
 from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
-from comparison import analysis, equivalence
+from common.probe import LoaderSpeed
+from comparison import analysis, equivalence, record
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
+from comparison.launch import Outcome
 from comparison.measures import summarize
 from comparison.methods import METHODS, UNKNOWN
+from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
-from comparison.record import read_results, write_results
+from comparison.record import Equivalence, read_results, write_results
 from comparison.report import notes, present, terminal_text, warnings, write_csv, write_markdown
 from comparison.tables import main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
@@ -27,7 +30,7 @@ from reports import configuration, report_of, runs
 from test_results import make_result
 
 SINGLE = (configuration(), runs())
-DDP = (configuration("ddp", **{"per-device batch": 50}), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
+DDP = (configuration("ddp", per_device_batch_size=50), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
 
 
 def cells(table):
@@ -60,7 +63,7 @@ def test_every_row_shows_what_should_be_equal():
 
 
 def test_a_sweep_has_its_column_and_its_table():
-    report = report_of(*((configuration(values={"num_workers": workers}, workers=workers),
+    report = report_of(*((configuration(values={"num_workers": workers}, num_workers=workers),
                           runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers))
                          for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))))
     assert main_table(analyse(report), "simple").split()[1] == "Workers"
@@ -160,26 +163,26 @@ def test_what_may_differ():
 # ---- same maths
 
 
-def finding(method="ddp", batch_norm=False, difference=0.5, **planned):
+def judged(method="ddp", batch_norm=False, difference=0.5, **planned):
     return equivalence._judge(configuration(method, **planned), difference, batch_norm)
 
 
 def test_a_difference_above_rounding_fails_unless_batch_norm_explains_it():
-    parts = {"per-device batch": 50}
-    assert finding(difference=1e-7)["status"] == "ok"
-    assert finding(**parts)["status"] == "failed" and "5.0e-01" in finding(**parts)["reason"]
-    assert finding(difference=math.nan, **parts)["status"] == "failed"
-    expected = finding(batch_norm=True, **parts)
-    assert expected["status"] == "expected" and "BatchNorm" in expected["reason"]
-    assert finding(batch_norm=True, difference=math.nan, **parts)["status"] == "failed"
-    assert finding("mp-micro", batch_norm=True)["status"] == "expected"
-    assert finding("mp", batch_norm=True)["status"] == "failed"  # whole batches: nothing to explain it
+    parts = {"per_device_batch_size": 50}
+    assert judged(difference=1e-7).status == "ok"
+    assert judged(**parts).status == "failed" and "5.0e-01" in judged(**parts).reason
+    assert judged(difference=math.nan, **parts).status == "failed"
+    expected = judged(batch_norm=True, **parts)
+    assert expected.status == "expected" and "BatchNorm" in expected.reason
+    assert judged(batch_norm=True, difference=math.nan, **parts).status == "failed"
+    assert judged("mp-micro", batch_norm=True).status == "expected"
+    assert judged("mp", batch_norm=True).status == "failed"  # whole batches: nothing to explain it
 
 
 def test_failed_maths_leave_no_speed_up():
-    failed = {"difference": 0.5, "status": "failed", "reason": "differs"}
+    failed = Equivalence(0.5, "failed", "differs")
     for name, label in (("ddp", "DDP"), ("single", "SINGLE")):  # the row itself, or what it is compared with
-        report = report_of(SINGLE, DDP, maths={name: failed})
+        report = report_of(SINGLE, DDP, equivalence={name: failed})
         assert analyse(report).rows[1].standing.reason == f"the check of the maths of “{label}” failed"
         assert report.failed
 
@@ -188,23 +191,23 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
     monkeypatch.setattr(equivalence, "STEPS", 2)
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96", "--recipe", "fast",
               "--target-accuracy", "0.99"]  # which the check leaves out
-    planned = {"global batch": 48, "per-device batch": 48}
+    planned = {"batch_size": 48, "per_device_batch_size": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
     train = (equivalence.python(), equivalence.script("data_parallel_train.py"), *shared,
-             *equivalence.equal_flags(scripts[0].planned))
-    whole = replace(configuration("single-all-cores", **planned, **{"threads per device": 2}), command=train)
+             *type_flags(scripts[0].planned.flags))
+    whole = replace(configuration("single-all-cores", **planned, threads=2), command=train)
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
             replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
     commands, run_child = [], equivalence.run_child
     monkeypatch.setattr(equivalence, "run_child", lambda *call: commands.append(call) or run_child(*call))
-    found = equivalence.check_maths(rows, shared, 96)
+    checks = equivalence.check_equivalence(rows, shared, 96)
     assert len(commands) == 5  # one reference for all: one device's threads, also for the row with all cores
-    assert found["single-all-cores"]["difference"] == 0.0
-    assert found["single"] == {"difference": 0.0, "status": "ok", "reason": ""}
-    assert found["other"]["status"] == "failed" and found["other"]["difference"] > 1e-2
-    assert found["ddp-no-sync"]["status"] == "expected" and found["ddp-no-sync"]["difference"] is None
-    assert found["broken"]["status"] == "failed" and "unrecognized arguments" in found["broken"]["reason"]
-    report = report_of(SINGLE, (scripts[1], runs()), maths=found)
+    assert checks["single-all-cores"].difference == 0.0
+    assert checks["single"] == Equivalence(0.0, "ok", "")
+    assert checks["other"].status == "failed" and checks["other"].difference > 1e-2
+    assert checks["ddp-no-sync"].status == "expected" and checks["ddp-no-sync"].difference is None
+    assert checks["broken"].status == "failed" and "unrecognized arguments" in checks["broken"].reason
+    report = report_of(SINGLE, (scripts[1], runs()), equivalence=checks)
     assert report.failed and "failed: computes something else" in main_table(analyse(report), "simple")
     assert "max |Δ parameter|" in main_table(analyse(report), "simple")
 
@@ -213,7 +216,7 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
 
 
 def row_of(method, count=1, workers=2):
-    return (configuration(method, workers=workers),
+    return (configuration(method, num_workers=workers),
             runs(method, (0.5, 0.5, 0.5), count=count, workers_per_process=workers // count, world_size=count))
 
 
@@ -225,29 +228,30 @@ LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for bat
 
 def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader():
     report = report_of(row_of("single"), row_of("ddp", 2), project=[2, 4], probe=LINK)
-    one, two, four = analyse(report).projection.points
-    assert (one.epoch_seconds, one.all_reduce_milliseconds, one.speed_up) == (pytest.approx(0.4), 0, 1)
-    assert two.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
-    assert two.epoch_seconds == pytest.approx(10 * (24 + 10) / 1000) and two.speed_up == pytest.approx(40 / 34)
-    assert four.epoch_seconds == pytest.approx(10 * (15 + 15) / 1000)
-    assert (two.measured_seconds, two.error) == (0.5, pytest.approx(-0.32)) and four.measured_seconds is None
-    assert one.error == pytest.approx(-0.2)
-    slow = {**LINK, "loaders": [{"num_workers": 2, "images_per_second": 2500.0}]}
-    limited = analyse(replace(report, probe={**report.probe, **slow})).projection.points
+    first, second, third = analyse(report).projection.points
+    assert (first.epoch_seconds, first.all_reduce_milliseconds, first.speed_up) == (pytest.approx(0.4), 0, 1)
+    assert second.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
+    assert second.epoch_seconds == pytest.approx(10 * (24 + 10) / 1000) and second.speed_up == pytest.approx(40 / 34)
+    assert third.epoch_seconds == pytest.approx(10 * (15 + 15) / 1000)
+    assert (second.measured_seconds, second.error) == (0.5, pytest.approx(-0.32)) and third.measured_seconds is None
+    assert first.error == pytest.approx(-0.2)
+    slow = replace(report.probe, loaders=(LoaderSpeed(2, 2500.0),))
+    limited = analyse(replace(report, probe=slow)).projection.points
     assert [point.epoch_seconds for point in limited] == [pytest.approx(0.4)] * 3
     given = analyse(replace(report, settings={**report.settings, "link_gbps": 80.0})).projection.points
     assert given[1].all_reduce_milliseconds == pytest.approx(1)
     table = projection_table(analyse(report), "simple")
     assert table.count("projected") == 3 and cells(table)[1][-1] == "-32%" and cells(table)[2][-1] == "–"
-    said = " ".join(analyse(report).projection.assumptions)
-    assert "projected, not measured" in said and "10,000,000 bytes" in said and "8.00 Gbit/s (measured" in said
+    assumptions = " ".join(analyse(report).projection.assumptions)
+    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "8.00 Gbit/s (measured"):
+        assert text in assumptions
 
 
 def test_without_workers_every_process_loads_its_part_before_the_step():
     probe = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
-    one, two, _ = analyse(report_of(row_of("single", workers=0), project=[2, 4], probe=probe)).projection.points
-    assert one.epoch_seconds == pytest.approx(10 * (40 + 20) / 1000)
-    assert two.epoch_seconds == pytest.approx(10 * (24 + 10 + 10) / 1000)
+    first, second, _ = analyse(report_of(row_of("single", workers=0), project=[2, 4], probe=probe)).projection.points
+    assert first.epoch_seconds == pytest.approx(10 * (40 + 20) / 1000)
+    assert second.epoch_seconds == pytest.approx(10 * (24 + 10 + 10) / 1000)
 
 
 def test_a_step_that_did_not_fit_leaves_no_projection():
@@ -267,9 +271,9 @@ def test_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
 def full_report():
     simulated = runs("dp", simulated=True, reason="2 replicas", workers_per_process=2)
     return report_of(
-        row_of("single"), row_of("ddp", 2), (configuration("dp", workers=2), simulated),
+        row_of("single"), row_of("ddp", 2), (configuration("dp", num_workers=2), simulated),
         (configuration("mp"), ["failed"]), project=[2, 4], probe=LINK, check_maths=True,
-        maths={"ddp": {"difference": 1e-8, "status": "ok", "reason": ""}})
+        equivalence={"ddp": Equivalence(1e-8, "ok", "")})
 
 
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
@@ -374,23 +378,50 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
     assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
 
 
-@pytest.mark.parametrize("damage, said", [
+@pytest.mark.parametrize("damage, message", [
     (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace('"schema_version": 4', '"schema_version": 5', 1), "version is 5.*update this"),
-    (lambda text: text.replace('"schema_version": 4', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace('"schema_version": 5', '"schema_version": 6', 1), "version is 6.*update this"),
+    (lambda text: text.replace('"schema_version": 5', '"schema_version": 1', 1), "run the comparison again"),
     (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
 ])
-def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, said, tmp_path):
+def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, message, tmp_path):
     write_results(full_report(), tmp_path)
     file = tmp_path / "results.json"
     before = file.read_text()
     assert damage(before) != before
     file.write_text(damage(before))
-    with pytest.raises(SuiteError, match=said) as refused:
+    with pytest.raises(SuiteError, match=message) as refused:
         read_results(file)
     assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_older_results_are_read(version, tmp_path):
+    report = replace(full_report(), outcomes=())
+    write_results(report, tmp_path)
+    values = json.loads((tmp_path / "results.json").read_text())
+    del values["sha256"]
+    values |= {"schema_version": version, "maths": values.pop("equivalence")}
+    values["probe"] = {name: value for name, value in values["probe"].items() if value is not None}
+    names = {"model": "model", "batch_size": "global batch", "num_workers": "workers", "threads": "threads per device",
+             "device": "device", "per_device_batch_size": "per-device batch"}  # precision came later
+    for row in values["plan"]:
+        row["planned"] = {old: row["planned"][name] for name, old in names.items()}
+    assert write_read(values, tmp_path) == report
+    busy = {"load_average": [0.5, 0.5, 0.5]} if version == 2 else {"foreign_cores": 0.25}
+    failed = Outcome("single", 1, "failed", "signal 9", "python x.py", "x.log", 1, 9.0, busy.get("foreign_cores"))
+    outcome = {name: value for name, value in vars(failed).items() if name != "foreign_cores"}
+    earlier = write_read({**values, "probe": {}, "outcomes": [{**outcome, **busy}]}, tmp_path)
+    assert earlier == replace(report, probe=None, outcomes=(failed,))
+
+
+def write_read(values, directory):
+    """What read_results makes of a file with these values and a checksum over them."""
+    file = directory / "old.json"
+    file.write_text(json.dumps({**values, "sha256": record._checksum(values)}))
+    return read_results(file)
 
 
 def test_results_hold_no_nan(tmp_path):

@@ -33,10 +33,10 @@ def test_crop_and_mirror_are_torchvisions_pixel_for_pixel():
     augmentation = CropAndMirror(images)
     mirrored, top, left = augmentation.draw(torch.Generator().manual_seed(1))
     index = torch.randperm(50)
-    for place, one in enumerate(augmentation.take(index, mirrored[index], top[index], left[index])):
+    for place, image in enumerate(augmentation.take(index, mirrored[index], top[index], left[index])):
         of = index[place]
         expected = functional.crop(functional.pad(as_pil(images[of]), 4), int(top[of]), int(left[of]), 32, 32)
-        assert np.array_equal(one, functional.hflip(expected) if mirrored[of] else expected)
+        assert np.array_equal(image, functional.hflip(expected) if mirrored[of] else expected)
 
 
 def test_affine_is_torchvisions_pixel_for_pixel():
@@ -47,11 +47,11 @@ def test_affine_is_torchvisions_pixel_for_pixel():
     angle, x, y, scale = (torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double()
                           for seed, values in enumerate(planted))
     index = torch.arange(200)
-    found = augmentation.take(index, augmentation.matrix(angle * math.pi / 180, x, y, scale))
+    augmented = augmentation.take(index, augmentation.matrix(angle * math.pi / 180, x, y, scale))
     for of in index:
         shift = [int(x[of]), int(y[of])]
         expected = functional.affine(as_pil(images[of]), angle[of].item(), shift, scale[of].item(), [0.0, 0.0])
-        assert np.array_equal(found[of].squeeze(2), expected)
+        assert np.array_equal(augmented[of].squeeze(2), expected)
 
 
 def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
@@ -71,8 +71,8 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     ours["a"] = ours["a"].rad2deg()
     random = training_transform((0.1,), (0.3,), True, (28, 28)).transforms[0]
     theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
-    theirs = {"a": [one[0] for one in theirs], "x": [one[1][0] for one in theirs], "y": [one[1][1] for one in theirs],
-              "s": [one[2] for one in theirs]}
+    theirs = {"a": [angle for angle, *_ in theirs], "x": [shift[0] for _, shift, *_ in theirs],
+              "y": [shift[1] for _, shift, *_ in theirs], "s": [scale for _, _, scale, _ in theirs]}
     for name, values in theirs.items():
         values = torch.tensor(values, dtype=torch.float64)
         for share in (0.0, 0.1, 0.5, 0.9, 1.0):  # quantiles
@@ -90,9 +90,9 @@ def test_batches_are_the_workers_batches_image_by_image(channels):
         train_loader, _ = make_loaders(image_set, config, CPU, 1, 2, epoch=3)
         assert len(train_loader) == 4
         batches.append(list(train_loader))
-    for (one, one_labels), (other, other_labels) in zip(*batches, strict=True):
-        torch.testing.assert_close(one, other)
-        assert torch.equal(one_labels, other_labels)
+    for (images, labels), (other, other_labels) in zip(*batches, strict=True):
+        torch.testing.assert_close(images, other)
+        assert torch.equal(labels, other_labels)
         assert other.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -137,8 +137,8 @@ def test_a_decoded_set_is_found_again_and_made_anew_when_a_file_changes(name, re
     second = load_image_set(config)
     assert not decoded
     for part in ("train_images", "train_labels", "test_images", "test_labels"):
-        one, other = getattr(first, part), getattr(second, part)
-        assert np.array_equal(one, other) and one.dtype == other.dtype
+        array, kept_array = getattr(first, part), getattr(second, part)
+        assert np.array_equal(array, kept_array) and array.dtype == kept_array.dtype
     assert second.classes == first.classes
     kept = tmp_path / "decoded" / f"{name}-test_images.npy"
     kept.write_bytes(kept.read_bytes()[:-1])

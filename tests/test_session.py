@@ -24,7 +24,7 @@ STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
 def planned(monkeypatch, tmp_path):
     """A report of two rows and two blocks that has not run, whose runs will be made up; and each run's arguments."""
     rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
-    made = {(one.configuration, one.block): one for one in report_of(*rows).outcomes}
+    made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
     calls = []
 
     def run_once(row, block, seed, directory, timeout):
@@ -36,9 +36,9 @@ def planned(monkeypatch, tmp_path):
 
     stop_at = None
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS, "flags": flags}))
+    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS}))
     order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
-    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe={})
+    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe=None)
 
     def run(stop=None, resume=None, **settings):
         nonlocal stop_at
@@ -62,10 +62,10 @@ def test_one_line_per_run_on_a_terminal_and_elsewhere(planned, capsys, monkeypat
     run, _ = planned
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     run()
-    said = capsys.readouterr().out
-    assert said.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in said
-    assert said.splitlines()[3].startswith("About 14 s from here on")
-    lines = said.splitlines()[4:]
+    output = capsys.readouterr().out
+    assert output.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in output
+    assert output.splitlines()[3].startswith("About 14 s from here on")
+    lines = output.splitlines()[4:]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith("about 0 s left")
 
@@ -89,11 +89,11 @@ def test_an_interrupted_comparison_goes_on_where_it_was(planned, tmp_path, capsy
     assert len(report.outcomes) == 4 and "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("settings, said", [({"epochs": 9}, "epochs 3 → 9"), ({"seed": 1}, "seed 42 → 1")])
-def test_another_comparison_is_not_resumed(planned, tmp_path, settings, said):
+@pytest.mark.parametrize("settings, change", [({"epochs": 9}, "epochs 3 → 9"), ({"seed": 1}, "seed 42 → 1")])
+def test_another_comparison_is_not_resumed(planned, tmp_path, settings, change):
     run, _ = planned
     run()
-    with pytest.raises(SuiteError, match=f"cannot resume: .*{said}"):
+    with pytest.raises(SuiteError, match=f"cannot resume: .*{change}"):
         run(resume=tmp_path / "results.json", **settings)
 
 
@@ -187,10 +187,15 @@ def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
     assert not any((tmp_path / name).exists() for name in own) and all((tmp_path / name).exists() for name in foreign)
 
 
-def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned):
+def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, monkeypatch):
+    def flags(**settings):
+        run(**settings)
+        return asked[-1]
+
     run, _ = planned
-    flags = run().probe["flags"]
-    assert flags[flags.index("--sizes") + 1:] == ["100"] and "--ceiling" not in flags
-    flags = run(project=[2, 4]).probe["flags"]
-    assert flags[flags.index("--sizes") + 1:] == ["25", "50", "100", "--ceiling", "--link"]
-    assert "--link" not in run(project=[2], link_gbps=5.0).probe["flags"]
+    asked, answer = [], json.dumps({**PROBE, "steps": STEPS})
+    monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(list(flags)) or answer)
+    assert flags() == ["--epochs", "3", "--model", "lenet", "--batch-size", "100", "--num-workers", "0",
+                       "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
+    assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
+    assert "--link" not in flags(project=[2], link_gbps=5.0)

@@ -30,14 +30,14 @@ def test_t_quantile(freedom, expected):
 
 
 def test_ratio_is_welchs_interval_on_logarithms():
-    found = ratio([10.0, 11.0, 12.0], [5.0, 5.2, 4.9, 5.1])
+    result = ratio([10.0, 11.0, 12.0], [5.0, 5.2, 4.9, 5.1])
     first, second = ([math.log(value) for value in values] for values in ([10, 11, 12], [5, 5.2, 4.9, 5.1]))
     error = statistics.variance(first) / 3, statistics.variance(second) / 4
     freedom = sum(error) ** 2 / (error[0] ** 2 / 2 + error[1] ** 2 / 3)
     margin = t_quantile(freedom) * math.sqrt(sum(error))
-    assert math.log(found.value) == pytest.approx(statistics.mean(first) - statistics.mean(second))
-    assert math.log(found.high / found.low) == pytest.approx(2 * margin)
-    assert 2 < freedom < 3 and found.words == "faster"
+    assert math.log(result.value) == pytest.approx(statistics.mean(first) - statistics.mean(second))
+    assert math.log(result.high / result.low) == pytest.approx(2 * margin)
+    assert 2 < freedom < 3 and result.words == "faster"
 
 
 @pytest.mark.parametrize("low, high, words", [
@@ -57,8 +57,8 @@ def test_an_interval_of_noise_holds_the_truth():
     held = 0
     for _ in range(300):
         samples = [[10 * (1 + generator.expovariate(20)) for _ in range(3)] for _ in range(2)]
-        found = ratio(*samples)
-        held += found.low <= 1 <= found.high
+        result = ratio(*samples)
+        held += result.low <= 1 <= result.high
     assert 0.94 <= held / 300 < 1
 
 

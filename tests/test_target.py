@@ -59,10 +59,10 @@ def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, 
 
 def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path):
     write_result(make_result(status="not reached", reason="the best was 80.00%"), tmp_path / "made.json")
-    found = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                           f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
-    assert (found.status, found.reason, found.exit_code) == ("not reached", "the best was 80.00%", 1)
-    assert len(found.result.epochs) == 3
+    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    assert (outcome.status, outcome.reason, outcome.exit_code) == ("not reached", "the best was 80.00%", 1)
+    assert len(outcome.result.epochs) == 3
 
 
 def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():

@@ -7,6 +7,7 @@ import pytest
 from comparison import verdict as words
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
+from comparison.record import Equivalence
 from reports import configuration, report_of, runs
 
 SINGLE = (configuration(), runs())
@@ -14,7 +15,7 @@ FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
 
 
 def ddp(**values):
-    return configuration("ddp", **{"per-device batch": 50, **values})
+    return configuration("ddp", **{"per_device_batch_size": 50, **values})
 
 
 def two(seconds=FAST, **values):
@@ -41,9 +42,9 @@ def sentence(report, index=-1):
 def test_nothing_planted_nothing_found():
     report = report_of(SINGLE, (ddp(), two()))
     assert kinds(report) == [] and kinds(report, 0) == []
-    said = verdict(report)[1]
-    assert "faster than “SINGLE”, 2.00 [1.96, 2.05] times as fast, 100% of what 2 devices" in said
-    assert "None of the causes looked for stands out; a step's 64.5 ms are data 1.0, transfer 0.5" in said
+    text = verdict(report)[1]
+    assert "faster than “SINGLE”, 2.00 [1.96, 2.05] times as fast, 100% of what 2 devices" in text
+    assert "None of the causes looked for stands out; a step's 64.5 ms are data 1.0, transfer 0.5" in text
 
 
 def test_waiting_for_data():
@@ -77,7 +78,7 @@ def test_what_the_resident_loader_would_save():
 def test_waiting_for_data_with_a_measured_remedy():
     waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
     report = report_of((configuration(values={"num_workers": 0}), waits),
-                       (configuration(values={"num_workers": 2}, workers=2),
+                       (configuration(values={"num_workers": 2}, num_workers=2),
                         runs("single", FAST, workers_per_process=2)))
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
     assert "with 2 workers instead of 0 it was measured at 1.00 s" in sentence(report, 0)
@@ -86,7 +87,7 @@ def test_waiting_for_data_with_a_measured_remedy():
 
 
 def test_exposed_communication_comes_from_the_ladder():
-    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
     report = report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49))))
     assert kinds(report) == ["exposed communication"]
     assert "costs 0.50 of 1.50 s per epoch (33%)" in sentence(report)
@@ -94,23 +95,23 @@ def test_exposed_communication_comes_from_the_ladder():
     assert kinds(report_of(SINGLE, (ddp(), two((1.5, 1.51, 1.49))))) == []  # not measured, not claimed
     unproved = report_of(SINGLE, silent, (ddp(), two((1.5, 0.9, 1.2))))
     assert "exposed communication" not in kinds(unproved) and "Communication: " in verdict(unproved)[2]
-    unlike = (configuration("ddp-no-sync", **{"per-device batch": 50, "workers": 4}), two(FAST))
+    unlike = (configuration("ddp-no-sync", per_device_batch_size=50, num_workers=4), two(FAST))
     assert kinds(report_of(SINGLE, unlike, (ddp(), two((1.5, 1.51, 1.49))))) == []
 
 
 def test_the_ladder_tells_wrapper_contention_and_communication_apart():
     report = report_of(SINGLE, (configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))),
-                       (configuration("ddp-no-sync", **{"per-device batch": 50}), two((1.6, 1.61, 1.59))),
+                       (configuration("ddp-no-sync", per_device_batch_size=50), two((1.6, 1.61, 1.59))),
                        (ddp(), two((1.8, 1.81, 1.79))))
-    said = verdict(report)[3]
-    assert "divided by one without DDP, is 1.10 [1.08, 1.12] (slower)" in said
-    assert "2 ranks that exchange nothing, divided by one with one rank, is 0.73 [" in said
-    assert "0.50 would be ideal" in said
-    assert "Exchanging gradients costs" in said and "Communication" not in said
+    text = verdict(report)[3]
+    assert "divided by one without DDP, is 1.10 [1.08, 1.12] (slower)" in text
+    assert "2 ranks that exchange nothing, divided by one with one rank, is 0.73 [" in text
+    assert "0.50 would be ideal" in text
+    assert "Exchanging gradients costs" in text and "Communication" not in text
     quick = report_of(SINGLE, (report.plan[2], two((1.6, 1.61, 1.59))), (ddp(), two((1.6, 1.62, 1.6))))
-    said = verdict(quick)[2]
-    assert "Communication: an epoch with the exchange of gradients, divided by one without, is 1.00 [" in said
-    assert "(no significant difference)" in said
+    text = verdict(quick)[2]
+    assert "Communication: an epoch with the exchange of gradients, divided by one without, is 1.00 [" in text
+    assert "(no significant difference)" in text
     assert not any("wrapper" in paragraph for paragraph in verdict(report)[:3])
 
 
@@ -130,7 +131,7 @@ def test_a_batch_per_device_that_is_too_small():
 
 def test_scatter_replicate_gather():
     own = {"scatter": 2.0, "replicate": 7.0, "gather": 1.0}
-    row = configuration("dp", **{"per-device batch": 50})
+    row = configuration("dp", per_device_batch_size=50)
     report = report_of(SINGLE, (row, runs("dp", SLOW, count=2, method_milliseconds=own)))
     assert kinds(report) == ["scatter, replicate, gather"]
     assert "10.0 of 64.5 ms per step (16%; scatter 2.0, replicate 7.0, gather 1.0)" in sentence(report)
@@ -181,7 +182,7 @@ def test_start_up_that_outweighs_the_training():
 
 def test_unequal_settings():
     unequal = two(workers_per_process=2)
-    report = report_of(SINGLE, (ddp(workers=4), unequal), allow_unequal=True)
+    report = report_of(SINGLE, (ddp(num_workers=4), unequal), allow_unequal=True)
     assert kinds(report) == ["unequal"] and sentence(report) == "It is no fair comparison: workers 4 instead of 0."
     assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
 
@@ -201,68 +202,67 @@ def test_two_causes_at_once_are_both_told():
 
 
 def test_the_fastest_that_is_proved_is_recommended_whatever_it_is_called():
-    dp = (configuration("dp", **{"per-device batch": 50}), runs("dp", FAST, count=2))
-    (said,) = recommendations(report_of(SINGLE, dp, (ddp(), two(SLOW))))
-    assert said.startswith("Recommendation: “DP”, 2.00 [") and "DDP" not in said
-    (said,) = recommendations(report_of(SINGLE, dp, (ddp(), two((1.01, 1.0, 0.99)))))
-    assert "“DP”" in said and "“DDP”" in said and "Not told apart" in said
+    dp = (configuration("dp", per_device_batch_size=50), runs("dp", FAST, count=2))
+    (advice,) = recommendations(report_of(SINGLE, dp, (ddp(), two(SLOW))))
+    assert advice.startswith("Recommendation: “DP”, 2.00 [") and "DDP" not in advice
+    (advice,) = recommendations(report_of(SINGLE, dp, (ddp(), two((1.01, 1.0, 0.99)))))
+    assert "“DP”" in advice and "“DDP”" in advice and "Not told apart" in advice
 
 
 @pytest.mark.parametrize("seconds", [SLOW, SAME])
 def test_one_device_is_the_right_choice_where_nothing_is_faster(seconds):
-    (said,) = recommendations(report_of(SINGLE, (ddp(), two(seconds))))
-    assert said.startswith("Recommendation: stay with “SINGLE”, 2.00 s per epoch")
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two(seconds))))
+    assert advice.startswith("Recommendation: stay with “SINGLE”, 2.00 s per epoch")
 
 
 def test_a_faster_method_loses_to_one_device_with_better_settings():
     def row(method, workers, results):
-        return configuration(method, values={"num_workers": workers}, workers=workers), results
+        return configuration(method, values={"num_workers": workers}, num_workers=workers), results
 
     report = report_of(row("single", 0, runs(seconds=SLOW)),
                        row("single", 2, runs(seconds=FAST, workers_per_process=2)),
                        row("ddp", 0, two((2.0, 2.01, 1.99))), row("ddp", 2, two(SLOW, workers_per_process=1)))
-    (said,) = recommendations(report)
-    assert said.startswith("Recommendation: stay with “SINGLE (workers 2)”, 1.00 s per epoch")
+    (advice,) = recommendations(report)
+    assert advice.startswith("Recommendation: stay with “SINGLE (workers 2)”, 1.00 s per epoch")
 
 
 def test_a_single_run_recommends_nothing():
-    (said,) = recommendations(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1))
-    assert said.startswith("Recommendation: none, as single runs prove nothing")
+    (advice,) = recommendations(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1))
+    assert advice.startswith("Recommendation: none, as single runs prove nothing")
     assert "proves nothing" in verdict(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,)))))[1]
 
 
 def test_a_method_that_computes_something_else_is_not_recommended():
-    report = report_of(SINGLE, (ddp(), two()), maths={"ddp": {"difference": 0.1, "status": "failed",
-                                                             "reason": "differs"}})
+    report = report_of(SINGLE, (ddp(), two()), equivalence={"ddp": Equivalence(0.1, "failed", "differs")})
     assert "no speed-up, the check of the maths of “DDP” failed" in verdict(report)[1]
     assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
 
 
 def test_what_exchanges_no_gradients_is_not_recommended():
-    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
-    (said,) = recommendations(report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49)))))
-    assert said.startswith("Recommendation: “DDP”, 1.33 [")
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
+    (advice,) = recommendations(report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49)))))
+    assert advice.startswith("Recommendation: “DDP”, 1.33 [")
 
 
 def test_one_unproved_row_does_not_hide_a_proved_one():
-    flaky = (configuration("accelerate", **{"per-device batch": 50}), [*two((0.9,)), "failed", "failed"])
-    (said,) = recommendations(report_of(SINGLE, (ddp(), two()), flaky))
-    assert said.startswith("Recommendation: “DDP”, 2.00 [")
+    flaky = (configuration("accelerate", per_device_batch_size=50), [*two((0.9,)), "failed", "failed"])
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two()), flaky))
+    assert advice.startswith("Recommendation: “DDP”, 2.00 [")
 
 
 def test_different_batches_are_different_trainings():
     def pair(size, seconds):
-        values = {"values": {"batch_size": size}, "global batch": size}
+        values = {"values": {"batch_size": size}, "batch_size": size}
         return ((configuration(**values), runs(seconds=SLOW if size == 64 else FAST, global_batch_size=size)),
                 (ddp(**values), two(seconds, global_batch_size=size)))
 
-    said = recommendations(report_of(*pair(64, (1.5, 1.51, 1.49)), *pair(512, FAST)))
-    assert said[0].startswith("For batch size 64: Recommendation: “DDP (batch size 64)”, 2.00 [")
-    assert said[1].startswith("For batch size 512: Recommendation: stay with “SINGLE (batch size 512)”")
+    advice = recommendations(report_of(*pair(64, (1.5, 1.51, 1.49)), *pair(512, FAST)))
+    assert advice[0].startswith("For batch size 64: Recommendation: “DDP (batch size 64)”, 2.00 [")
+    assert advice[1].startswith("For batch size 512: Recommendation: stay with “SINGLE (batch size 512)”")
 
 
 def whole(seconds):
-    row = configuration("single-all-cores", **{"threads per device": 2})
+    row = configuration("single-all-cores", threads=2)
     return row, runs(seconds=seconds, threads_per_process=2) if seconds else []
 
 
@@ -274,27 +274,27 @@ def of_two_cores(*rows, **values):
 
 @pytest.mark.parametrize("rows", [(), (whole(None),)])
 def test_nothing_is_recommended_on_a_cpu_without_one_process_with_all_cores(rows):
-    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
-    assert said.startswith("Recommendation: none. One process with all 2 cores may be faster than all of these")
-    (said,) = recommendations(report_of(SINGLE, (ddp(), two())))  # of one core, which one device has
-    assert said.startswith("Recommendation: “DDP”")
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
+    assert advice.startswith("Recommendation: none. One process with all 2 cores may be faster than all of these")
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two())))  # of one core, which one device has
+    assert advice.startswith("Recommendation: “DDP”")
 
 
 def test_one_process_with_all_cores_is_recommended_where_it_is_the_fastest():
     report = of_two_cores(SINGLE, (ddp(), two((1.3, 1.31, 1.29))), whole(FAST))
-    (said,) = recommendations(report)
-    assert said.startswith("Recommendation: “SINGLE-ALL-CORES”, 2.00 [1.96, 2.05] times as fast as “SINGLE” on this")
+    (advice,) = recommendations(report)
+    assert advice.startswith("Recommendation: “SINGLE-ALL-CORES”, 2.00 [1.96, 2.05] times as fast as “SINGLE” on this")
     assert "2.00 [1.96, 2.05] times as fast, 100% of what 2 cores could give at best" in verdict(report)[2]
 
 
 def test_a_method_is_recommended_beside_one_process_with_all_cores():
-    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.3, 1.31, 1.29))))
-    assert said.startswith("Recommendation: “DDP”, 2.00 [") and "Not told apart" not in said
-    assert "and 1.30 [1.27, 1.33] times as fast as “SINGLE-ALL-CORES”" in said
-    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.01, 1.02, 0.99))))
-    assert "Not told apart from it: “SINGLE-ALL-CORES”." in said
-    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.0, 4.0, 1.5))))  # nor from one device
-    assert "Not told apart from it: “SINGLE-ALL-CORES”." in said
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.3, 1.31, 1.29))))
+    assert advice.startswith("Recommendation: “DDP”, 2.00 [") and "Not told apart" not in advice
+    assert "and 1.30 [1.27, 1.33] times as fast as “SINGLE-ALL-CORES”" in advice
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.01, 1.02, 0.99))))
+    assert "Not told apart from it: “SINGLE-ALL-CORES”." in advice
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.0, 4.0, 1.5))))  # nor from one device
+    assert "Not told apart from it: “SINGLE-ALL-CORES”." in advice
 
 
 # ---- disturbed
@@ -315,7 +315,7 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
 
 def test_a_disturbed_row_without_a_speed_up_says_so_too():
     simulated = (configuration("dp"), runs("dp", simulated=True))
-    silent = (configuration("ddp-no-sync", **{"per-device batch": 50}), two(FAST))
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
     report = report_of(SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))),
                        foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
     words = [entry.result for entry in analyse(report).rows]
@@ -324,27 +324,27 @@ def test_a_disturbed_row_without_a_speed_up_says_so_too():
 
 
 def test_one_run_of_one_process_with_all_cores_recommends_nothing():
-    (said,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))
-    assert said.startswith("Recommendation: none, as single runs prove nothing")
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))
+    assert advice.startswith("Recommendation: none, as single runs prove nothing")
 
 
 def test_a_tenth_of_the_cores_disturbs_nobody():
     report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
     assert analyse(report).rows[1].result == "faster" and "Recommendation: “DDP”" in recommendations(report)[0]
     failed = report_of(SINGLE, (ddp(), [*two(), "failed"]))
-    disturbed = (replace(one, foreign_cores=0.9 * (one.status != "ok")) for one in failed.outcomes)
+    disturbed = (replace(outcome, foreign_cores=0.9 * (outcome.status != "ok")) for outcome in failed.outcomes)
     assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
 
 
 def test_weak_scaling_has_no_smaller_batches():
     steps = [{"model": "lenet", "batch": size, "milliseconds": ms} for size, ms in ((100, 9.0), (200, 10.0))]
-    weak = (ddp(**{"global batch": 200, "per-device batch": 100}),
+    weak = (ddp(batch_size=200, per_device_batch_size=100),
             runs("ddp", FAST, count=2, world_size=2, global_batch_size=200))
     assert kinds(report_of(SINGLE, weak, probe={"steps": steps}, scaling="weak")) == []
 
 
 def test_rows_without_results_say_why():
     report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
-    said = verdict(report)
-    assert said[1] == "DP: skipped: needs 2 GPUs, found 1."
-    assert said[2] == "DDP: 1 of 1 run failed: signal 9."
+    paragraphs = verdict(report)
+    assert paragraphs[1] == "DP: skipped: needs 2 GPUs, found 1."
+    assert paragraphs[2] == "DDP: 1 of 1 run failed: signal 9."

@@ -78,10 +78,10 @@ def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
         status = path.stat()
         stamp = [status.st_size, status.st_mtime_ns, md5]
         if known.get(file) != stamp:
-            found = md5_of(path)
-            if found != md5:
+            digest = md5_of(path)
+            if digest != md5:
                 size = f"its {status.st_size:,} bytes have" if status.st_size else "it is empty, with"
-                return f"{path} is damaged", f"{size} the md5 {found} instead of {md5}"
+                return f"{path} is damaged", f"{size} the md5 {digest} instead of {md5}"
             fresh[file] = stamp
     if fresh:
         with contextlib.suppress(OSError):  # a directory that is only read: summed again next time

@@ -27,14 +27,14 @@ def download(urls: list[str], path: Path, md5: str) -> None:
             except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ValueError) as error:
                 problems.append(f"{url}: {error}")
                 break
-            found = md5_of(part)
-            if found == md5:
+            digest = md5_of(part)
+            if digest == md5:
                 part.replace(path)
                 return
             part.unlink()
             if not begun:
                 page = ", it is a web page" if kind == "text/html" else ""
-                problems.append(f"{url}: its md5 is {found} instead of {md5}{page}")
+                problems.append(f"{url}: its md5 is {digest} instead of {md5}{page}")
     if part.exists():
         problems.append(f"{part.stat().st_size} bytes are kept in {part}, the next attempt goes on from there")
     raise SuiteError(f"cannot download {path.name}", "; ".join(problems),

@@ -93,12 +93,12 @@ def _check(image_set, root):
     for split in ("train", "test"):
         images, labels = getattr(image_set, f"{split}_images"), getattr(image_set, f"{split}_labels")
         if len(images) != len(labels):
-            found = f"{len(labels)} labels for {len(images)} images"
+            mismatch = f"{len(labels)} labels for {len(images)} images"
         elif not ((labels >= 0) & (labels < len(image_set.classes))).all():
-            found = f"labels from {labels.min()} to {labels.max()} for {len(image_set.classes)} classes"
+            mismatch = f"labels from {labels.min()} to {labels.max()} for {len(image_set.classes)} classes"
         else:
             continue
-        raise SuiteError(f"data set {image_set.name} in {root} is damaged", f"its {split} part has {found}",
+        raise SuiteError(f"data set {image_set.name} in {root} is damaged", f"its {split} part has {mismatch}",
                          "delete it and run again", DATA)
 
 

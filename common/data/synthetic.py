@@ -229,9 +229,9 @@ def _background(count: int, look: Look, rng: np.random.Generator) -> np.ndarray:
     """Camouflage (N, 32, 32, 3): blotches of one colour on another, shaded."""
     grain = _uniform(rng, *look.grain, count)
     blotch = np.clip(2 * _smooth_field(rng, count, grain, 32) + 0.5, 0, 1)[..., None]
-    one, other = (_colours(_uniform(rng, 0, 1, count), _uniform(rng, 0.1, 0.75, count)) for _ in range(2))
+    colour, ground = (_colours(_uniform(rng, 0, 1, count), _uniform(rng, 0.1, 0.75, count)) for _ in range(2))
     shade = 1 + 0.2 * _smooth_field(rng, count, grain, 32)[..., None]
-    return shade * (one * blotch + other * (1 - blotch))
+    return shade * (colour * blotch + ground * (1 - blotch))
 
 
 def _colours(hue: np.ndarray, value: np.ndarray) -> np.ndarray:

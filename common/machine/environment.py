@@ -39,8 +39,8 @@ def available_devices(kind: str) -> list:
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if kind == "gpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found = f"PyTorch {torch.__version__} sees no GPU" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
-        raise SuiteError("--device gpu needs a GPU", found, "type --device cpu, or check with nvidia-smi", MACHINE)
+        cause = f"PyTorch {torch.__version__} sees no GPU" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
+        raise SuiteError("--device gpu needs a GPU", cause, "type --device cpu, or check with nvidia-smi", MACHINE)
     return [torch.device("cpu")]
 
 

@@ -57,10 +57,10 @@ def check_all(data_root: Path, output_dir: Path) -> tuple[list[Check], dict | No
 
 
 def _python():
-    found = f"Python {platform.python_version()}"
+    version = f"Python {platform.python_version()}"
     if sys.version_info < LEAST_PYTHON:
-        return Check("Python", BAD, found, f"install {'.'.join(map(str, LEAST_PYTHON))} or newer")
-    return Check("Python", OK, found)
+        return Check("Python", BAD, version, f"install {'.'.join(map(str, LEAST_PYTHON))} or newer")
+    return Check("Python", OK, version)
 
 
 def _gpus(environment):
@@ -76,16 +76,16 @@ def _backends(environment):
     there = {"gloo": dist.is_available() and dist.is_gloo_available(),
              "NCCL": dist.is_available() and dist.is_nccl_available()}
     needed = "NCCL" if environment["gpus"] else "gloo"
-    found = ", ".join(name for name, here in there.items() if here) or "none"
+    backends = ", ".join(name for name, here in there.items() if here) or "none"
     if not there[needed]:
-        return Check("DDP backends", BAD, f"{found}; DDP needs {needed} here", "install torch from requirements.txt")
-    return Check("DDP backends", OK, f"{found}; DDP will use {needed}")
+        return Check("DDP backends", BAD, f"{backends}; DDP needs {needed} here", "install torch from requirements.txt")
+    return Check("DDP backends", OK, f"{backends}; DDP will use {needed}")
 
 
 def _cores():
     cores, all_cores = available_cores(), os.cpu_count()
-    found = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
-    return Check("CPU cores", OK if cores == all_cores else NOTE, found)
+    use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
+    return Check("CPU cores", OK if cores == all_cores else NOTE, use)
 
 
 def _shared_memory():

@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
+from common.probe import LoaderSpeed, ModelLink, Probe, StepTime
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
@@ -108,12 +110,12 @@ def _exchange(rank, directory, size, on_gpu):
     shutdown()
 
 
-def measure(arguments, image_set: ImageSet) -> dict:
-    """Return all that was asked for, JSON-ready. A step that does not fit into memory is left out."""
+def measure(arguments, image_set: ImageSet) -> Probe:
+    """Return all that was asked for. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
-    measured = {"train_images": len(image_set.train_labels), "test_images": len(image_set.test_labels),
-             "startup_seconds": time.time() - command_start(), "steps": [], "models": [], "loaders": []}
+    startup_seconds = time.time() - command_start()
+    steps, models = [], []
     for name in arguments.model or [default_model(arguments.dataset)]:
         model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
         model.to(device)
@@ -123,10 +125,9 @@ def measure(arguments, image_set: ImageSet) -> dict:
         for size in arguments.sizes:
             with contextlib.suppress(torch.OutOfMemoryError):
                 milliseconds = step_milliseconds(model, optimizer, image_set, size, device)
-                measured["steps"].append({"model": name, "batch": size, "milliseconds": milliseconds})
+                steps.append(StepTime(name, size, milliseconds))
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        measured["models"].append({"model": name, "gradient_bytes": size,
-                                "link_gbps": link_gbps(size, device.type) if arguments.link else None})
+        models.append(ModelLink(name, size, link_gbps(size, device.type) if arguments.link else None))
 
     sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
 
@@ -135,12 +136,14 @@ def measure(arguments, image_set: ImageSet) -> dict:
                                        "num_workers": workers})
         return loader_images_per_second(make_loaders(image_set, config, device, sampler)[0], device)
 
-    for workers in arguments.num_workers if arguments.ceiling else ():
-        measured["loaders"].append({"num_workers": workers, "images_per_second": speed(arguments.loader, workers)})
+    loaders = [LoaderSpeed(workers, speed(arguments.loader, workers))
+               for workers in (arguments.num_workers if arguments.ceiling else ())]
+    resident = None
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
-            measured["resident_images_per_second"] = speed("resident", 0)
-    return measured
+            resident = speed("resident", 0)
+    return Probe(len(image_set.train_labels), len(image_set.test_labels), startup_seconds, tuple(steps), tuple(models),
+                 tuple(loaders), resident)
 
 
 def main() -> None:
@@ -151,7 +154,7 @@ def main() -> None:
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")
     arguments = parse_with_recipe(parser, several=True)
-    print(json.dumps(measure(arguments, load_image_set(arguments))))
+    print(json.dumps(asdict(measure(arguments, load_image_set(arguments)))))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
     NaN if any difference is NaN. Raises SuiteError (FAILED) if they do not hold the same names and shapes.
     """
-    shapes, found = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
-    if shapes != found:
-        name = next(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))
-        raise SuiteError("the weights are of two different models", f"{name}: {shapes.get(name)}, {found.get(name)}",
-                         "give two files of the same model", FAILED)
+    shapes, other_shapes = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
+    if shapes != other_shapes:
+        name = next(name for name in {**shapes, **other_shapes} if shapes.get(name) != other_shapes.get(name))
+        raise SuiteError("the weights are of two different models",
+                         f"{name}: {shapes.get(name)}, {other_shapes.get(name)}", "give two files of the same model",
+                         FAILED)
     parameters = [name for name in reference if not _is_statistic(name)]
     distances = [(reference[name].double() - other[name].double()).abs().max() for name in parameters]
     return torch.stack(distances).max().item()

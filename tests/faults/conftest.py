@@ -44,29 +44,29 @@ def keep(request, record_property):
 def reported(keep):
     """Assert that a script ended with this exit code and one line on stderr that says this."""
 
-    def reported(fault, done, exit_code, said, since=None):
+    def reported(fault, done, exit_code, message, since=None):
         lines = done.stderr.splitlines()
         seconds = done.seconds if since is None else time.time() - since
         keep(fault, done.returncode, lines[-1] if lines else "", seconds)
         assert done.returncode == exit_code, done.stderr
         assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
-        assert said in lines[0]
+        assert message in lines[0]
 
     return reported
 
 
 @pytest.fixture
 def refused(keep):
-    """`with refused(fault, exit_code, said):` what is inside raises a SuiteError that says this."""
+    """`with refused(fault, exit_code, part, …):` what is inside raises a SuiteError that says this."""
 
     @contextlib.contextmanager
-    def refused(fault, exit_code, *said):
+    def refused(fault, exit_code, *parts):
         start = time.perf_counter()
         with pytest.raises(SuiteError) as caught:
             yield
         keep(fault, caught.value.exit_code, f"error: {caught.value}", time.perf_counter() - start)
         assert caught.value.exit_code == exit_code
-        for part in said:
+        for part in parts:
             assert part in str(caught.value)
 
     return refused

@@ -62,14 +62,14 @@ def test_weights_are_no_checkpoint(tmp_path, refused):
         read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), Namespace(), 1)
 
 
-@pytest.mark.parametrize("fault, values, world_size, said", [
+@pytest.mark.parametrize("fault, values, world_size, message", [
     ("checkpoint of another model", {"model": "lenet"}, 1, "--model mlp → lenet; type the flags of then"),
     ("checkpoint of another batch", {"model": "mlp", "batch_size": 64}, 1, "--batch-size 128 → 64"),
     ("checkpoint of more epochs", {"model": "mlp", "epochs": 0}, 1, "it is after epoch 1, --epochs 0"),
     ("checkpoint of fewer ranks", {"model": "mlp"}, 2, "1 → 2 processes"),
 ])
-def test_of_another_training(fault, values, world_size, said, checkpoint, refused):
-    with refused(fault, USAGE, "that was another training", said):
+def test_of_another_training(fault, values, world_size, message, checkpoint, refused):
+    with refused(fault, USAGE, "that was another training", message):
         read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), world_size)
 
 

@@ -129,7 +129,7 @@ def cifar10(server, monkeypatch):
     def pack(extra=None):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for name, inside in [*((f"cifar-10-batches-py/{name}", one) for name, one in content.items()),
+            for name, inside in [*((f"cifar-10-batches-py/{name}", data) for name, data in content.items()),
                                  *([(extra, b"x")] if extra else [])]:
                 entry = tarfile.TarInfo(name)
                 entry.size = len(inside)
@@ -234,10 +234,10 @@ def test_a_server_that_stalls(mnist, tmp_path, monkeypatch, refused):
         load_image_set(config_of("mnist", tmp_path))
 
 
-@pytest.mark.parametrize("behave, said", [("404", "HTTP Error 404"), ("html", ", it is a web page")])
-def test_a_server_that_has_something_else(behave, said, mnist, tmp_path, refused):
+@pytest.mark.parametrize("behave, message", [("404", "HTTP Error 404"), ("html", ", it is a web page")])
+def test_a_server_that_has_something_else(behave, message, mnist, tmp_path, refused):
     mnist.behave = behave
-    with refused(f"server answers {behave}", DATA, said, "--data-url"):
+    with refused(f"server answers {behave}", DATA, message, "--data-url"):
         load_image_set(config_of("mnist", tmp_path))
     assert not [*tmp_path.glob("*.part")]
 
@@ -278,7 +278,7 @@ def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path, 
 LABELS = "MNIST/raw/train-labels-idx1-ubyte"
 
 
-@pytest.mark.parametrize("fault, file, damage, said", [
+@pytest.mark.parametrize("fault, file, damage, message", [
     ("truncated IDX", LABELS, lambda content: content[:-1], "its 47 bytes have the md5"),
     ("empty IDX", LABELS, lambda content: b"", "it is empty, with the md5"),
     ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "its 56 bytes have the md5"),
@@ -286,12 +286,12 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
     ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "its 48 bytes have the md5"),
     ("other images", "MNIST/raw/t10k-images-idx3-ubyte", lambda content: content[:-1] + b"\0", " bytes have the md5"),
 ])
-def test_a_damaged_file_is_named(fault, file, damage, said, mnist, tmp_path, refused):
+def test_a_damaged_file_is_named(fault, file, damage, message, mnist, tmp_path, refused):
     config = config_of("mnist", tmp_path / "data")
     load_image_set(config)
     path = tmp_path / "data" / file
     path.write_bytes(damage(path.read_bytes()))
-    with refused(fault, DATA, f"{path} is damaged; ", said, "delete it and run again"):
+    with refused(fault, DATA, f"{path} is damaged; ", message, "delete it and run again"):
         load_image_set(config)
 
 

@@ -34,14 +34,14 @@ BAD_VALUES = [
 ]
 
 
-@pytest.mark.parametrize("flags, said", BAD_VALUES)
-def test_bad_values(flags, said, project, reported):
-    reported(" ".join(flags), project("compare_parallel.py", *flags, tiny=False), 2, said)
+@pytest.mark.parametrize("flags, message", BAD_VALUES)
+def test_bad_values(flags, message, project, reported):
+    reported(" ".join(flags), project("compare_parallel.py", *flags, tiny=False), 2, message)
 
 
-@pytest.mark.parametrize("flags, said", BAD_VALUES[:2])
-def test_bad_values_of_a_script(flags, said, project, reported):
-    reported(" ".join((SCRIPT, *flags)), project(SCRIPT, *flags, tiny=False), 2, said)
+@pytest.mark.parametrize("flags, message", BAD_VALUES[:2])
+def test_bad_values_of_a_script(flags, message, project, reported):
+    reported(" ".join((SCRIPT, *flags)), project(SCRIPT, *flags, tiny=False), 2, message)
 
 
 def test_plain_ddp_says_what_to_type(project, reported):
@@ -49,16 +49,16 @@ def test_plain_ddp_says_what_to_type(project, reported):
              "type torchrun --standalone --nproc_per_node=2 ddp_train.py")
 
 
-@pytest.mark.parametrize("flags, said", [
+@pytest.mark.parametrize("flags, message", [
     (("--batch-size", 1), "--batch-size is a total and must divide by the number of processes; found 1 for 2"),
     (("--batch-size", 49), "--batch-size is a total and must divide by the number of processes; found 49 for 2"),
     (("--num-workers", 1), "--num-workers is a total and must divide by the number of processes; found 1 for 2"),
 ])
 @pytest.mark.parametrize("command", [
     ("ddp_train.py", "--spawn", 2), pytest.param(("compare_parallel.py", "--nproc", 2), marks=pytest.mark.slow)])
-def test_what_does_not_divide(command, flags, said, project, data_root, reported):
+def test_what_does_not_divide(command, flags, message, project, data_root, reported):
     done = project(*command, "--dataset", "synthetic-mnist", "--data-root", data_root, *flags, tiny=False)
-    reported(" ".join(map(str, (*command, *flags))), done, 2, said)
+    reported(" ".join(map(str, (*command, *flags))), done, 2, message)
 
 
 @pytest.mark.parametrize("script", [SCRIPT, "compare_parallel.py"])

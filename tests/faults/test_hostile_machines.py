@@ -120,13 +120,13 @@ def compilers(tmp_path, monkeypatch):
     return compilers
 
 
-@pytest.mark.parametrize("fault, names, variables, found", [
+@pytest.mark.parametrize("fault, names, variables, cause", [
     ("CXX=/nonexistent", ["g++", "clang++"], {"CXX": "/nonexistent"}, "/nonexistent"),
     pytest.param("clang++ but no CXX", ["clang++"], {}, "g++", marks=pytest.mark.skipif(
         sys.platform != "linux", reason="torch looks for g++ on Linux alone")),
 ])
-def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, found, compilers, refused):
-    with refused(f"--compile, {fault}", MACHINE, "--compile needs a C++ compiler; ", found, "leave out --compile"):
+def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, cause, compilers, refused):
+    with refused(f"--compile, {fault}", MACHINE, "--compile needs a C++ compiler; ", cause, "leave out --compile"):
         compilers(*names, **variables)
 
 

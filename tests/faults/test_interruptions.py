@@ -108,15 +108,15 @@ def test_a_run_that_takes_too_long(tmp_path, keep):
     assert outcome.reason == f"stopped after 0.5 s, before its first epoch (log: {tmp_path / 'single-1.log'})"
 
 
-@pytest.mark.parametrize("fault, code, said", [
+@pytest.mark.parametrize("fault, code, message", [
     ("no result file", "pass", "it ended without writing a result, before its first epoch"),
     ("empty result file", "open(path, 'w')", "cannot read the result file"),
     ("truncated result file", "open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
     ("result file without its fields", "open(path, 'w').write('{\"schema_version\": 2}')", "cannot read the result"),
     ("result file of another program", "open(path, 'w').write('[1, 2]')", "cannot read the result file"),
 ])
-def test_a_result_that_is_missing_or_broken(fault, code, said, tmp_path, keep):
+def test_a_result_that_is_missing_or_broken(fault, code, message, tmp_path, keep):
     outcome = run_once(child(f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {code}"), 1, 42, tmp_path)
     keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
     assert (outcome.status, outcome.result) == ("failed", None)
-    assert said in outcome.reason and f"(log: {tmp_path / 'single-1.log'})" in outcome.reason
+    assert message in outcome.reason and f"(log: {tmp_path / 'single-1.log'})" in outcome.reason

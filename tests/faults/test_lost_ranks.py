@@ -36,11 +36,11 @@ def broken(monkeypatch, data_root, tmp_path):
 def lost(broken, keep, tmp_path):
     """Assert what the comparison says of such a run."""
 
-    def lost(fault, command, code, *said, flags=("--num-workers", 0), **where):
+    def lost(fault, command, code, *parts, flags=("--num-workers", 0), **where):
         outcome = broken(command, code, *flags, **where)
         keep(fault, outcome.exit_code, outcome.reason, time.time() - float((tmp_path / "time").read_text()))
         assert (outcome.status, outcome.exit_code, outcome.result) == ("failed", 1, None)
-        for part in (*said, f"(log: {tmp_path / 'runs' / 'ddp-1.log'})"):
+        for part in (*parts, f"(log: {tmp_path / 'runs' / 'ddp-1.log'})"):
             assert part in outcome.reason, outcome.reason
 
     return lost
@@ -80,13 +80,13 @@ def test_a_rank_that_hangs(command, lost):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code, said", [
+@pytest.mark.parametrize("code, message", [
     ("os._exit(3)", "rank 1 ended without a word; exit code 3"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory"),
     ("torch.empty(2**50)", "rank 1, epoch 2: out of memory"),
 ])
-def test_under_torchrun(code, said, lost):
-    lost(f"under torchrun: {code}", TORCHRUN, code, said, AFTER)
+def test_under_torchrun(code, message, lost):
+    lost(f"under torchrun: {code}", TORCHRUN, code, message, AFTER)
 
 
 WORKER = "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() " \

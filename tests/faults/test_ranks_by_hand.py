@@ -56,7 +56,7 @@ def test_a_rank_without_an_address(project, reported):
              "MASTER_PORT; MASTER_ADDR is not set; start the ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1")
 
 
-@pytest.mark.parametrize("name, value, said", [
+@pytest.mark.parametrize("name, value, message", [
     ("WORLD_SIZE", "", "WORLD_SIZE is not set"),
     ("MASTER_PORT", "", "MASTER_PORT is not set"),
     ("RANK", "abc", "RANK must be a whole number; found 'abc'"),
@@ -65,10 +65,10 @@ def test_a_rank_without_an_address(project, reported):
     ("MASTER_PORT", "http", "MASTER_PORT must be a whole number; found 'http'"),
     ("RANK", "2", "RANK must be below WORLD_SIZE; RANK=2, WORLD_SIZE=2"),
 ])
-def test_a_rank_that_was_told_nonsense(name, value, said, monkeypatch, refused):
+def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refused):
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
-    with refused(f"{name}={value}", USAGE, said):
+    with refused(f"{name}={value}", USAGE, message):
         find_ranks("env://", 1)
 
 
@@ -110,31 +110,32 @@ DIFFERENT = [
 ]
 
 
-def refused_by_both(fault, done, said, reported):
-    for rank, one in enumerate(done):
-        reported(f"{fault}, says rank {rank}", one, 2, f"{'rank 1: ' if rank else 'error: '}ranks were started "
-                 f"differently; {said}")
-        assert one.stderr.endswith("; start all ranks with the same flags, data and code\n") and one.stdout == ""
+def refused_by_both(fault, processes, message, reported):
+    for rank, process in enumerate(processes):
+        reported(f"{fault}, says rank {rank}", process, 2, f"{'rank 1: ' if rank else 'error: '}ranks were started "
+                 f"differently; {message}")
+        assert process.stderr.endswith("; start all ranks with the same flags, data and code\n")
+        assert process.stdout == ""
 
 
-@pytest.mark.parametrize("first, second, said", [
-    one if one[0][:1] == ("--lr",) else pytest.param(*one, marks=pytest.mark.slow) for one in DIFFERENT])
-def test_ranks_with_different_flags(first, second, said, two_ranks, reported):
-    refused_by_both(said, two_ranks(first, second), said, reported)
+@pytest.mark.parametrize("first, second, message", [
+    flags if flags[0][:1] == ("--lr",) else pytest.param(*flags, marks=pytest.mark.slow) for flags in DIFFERENT])
+def test_ranks_with_different_flags(first, second, message, two_ranks, reported):
+    refused_by_both(message, two_ranks(first, second), message, reported)
 
 
 @pytest.mark.slow
 def test_ranks_with_different_flags_under_accelerate(two_ranks, reported):
     pytest.importorskip("accelerate")
-    first, second, said = DIFFERENT[0]
-    refused_by_both(f"Accelerate: {said}", two_ranks(first, second, script="accelerate_train.py"), said, reported)
+    first, second, message = DIFFERENT[0]
+    refused_by_both(f"Accelerate: {message}", two_ranks(first, second, script="accelerate_train.py"), message, reported)
 
 
 @pytest.mark.slow
 def test_ranks_with_different_data_sets(two_ranks, real_data, reported):
     mnist, fashion = (("--data-root", real_data, "--dataset", name) for name in ("mnist", "fashion-mnist"))
-    said = "--dataset: rank 0 has mnist, rank 1 has fashion-mnist"
-    refused_by_both(said, two_ranks(mnist, fashion), said, reported)
+    message = "--dataset: rank 0 has mnist, rank 1 has fashion-mnist"
+    refused_by_both(message, two_ranks(mnist, fashion), message, reported)
 
 
 CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
@@ -151,7 +152,7 @@ def test_ranks_whose_data_sets_have_other_content(two_ranks, data_root, tmp_path
     np.savez(tmp_path / "synthetic" / file.name, *arrays)
     done = two_ranks((), ("--data-root", tmp_path))
     refused_by_both("one bit of a rank's data differs", done, "the data set's images and labels, by their", reported)
-    assert all(re.search(CHECKSUMS, one.stderr) for one in done)
+    assert all(re.search(CHECKSUMS, process.stderr) for process in done)
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ def test_ranks_whose_code_differs(two_ranks, tmp_path, reported):
     (tmp_path / "common" / "new.py").write_text("# nothing\n")
     done = two_ranks((), (), directories=(PROJECT, tmp_path))
     refused_by_both("a rank has other code", done, "the code, by its", reported)
-    assert all(re.search(CHECKSUMS, one.stderr) for one in done)
+    assert all(re.search(CHECKSUMS, process.stderr) for process in done)
 
 
 class Store:
@@ -193,7 +194,7 @@ def together(*ranks):
         if rank == 0:
             known.extend(answers)
 
-    threads = [threading.Thread(target=compare, args=(rank, *one)) for rank, one in enumerate(ranks)]
+    threads = [threading.Thread(target=compare, args=(rank, *values)) for rank, values in enumerate(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -208,11 +209,11 @@ def test_places_may_differ_and_all_else_is_compared():
     other = {**same, "data_root": "b", "data_url": "b", "output": "b", "figure_dir": "b", "save": "b",
              "checkpoint": "b", "resume": "b", "quiet": True, "debug": True}
     assert together((CPU, same, images), (CPU, other, images), (CPU, same, images)) == [None] * 3
-    for device, values, said in [
+    for device, values, message in [
         (gpu, same, "the kind of device: rank 0 has cpu, rank 2 has cuda"),
         (CPU, {**same, "checkpoint": None}, "--checkpoint: rank 0 has a file, rank 2 has None"),
         (CPU, {**same, "lr": 1.0}, "--lr: rank 0 has 0.01, rank 2 has 1.0"),
     ]:
-        found = together((CPU, same, images), (CPU, same, images), (device, values, images))
-        assert found == [f"ranks were started differently; {said}; start all ranks with the same flags, data and "
-                         "code"] * 3
+        messages = together((CPU, same, images), (CPU, same, images), (device, values, images))
+        assert messages == 3 * [
+            f"ranks were started differently; {message}; start all ranks with the same flags, data and code"]

@@ -1,0 +1,64 @@
+"""What one device can do alone, as common.programs.probe measures it before a comparison: Probe and its parts.
+
+Raw values only, as JSON out and in. Never imports torch.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The median time of a training step of a model on `batch` images, without a loader."""
+
+    model: str
+    batch: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class ModelLink:
+    """A model's gradients in bytes, and the gigabits per second at which two ranks exchange so many, if asked for."""
+
+    model: str
+    gradient_bytes: int
+    link_gbps: float | None
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """How many images a second a training loader delivers while nothing else works."""
+
+    num_workers: int
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """All that was measured; a step that did not fit into memory is missing.
+
+    loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
+    None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside.
+    """
+
+    train_images: int
+    test_images: int
+    startup_seconds: float
+    steps: tuple[StepTime, ...]
+    models: tuple[ModelLink, ...]
+    loaders: tuple[LoaderSpeed, ...]
+    resident_images_per_second: float | None = None
+    wall_seconds: float | None = None
+
+    def step_milliseconds(self, model: str) -> dict[int, float]:
+        """Return batch → milliseconds of a model's training step."""
+        return {step.batch: step.milliseconds for step in self.steps if step.model == model}
+
+
+def probe_from_dict(values: dict) -> Probe:
+    """Return the Probe that `dataclasses.asdict` (and JSON) made `values` from.
+
+    Raises TypeError for missing or unknown fields.
+    """
+    parts = {name: tuple(kind(**part) for part in values[name])
+             for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed))}
+    return Probe(**{**values, **parts})
