@@ -23,6 +23,7 @@ def replace_network(context, batch_shape: tuple[int, int, int, int], config: Run
     if config.compile:
         _compile(context)
     if config.cuda_graph:
+        context.model.train(not config.eval_mode)  # a graph replays in the mode in which it was recorded alone
         _capture(context, torch.zeros(batch_shape, device=context.input_device))
 
 
@@ -64,7 +65,7 @@ def _capture(context, images):
                          "leave it out, or train on one device", USAGE)
     images = images.to(memory_format=torch.channels_last)
     usual, buffers = network.forward, [buffer.clone() for buffer in network.buffers()]
-    torch.cuda.make_graphed_callables(network.train(), (images,))
+    torch.cuda.make_graphed_callables(network, (images,))
     graphed = network.forward
     network.forward = lambda batch: (graphed if batch.shape == images.shape else usual)(batch)
     for buffer, before in zip(network.buffers(), buffers, strict=True):

@@ -119,6 +119,9 @@ class RunConfig:
     max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
     device: str = flag(
         "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu")), "KIND")
+    eval_mode: bool = flag(
+        False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
+        shared=False, **TRAINS)
     seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     threads: int | None = flag(
         None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)

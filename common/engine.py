@@ -119,7 +119,7 @@ def steps_of(loader, config: RunConfig) -> int:
 
 def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU."""
-    context.model.train()
+    context.model.train(not config.eval_mode)
     steps = steps_of(loader, config)
     timer = PhaseTimer(context.devices)
     loss_sum, samples = torch.zeros((), device=context.output_device), 0

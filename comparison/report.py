@@ -145,7 +145,8 @@ def definitions(report: Report) -> list[str]:
     ]
     if report.equivalence:
         sentences.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of "
-                         "SGD from the same weights on the same batches, without augmentation.")
+                         "SGD from the same weights on the same batches, without augmentation and in evaluation mode "
+                         "(no dropout, BatchNorm by its stored statistics).")
     return sentences
 
 

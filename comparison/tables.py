@@ -79,7 +79,7 @@ def _difference_cell(report, row):
     check = report.equivalence.get(row.configuration.name)
     if check is None or check.difference is None:
         return DASH
-    return f"{check.difference:.1e}" + (" (BatchNorm)" if check.status == "expected" else "")
+    return f"{check.difference:.1e}"
 
 
 def settings_table(report: Report, tablefmt: str) -> str:

@@ -17,7 +17,8 @@ CHANGED = {  # a value that is not the default
     "loader": "resident", "num_workers": 4, "augment": False, "model": "mlp", "precision": "bf16",
     "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
     "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
-    "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "seed": 5, "threads": 3,
+    "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,
+    "threads": 3,
     "output": "o.json", "figure_dir": "f", "save": "s", "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
 }
 
@@ -81,7 +82,7 @@ def test_a_checkpoint_belongs_to_what_decides(name):
 
 def test_traits_go_together():
     assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
-    assert len(flags_that("decides")) == 18 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    assert len(flags_that("decides")) == 19 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
     assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
     assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
     assert {*flags_that("own")} < {field.name for field in fields(Planned)}

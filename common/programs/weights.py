@@ -2,8 +2,7 @@
 
     python -m common.programs.weights reference.pth other.pth
 
-prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics), and whether
-the model has BatchNorm.
+prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics).
 """
 
 import json
@@ -41,7 +40,7 @@ def main() -> None:
         raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given",
                          "type: python -m common.programs.weights reference.pth other.pth", USAGE)
     reference, other = (torch.load(path, weights_only=True) for path in sys.argv[1:])
-    print(json.dumps({"difference": difference(reference, other), "batch_norm": any(map(_is_statistic, reference))}))
+    print(json.dumps({"difference": difference(reference, other)}))
 
 
 if __name__ == "__main__":

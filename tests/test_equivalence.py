@@ -1,0 +1,83 @@
+"""The check of the maths, with real runs: networks that are random in training, or see a whole batch at once, pass it
+wherever the method computes the same, and a mistake does not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.engine import build_optimizer, build_schedule, train_one_epoch
+from common.models import build_model
+from comparison.equivalence import TOLERANCE, check_equivalence
+from comparison.methods import Machine
+from comparison.plan import make_plan
+from data_parallel_train import SimulatedDataParallel
+from model_parallel_train import TwoStage
+from test_compare import plan_arguments
+from test_data import make_config, make_image_set
+from training import CPU, make_context, make_loaders, make_step
+
+RANDOM = """import torch.nn.functional as F
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, size, classes):
+        super().__init__()
+        self.full = nn.Linear(size, classes)
+
+    def forward(self, features):
+        return self.full(F.dropout(features, 0.5, self.training))
+
+
+def build(shape, classes):
+    channels, height, width = shape
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.2),
+                         nn.Flatten(), Head(4 * height * width, classes))
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The name of a network with dropout, as a layer and as a function, and BatchNorm."""
+    (tmp_path / "net.py").write_text(RANDOM)
+    return f"{tmp_path / 'net.py'}:build"
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+@pytest.mark.parametrize("name", ["own", "strided"])
+def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_mode, model):
+    config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, max_steps=3)
+
+    def trained(wrap):
+        network = build_model(model if name == "own" else name, (1, 28, 28), 0)
+        statistics = [value.clone() for value in network.buffers()]
+        parallel, image_set = wrap(network), make_image_set()
+        optimizer = build_optimizer(network.parameters(), config)
+        train_one_epoch(make_context(parallel), make_step(parallel, config), optimizer,
+                        build_schedule(optimizer, config, 3), make_loaders(image_set, config)[0], config)
+        if eval_mode:
+            assert all(torch.equal(*pair) for pair in zip(network.buffers(), statistics, strict=True))
+        return [parameter.detach() for parameter in network.parameters()]
+
+    whole = trained(lambda network: network)
+    for wrap in (lambda network: SimulatedDataParallel(network, 4, CPU),
+                 lambda network: TwoStage(network[:1], network[1:], [CPU, CPU], 4)):
+        distance = max((one - other).abs().max() for one, other in zip(whole, trained(wrap), strict=True))
+        assert (distance <= TOLERANCE) == eval_mode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "strided"])
+def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
+    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
+    arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0])
+    rows = [row for row in make_plan(arguments, Machine(0, 2), shared)
+            if row.method in ("single", "dp", "ddp", "mp", "mp-micro")]
+    (ddp,) = (row for row in rows if row.method == "ddp")
+    mistake = replace(ddp, name="mistake", command=(*ddp.command, "--no-sync"))
+    found = check_equivalence([*rows, mistake], shared, 480)
+    assert {row.name: found[row.name].status for row in rows} == dict.fromkeys(
+        ("single", "dp", "ddp", "mp", "mp-micro"), "ok")
+    assert found["ddp"].difference > 0  # it is another order of additions
+    assert found["mistake"].status == "failed" and found["mistake"].difference > 10 * TOLERANCE
