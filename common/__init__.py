@@ -1,3 +1,5 @@
-"""The measuring instrument: everything the training scripts share."""
+"""The measuring instrument: everything the training scripts share, and what shows results, which needs no torch."""
 
-import common.requirements  # noqa: F401 - ends here if a package is missing
+from common.packages import SHOWING, require
+
+require(SHOWING)

@@ -24,8 +24,11 @@ from comparison.record import Report, remove_torn, write_results
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    description = json.loads(ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir",
-                           str(directory), fine=(0, MACHINE)))
+    printed = ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir", str(directory),
+                  fine=(0, MACHINE))
+    if not printed:  # a package is missing, as stderr says by now
+        sys.exit(MACHINE)
+    description = json.loads(printed)
     environment = description["environment"]
     for check in description["checks"]:
         if check["status"] == "bad":

@@ -8,13 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from common.requirements import PACKAGES
-
 import pytest
 
 from common.compiled import replace_network
 from common.errors import MACHINE
 from common.models import Network, build_model
+from common.packages import PACKAGES
 from comparison.record import read_results
 from processes import PROJECT, child_environment, give_up_root
 from test_data import make_config
@@ -184,6 +183,17 @@ def test_a_virtual_environment_that_lacks_a_package(project, copied, reported):
     done = project(SCRIPT, cwd=copied, environment={"PYTHONPATH": str(copied)})
     reported("tabulate missing in the virtual environment", done, 3, "error: not installed: tabulate; this Python is ")
     assert done.stderr.endswith(INSTALL)
+
+
+def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
+    earlier, hidden = PROJECT / "figures" / "ladder-mnist" / "results.json", {"PYTHONPATH": str(tmp_path)}
+    for flags in (("--from", earlier, "--output-dir", tmp_path / "shown"), ("--diff", earlier, earlier)):
+        done = project("compare_parallel.py", *flags, tiny=False, environment=hidden)
+        assert done.returncode == 0 and not done.stderr and "one device" in done.stdout, done.stderr
+    assert (tmp_path / "shown" / "curves.png").stat().st_size > 1e4
+    done = project("compare_parallel.py", "--output-dir", tmp_path / "new", tiny=False, environment=hidden)
+    reported("torch missing, a new comparison", done, 3, "error: not installed: torch, torchvision; this Python is ")
 
 
 def test_the_packages_that_are_looked_for_are_the_required_ones():
