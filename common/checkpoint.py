@@ -1,5 +1,6 @@
 """Checkpoints: all that a training needs to go on as if it had never been interrupted."""
 
+import hashlib
 import pickle
 from argparse import Namespace
 from dataclasses import asdict
@@ -9,23 +10,36 @@ import torch
 from torch import nn
 
 from common.config import RunConfig, flags_that, option
+from common.data.image_set import ImageSet, checksum
 from common.errors import DATA, USAGE, SuiteError
 from common.results import EpochRecord, epoch_from_dict
 from common.words import count
 from common.writing import replacing
 
-FORMAT = 1
+FORMAT = 2  # 2 added content
 
 
-def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, optimizer, schedule,
-                    records: list[EpochRecord], random_states: list[dict]) -> None:
+def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
+    """Return the checksums of what `config` only names: the data set, and the file of a reader's own network."""
+    content = {"the data set's images and labels, by their checksum": checksum(image_set)[:16]}
+    if ".py:" in config.model:
+        file = Path(config.model.rpartition(":")[0])
+        found = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else "missing"
+        content[f"{file.name}, by its checksum"] = found
+    return content
+
+
+def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], model: nn.Module, optimizer,
+                    schedule, records: list[EpochRecord], random_states: list[dict]) -> None:
     """Write what is known after an epoch to `config.checkpoint`, all or nothing.
 
-    options: the script's own flags. random_states: what random_state() gives, of every rank in turn.
+    options: the script's own flags. content: what content_of() gave when the training began. random_states: what
+    random_state() gives, of every rank in turn.
     """
     state = {
         "format": FORMAT,
         "config": _decisive(config, options),
+        "content": content,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "schedule": schedule.state_dict(),
@@ -36,7 +50,7 @@ def save_checkpoint(config: RunConfig, options: Namespace, model: nn.Module, opt
         torch.save(state, file)
 
 
-def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> dict | None:
+def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], world_size: int) -> dict | None:
     """Return what save_checkpoint wrote to `config.resume`, tensors on the CPU.
 
     None without --resume, and where the file is missing that this run's own --checkpoint will write: the same command
@@ -56,6 +70,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> d
         state = torch.load(path, map_location="cpu", weights_only=True)
         wrong = None if state["format"] == FORMAT else f"its format is {state['format']}, not {FORMAT}"
         before, ranks, epochs = state["config"], len(state["random"]), len(state["records"])
+        content_before = state.get("content", {})
     except OSError as error:
         raise SuiteError(f"cannot read the checkpoint {path}", error.strerror or str(error), "check its rights",
                          USAGE) from None
@@ -67,13 +82,16 @@ def read_checkpoint(config: RunConfig, options: Namespace, world_size: int) -> d
     now = _decisive(config, options)
     changed = [f"{option(name)} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
                if before.get(name) != now.get(name)]
+    if not changed:
+        changed = [f"{name} {content_before.get(name)} → {found}" for name, found in content.items()
+                   if content_before.get(name) != found]
     if ranks != world_size:
         changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
     if epochs > config.epochs:
         changed.append(f"it is after epoch {epochs}, --epochs {config.epochs}")
     if changed:
         raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
-                         "type the flags of then, or start anew without --resume", USAGE)
+                         "type the flags of then, with the files of then, or start anew without --resume", USAGE)
     return state
 
 

@@ -21,9 +21,9 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
-from common.checkpoint import read_checkpoint
+from common.checkpoint import content_of, read_checkpoint
 from common.config import FLAGS, RunConfig, option
-from common.data.image_set import ImageSet, checksum, load_image_set
+from common.data.image_set import ImageSet, load_image_set
 from common.entry import run_script
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.environment import available_devices, require_torchvision
@@ -63,8 +63,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
         check_precision(config, device)
     per_process("--batch-size", config.batch_size, world_size)
     per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
-    load_image_set(config)
-    read_checkpoint(config, options, world_size)
+    image_set = load_image_set(config)
+    if config.resume:
+        read_checkpoint(config, options, content_of(config, image_set), world_size)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
@@ -206,15 +207,14 @@ def _start_of(device, config, options, image_set):
     flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
     flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
     code = hashlib.sha256()
-    own_model = [Path(config.model.rpartition(":")[0])] if ".py:" in config.model else []
-    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0]), *own_model):
+    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):
         code.update(file.read_bytes())
     return {
         **{option(name): value for name, value in flags.items()},
         "the kind of device": device.type,
         "the version of torch": torch.__version__,
         "the code, by its checksum": code.hexdigest()[:16],
-        "the data set's images and labels, by their checksum": checksum(image_set)[:16],
+        **content_of(config, image_set),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
+from common.checkpoint import content_of, random_state, read_checkpoint, restore, save_checkpoint
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
 from common.describe import describe_end, describe_epoch, describe_start
@@ -42,7 +42,8 @@ def run(
     schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
     gpus = [device for device in context.devices if device.type == "cuda"]
-    records, state = [], read_checkpoint(config, options, context.world_size)
+    content = content_of(config, image_set) if config.checkpoint or config.resume else {}
+    records, state = [], read_checkpoint(config, options, content, context.world_size)
     if len(set(context.gather(state and len(state["records"])))) > 1:
         raise SuiteError("the ranks found different checkpoints", f"{config.resume} on rank {context.rank} is "
                          + (f"after epoch {len(state['records'])}" if state else "missing"),
@@ -70,7 +71,7 @@ def run(
             return
         _write_unfinished(result, records, config)
         if config.checkpoint:
-            save_checkpoint(config, options, model, optimizer, schedule, records, states)
+            save_checkpoint(config, options, content, model, optimizer, schedule, records, states)
 
     records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, after_epoch)
     result = replace(_after(context, model, optimizer, image_set, evaluations, result), epochs=tuple(records))

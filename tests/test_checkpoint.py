@@ -101,8 +101,8 @@ def test_ranks_go_on_too(ranks, model, project, data_root, tmp_path):
 
 def test_a_missing_checkpoint_is_a_beginning_if_this_run_will_write_it(tmp_path):
     file = str(tmp_path / "file.pt")
-    assert read_checkpoint(make_config(resume=file, checkpoint=file), Namespace(), 1) is None
-    assert read_checkpoint(make_config(), Namespace(), 1) is None
+    assert read_checkpoint(make_config(resume=file, checkpoint=file), Namespace(), {}, 1) is None
+    assert read_checkpoint(make_config(), Namespace(), {}, 1) is None
 
 
 def test_an_interrupted_run_has_a_result_file_that_says_so(train, tmp_path, monkeypatch):

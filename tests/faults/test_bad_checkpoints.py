@@ -15,6 +15,8 @@ from common.models import build_model
 from test_data import make_config
 from test_results import make_result
 
+CONTENT = {"the data set's images and labels, by their checksum": "0123", "net.py, by its checksum": "4567"}
+
 
 @pytest.fixture
 def checkpoint(tmp_path):
@@ -22,15 +24,15 @@ def checkpoint(tmp_path):
     config = make_config(checkpoint=str(tmp_path / "file.pt"), model="mlp")
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config, 1),
+    save_checkpoint(config, Namespace(), CONTENT, model, optimizer, build_schedule(optimizer, config, 1),
                     make_result().epochs[:1], [random_state([])])
-    assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), Namespace(), 1)["records"]
+    assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), Namespace(), {}, 1)["records"]
     return tmp_path / "file.pt"
 
 
 def test_missing(tmp_path, refused):
     with refused("no checkpoint", USAGE, "cannot resume from", "no such file"):
-        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), 1)
+        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), {}, 1)
 
 
 @pytest.mark.parametrize("fault, damage", [
@@ -41,7 +43,7 @@ def test_missing(tmp_path, refused):
 def test_damaged(fault, damage, checkpoint, refused):
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with refused(fault, DATA, "cannot resume from", "it is damaged, or no checkpoint"):
-        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), 1)
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "pickle"])
@@ -52,14 +54,14 @@ def test_malicious(legacy, tmp_path, refused):
     else:
         torch.save({"format": 1, "model": Bomb(marker)}, path)
     with refused(f"malicious checkpoint ({'pickle' if legacy else 'zip'})", DATA, "it is damaged, or no checkpoint"):
-        read_checkpoint(make_config(resume=str(path)), Namespace(), 1)
+        read_checkpoint(make_config(resume=str(path)), Namespace(), {}, 1)
     assert not marker.exists()
 
 
 def test_weights_are_no_checkpoint(tmp_path, refused):
     torch.save(build_model("mlp", (1, 28, 28), 42).state_dict(), tmp_path / "weights.pth")
     with refused("weights instead of a checkpoint", DATA, "it is damaged, or no checkpoint (KeyError)"):
-        read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), Namespace(), 1)
+        read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), Namespace(), {}, 1)
 
 
 @pytest.mark.parametrize("fault, values, world_size, message", [
@@ -70,28 +72,45 @@ def test_weights_are_no_checkpoint(tmp_path, refused):
 ])
 def test_of_another_training(fault, values, world_size, message, checkpoint, refused):
     with refused(fault, USAGE, "that was another training", message):
-        read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), world_size)
+        read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), {}, world_size)
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_of_other_files(name, checkpoint, refused):
+    config = make_config(resume=str(checkpoint), model="mlp")
+    assert read_checkpoint(config, Namespace(), CONTENT, 1)["records"]
+    message = f"{name} {CONTENT[name]} → 89ab; type the flags of then, with the files of then"
+    with refused(f"checkpoint of other files: {name.partition(',')[0]}", USAGE, "that was another training", message):
+        read_checkpoint(config, Namespace(), {**CONTENT, name: "89ab"}, 1)
+
+
+def test_of_a_format_that_is_no_more(checkpoint, refused):
+    state = torch.load(checkpoint, weights_only=True)
+    del state["content"]
+    torch.save({**state, "format": 1}, checkpoint)
+    with refused("checkpoint of an old format", DATA, "its format is 1, not 2", "start anew"):
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
 def test_of_a_shorter_cycle(tmp_path, refused):
     config = make_config(schedule="one-cycle", epochs=4, model="mlp", checkpoint=str(tmp_path / "file.pt"))
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, Namespace(), model, optimizer, build_schedule(optimizer, config, 2),
+    save_checkpoint(config, Namespace(), {}, model, optimizer, build_schedule(optimizer, config, 2),
                     make_result().epochs[:1], [random_state([])])
     again = replace(config, resume=config.checkpoint)
-    assert read_checkpoint(again, Namespace(), 1)["records"]
+    assert read_checkpoint(again, Namespace(), {}, 1)["records"]
     with refused("one-cycle checkpoint, other --epochs", USAGE, "that was another training", "--epochs 4 → 6"):
-        read_checkpoint(replace(again, epochs=6), Namespace(), 1)
+        read_checkpoint(replace(again, epochs=6), Namespace(), {}, 1)
     with refused("one-cycle checkpoint, --schedule steps", USAGE, "--schedule one-cycle → steps"):
-        read_checkpoint(replace(again, schedule="steps"), Namespace(), 1)
+        read_checkpoint(replace(again, schedule="steps"), Namespace(), {}, 1)
 
 
 def test_of_another_method(checkpoint, refused):
     with refused("checkpoint of another method", USAGE, "--micro-batches None → 4"):
-        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(micro_batches=4, spawn=2), 1)
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(micro_batches=4, spawn=2), {}, 1)
 
 
 def test_that_may_not_be_read(tmp_path, refused):
     with refused("checkpoint that is a directory", USAGE, f"cannot read the checkpoint {tmp_path}", "check its rights"):
-        read_checkpoint(make_config(resume=str(tmp_path)), Namespace(), 1)
+        read_checkpoint(make_config(resume=str(tmp_path)), Namespace(), {}, 1)
