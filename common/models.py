@@ -14,6 +14,7 @@ from torch import nn
 from common.errors import USAGE, SuiteError
 from common.timing import Stopwatch
 
+AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
 WHOLE = "network"  # the only block of a network that cannot be cut
 
 
@@ -92,6 +93,10 @@ def _of_torchvision(name, image_shape, classes):
     if image_shape[0] != 3:
         raise SuiteError(f"torchvision:{name} takes colour images", f"these have {image_shape[0]} channel",
                          "type --dataset cifar10, or a folder of your own", USAGE)
+    if name in AUXILIARY:
+        made = f"torchvision.models.{name}(num_classes=classes, aux_logits=False, init_weights=True)"
+        raise SuiteError(f"torchvision:{name} returns more than logits in training", "it has auxiliary classifiers",
+                         f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}", USAGE)
     return models.get_model(name, weights=None, num_classes=classes)
 
 
@@ -136,9 +141,11 @@ def _try(network, name, image_shape, classes):
                          "see --dataset and --image-size, or mend it", USAGE) from None
     for logits in outputs:
         if getattr(logits, "shape", None) != (2, classes):
+            alone = isinstance(logits, torch.Tensor)
             raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
-                             f"two images gave {tuple(getattr(logits, 'shape', ())) or type(logits).__name__}",
-                             "let its last layer have one output for each class", USAGE)
+                             f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
+                             "let its last layer have one output for each class" if alone else
+                             "return the logits alone, in training too", USAGE)
 
 
 def _lenet(channels, height, width, classes):

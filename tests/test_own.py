@@ -1,10 +1,9 @@
-"""What a reader brings: a network in a file, a folder of images. docs/extending.md is followed word for word."""
+"""What a reader brings: a network in a file, a folder of images."""
 
 import ast
 import json
 import re
 import runpy
-import shlex
 import shutil
 
 import numpy as np
@@ -14,18 +13,15 @@ from PIL import Image
 
 from common.data.image_set import load_image_set
 from common.errors import DATA, USAGE, SuiteError
-from common.models import block_names, build_model, plain_state
+from common.models import AUXILIARY, block_names, build_model, plain_state
 from comparison.methods import Machine
 from comparison.plan import make_plan
-from comparison.record import read_results
 from processes import PROJECT
 from test_compare import plan_arguments
 from test_data import make_config
+from test_extending import FILES
 from training import make_loaders
 
-PAGE = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
-NETWORK = re.search(r"```python\n# my_net.py\n(.*?)```", PAGE, re.DOTALL)[1]
-COMMANDS = [shlex.split(line) for line in re.findall(r"^    (python .*)$", PAGE, re.MULTILINE)]
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
 
@@ -43,24 +39,9 @@ def images(tmp_path):
     return tmp_path / "my_images"
 
 
-@pytest.mark.slow
-def test_the_pages_commands_work_as_they_stand(project, images, data_root, tmp_path):
-    (tmp_path / "my_net.py").write_text(NETWORK)
-    assert len(COMMANDS) == 5
-    for _, *command in COMMANDS:
-        where = [PROJECT / command[0]] if command[0].endswith(".py") else command[:2]
-        more = ["--output-dir", tmp_path / "out", "--repeats", 1] if "compare_parallel.py" in command else []
-        done = project(*where, *command[len(where):], "--data-root", data_root, *more, tiny=False, cwd=tmp_path,
-                       environment={"PYTHONPATH": str(PROJECT)})
-        assert done.returncode == 0, (command, done.stderr)
-    rows = read_results(tmp_path / "out" / "results.json").rows
-    assert {row.configuration.method for row in rows if row.results} >= {"single", "ddp", "mp", "mp-micro"}
-    assert (tmp_path / "out" / "curves.png").exists()
-
-
 def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
     file = tmp_path / "net.py"
-    file.write_text(NETWORK + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
+    file.write_text(FILES["my_blocks.py"] + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
                     "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
                     "    def forward(self, images):\n        return self.parts(images)\n")
     cut, whole = (build_model(f"{file}:{name}", (1, 28, 28), 0, classes=7) for name in ("build", "Net"))
@@ -145,6 +126,20 @@ def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+TWO_HEADS = """from torch import nn
+
+
+class Net(nn.Linear):
+    def forward(self, images):
+        logits = super().forward(images.flatten(1))
+        return (logits, logits) if self.training else logits
+
+
+def build(shape, classes):
+    return Net(784, 10)
+"""
+
+
 @pytest.mark.parametrize("text, function, message", [
     (None, "build", "no such file"),
     ("def build(:", "build", "cannot be loaded; SyntaxError"),
@@ -155,6 +150,7 @@ def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
     ("from torch import nn\ndef build(shape, classes): return nn.Linear(5, 5)", "build", "does not take images"),
     ("from torch import nn\ndef build(shape, classes): return nn.Flatten()", "build",
      "logits (B, 10); two images gave (2, 784); let its last layer have one output for each class"),
+    (TWO_HEADS, "build", "logits (B, 10); two images gave tuple; return the logits alone, in training too"),
 ])
 def test_a_broken_file_is_one_line(text, function, message, tmp_path):
     file = tmp_path / "net.py"
@@ -163,6 +159,16 @@ def test_a_broken_file_is_one_line(text, function, message, tmp_path):
     with pytest.raises(SuiteError, match=re.escape(message)) as refused:
         build_model(f"{file}:{function}", (1, 28, 28), 0)
     assert refused.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("name", AUXILIARY)
+def test_networks_with_auxiliary_classifiers_are_had_as_the_refusal_says(name, tmp_path):
+    with pytest.raises(SuiteError, match=f"torchvision:{name} returns more than logits in training") as refused:
+        build_model(f"torchvision:{name}", (3, 96, 96), 0)
+    said = re.search(r"build\(image_shape, classes\) returns (.*)$", str(refused.value))[1]
+    (tmp_path / "net.py").write_text(f"import torchvision\n\n\ndef build(image_shape, classes):\n    return {said}\n")
+    model = build_model(f"{tmp_path / 'net.py'}:build", (3, 96, 96), 0, classes=3)
+    assert model.train()(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
 
 
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
@@ -274,6 +280,43 @@ def test_val_will_do_for_test(images, tmp_path):
 def test_image_size_is_for_folders(project):
     done = project("data_parallel_train.py", "--image-size", 32)
     assert done.returncode == 2 and "--image-size is for a folder of images" in done.stderr
+
+
+# ---- going on
+
+ACTIVATION = """from torch import nn
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [("data_parallel_train.py",), ("ddp_train.py", "--spawn", 2)])
+def test_no_training_goes_on_with_another_network_or_other_images(script, images, project, tmp_path):
+    network, picture = tmp_path / "net.py", images / "test" / "dog" / "0.png"
+    content = picture.read_bytes()
+
+    def train(epochs):
+        return project(*script, "--dataset", f"folder:{images}", "--image-size", 4, "--data-root", tmp_path, "--model",
+                       f"{network}:build", "--batch-size", 4, "--num-workers", 0, "--epochs", epochs, "--checkpoint",
+                       tmp_path / "state.pt", "--resume", tmp_path / "state.pt", "--figure-dir", tmp_path, tiny=False)
+
+    network.write_text(ACTIVATION)
+    assert train(1).returncode == 0
+    network.write_text(ACTIVATION.replace("ReLU", "Tanh"))  # as many weights
+    refusals = {"net.py": train(2)}
+    network.write_text(ACTIVATION)
+    shutil.copy(images / "test" / "cat" / "0.png", picture)
+    refusals["the data set's images and labels"] = train(2)
+    for changed, done in refusals.items():
+        assert done.returncode == USAGE and done.stderr.count("\n") == 1
+        said = rf"that was another training; {changed}, by \w+ checksum (\w{{16}}) → (?!\1)\w{{16}}; type the flags of"
+        assert re.search(said, done.stderr)
+    picture.write_bytes(content)
+    done = train(2)
+    assert done.returncode == 0 and "resumed after epoch 1" in done.stdout, done.stderr
 
 
 # ---- the rooms
