@@ -137,8 +137,16 @@ def test_a_mistake_in_an_own_method_is_found(project, copy):
     assert done.returncode == 1 and "failed: computes something else" in done.stdout
 
 
-def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name():
+def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
+    names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
+    assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
     for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").glob("*.py")):
-        texts = {node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-                 if isinstance(node, ast.Constant)}
-        assert file.name == "methods.py" or not texts & set(METHODS), file
+        if file.name == "methods.py":
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not texts & names, file
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        prose = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        shown = "\n".join(map(str, texts - prose))
+        assert not [called for called in sentences if called in shown], file
