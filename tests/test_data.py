@@ -52,6 +52,13 @@ def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size, load
         == [sorted(batch) for batch in alone]
 
 
+def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
+    image_set, config = make_image_set(60), make_config(batch_size=12, augment=False, loader="workers")
+    short = make_config(batch_size=12, augment=False, loader="workers", max_steps=2)
+    assert batches(image_set, short, 0, 2, epoch=1) == batches(image_set, config, 0, 2, epoch=1)[:2]
+    assert len(make_loaders(image_set, short, CPU)[0]) == 2
+
+
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twice(loader):
     config = make_config(batch_size=12, augment=False, loader=loader)
