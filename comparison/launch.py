@@ -20,7 +20,7 @@ import psutil
 from common.errors import SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
-from common.machine.turns import Schedule
+from common.machine.turns import Gate
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration
@@ -69,7 +69,7 @@ class Run:
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
-        self._child, self._schedule, self._resources = None, None, contextlib.ExitStack()
+        self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
 
     def __enter__(self) -> "Run":
         return self
@@ -83,7 +83,7 @@ class Run:
         if self._child is None:
             self._begin()
         else:
-            self._schedule.start_turn()
+            self._gate.start_turn()
         exit_code = self._exit_code()
         if exit_code is not None:
             self._resources.close()  # what it left behind would use the others' time
@@ -101,8 +101,8 @@ class Run:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
         directory = self._resources.enter_context(temporary_directory())
-        self._schedule = self._resources.enter_context(contextlib.closing(Schedule(directory)))
-        self._child = self._resources.enter_context(started(self._command, self._log, self._schedule.environment))
+        self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
+        self._child = self._resources.enter_context(started(self._command, self._log, self._gate.environment))
 
     def _exit_code(self):
         """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
@@ -110,7 +110,7 @@ class Run:
         while self._child.poll() is None:
             if time.perf_counter() > end:
                 return TIMED_OUT
-            if self._schedule.is_idle(LOOK_EVERY):
+            if self._gate.is_idle(LOOK_EVERY):
                 return None
         return self._child.returncode
 

@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from common.machine.lifetime import TAG
+from common.probe import MemoryUse, Probe
 from comparison import launch
 from comparison.launch import Run
-from comparison.turns import take_turns
+from comparison.turns import GIB, take_turns, why_not_in_turns
 from processes import PROJECT, alive, child_environment
 from reports import configuration
 
@@ -145,6 +146,28 @@ def test_nothing_is_left_of_rows_that_wait(rows, tmp_path, monkeypatch):
     assert len(alive(f"{TAG}={os.getpid()}-")) == 3 and [*tmp_path.glob("parallel-training-*")]
     turns.close()
     assert not alive(f"{TAG}={os.getpid()}-") and not [*tmp_path.glob("parallel-training-*")]
+
+
+def probe_of(*memory):
+    return Probe(1000, 200, 2.0, (), (), (), memory=memory)
+
+
+def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
+    plan = [configuration(num_workers=2), configuration("ddp", per_device_batch_size=50, num_workers=2),
+            configuration("mp", skip="it cannot run")]
+    # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
+    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 11 * GIB))) == ""
+    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 10 * GIB))) == (
+        "together they could need 11.0 GiB of the machine's memory, 10.0 are free")
+    assert "not known" in why_not_in_turns(plan, probe_of())
+
+
+def test_rows_on_gpus_also_need_room_there():
+    plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 6 * GIB))) == ""
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 5 * GIB))) == (
+        "together they could need 6.0 GiB of a GPU's memory, 5.0 are free")
+    assert "the machine's" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, 9 * GIB)))
 
 
 TRAINING = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "480", "--batch-size", "48",

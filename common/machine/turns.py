@@ -1,6 +1,6 @@
 """Several runs that take turns: each waits before every epoch, without using a core, until it is its turn.
 
-Who starts a run keeps a Schedule; what it names in the environment reaches the run's ranks, whatever launched them. Two
+Who starts a run keeps a Gate; what that names in the environment reaches the run's ranks, whatever launched them. Two
 FIFOs join them: into one, rank 0 puts a byte for each rank when all are idle; out of the other, each rank takes one.
 A read that blocks costs nothing, and no collective is pending meanwhile whose time could run out.
 """
@@ -35,7 +35,7 @@ class Turns:
         self.waited_seconds += time.perf_counter() - start
 
 
-class Schedule:
+class Gate:
     """The other side: it lets one run go on, and sees when it waits again. directory: an empty one, for the FIFOs."""
 
     def __init__(self, directory: str):
