@@ -54,7 +54,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
-    add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds (never)")
+    add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds of its own (never)")
     add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--dry-run", action="store_true", help="print the commands and run none of them")

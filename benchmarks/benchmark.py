@@ -21,7 +21,7 @@ from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores, available_devices
 
-SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup")
+SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns")
 FAST = ("--recipe", "fast", "--methods", "single")
 COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),

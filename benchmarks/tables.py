@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from measure import paired
+from turns import residual, run_seconds
 
 from comparison.analysis import analyse
 from comparison.record import read_results
@@ -119,9 +120,22 @@ def startup(results: dict) -> str:
     return lay_out(rows, ("", "Seconds, median (range)"), "github")
 
 
+def turns(results: dict) -> str:
+    rows = []
+    for way, of_row in results["epoch_seconds"].items():
+        seconds = run_seconds([*of_row.values()])
+        apart = [max(block) / min(block) - 1 for block in zip(*seconds, strict=True)]
+        every = [epoch for row in of_row.values() for run in row for epoch in run]
+        rows.append((way, f"{residual(seconds):.1%}", f"{statistics.median(apart):.0%} ({max(apart):.0%})",
+                     median(every, ".2f"), str(len(apart))))
+    header = ("Rows run", "Residual standard deviation", "Slowest ÷ fastest row of a block - 1, median (most)",
+              "Seconds per epoch, median (range)", "Blocks")
+    return lay_out(rows, header, "github")
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
-    "roofline": roofline, "startup": startup,
+    "roofline": roofline, "startup": startup, "turns": turns,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-94-cifar10", "one-device", "worker-study")
 

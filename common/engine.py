@@ -207,13 +207,13 @@ def once_each(parts: list) -> list:
 
 def fit(
     context: ParallelContext, train_step, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord],
-    after_epoch
+    after_epoch, wait_for_turn: Callable[[], None] = lambda: None
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
     earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
-    epoch. Ends early, after the first epoch whose training or test loss is not finite, or whose test accuracy is
-    `config.target_accuracy`.
+    epoch. wait_for_turn(): called before each epoch, when all ranks have come so far. Ends early, after the first epoch
+    whose training or test loss is not finite, or whose test accuracy is `config.target_accuracy`.
     """
     train_loader, test_loader = loaders
     records, evaluations = [*earlier], None
@@ -221,13 +221,14 @@ def fit(
         if records and (not is_finite(records[-1]) or reached(records[-1], config)):
             break
         with add_error_context(f"epoch {epoch}"):
+            context.gather(None)  # wait for rank 0, or its writing would count as the others' epoch
+            wait_for_turn()
             context.before_epoch(epoch)
             trainings = context.gather(train_one_epoch(context, train_step, optimizer, schedule, train_loader, config))
             context.before_evaluation()
             evaluations = context.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
-            context.gather(None)  # wait for rank 0, or its writing would count as the others' next epoch
     return records, once_each(evaluations or context.gather(evaluate(context, test_loader)))
 
 

@@ -33,11 +33,24 @@ class LoaderSpeed:
 
 
 @dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of the memory of a device, "cpu" or "cuda": the most that the probe's process had, what is free besides.
+
+    On a GPU, the peak is what PyTorch reserved, and nothing counts as free where processes may not share it.
+    """
+
+    device: str
+    peak_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
 class Probe:
     """All that was measured; a step that did not fit into memory is missing.
 
     loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
-    None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside.
+    None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside. memory: of the CPU
+    and, where the steps ran on one, the GPU; empty if it was not measured yet.
     """
 
     train_images: int
@@ -48,6 +61,7 @@ class Probe:
     loaders: tuple[LoaderSpeed, ...]
     resident_images_per_second: float | None = None
     wall_seconds: float | None = None
+    memory: tuple[MemoryUse, ...] = ()
 
     def step_milliseconds(self, model: str) -> dict[int, float]:
         """Return batch → milliseconds of a model's training step."""
@@ -59,6 +73,7 @@ def probe_from_dict(values: dict) -> Probe:
 
     Raises TypeError for missing or unknown fields.
     """
-    parts = {name: tuple(kind(**part) for part in values[name])
-             for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed))}
+    parts = {name: tuple(kind(**part) for part in values.get(name, ()))
+             for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed),
+                                ("memory", MemoryUse))}
     return Probe(**{**values, **parts})

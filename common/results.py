@@ -56,7 +56,7 @@ class RunResult:
     where it is not ok.
     simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
     startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
-    of the last evaluation.
+    of the last evaluation, without what it waited for its turns.
     method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
     precision: the type that the arithmetic is done in.
     peak_memory_bytes: one for each of `devices`: on a GPU the most that PyTorch allocated while training; on a CPU the

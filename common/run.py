@@ -19,6 +19,7 @@ from common.describe import describe_end, describe_epoch, describe_start
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.environment import command_line, describe_environment, device_name
+from common.machine.turns import Turns
 from common.models import plain_state
 from common.plots import draw_curves
 from common.results import RunResult, write_result
@@ -73,8 +74,11 @@ def run(
         if config.checkpoint:
             save_checkpoint(config, options, content, model, optimizer, schedule, records, states)
 
-    records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, after_epoch)
-    result = replace(_after(context, model, optimizer, image_set, evaluations, result), epochs=tuple(records))
+    turns = Turns(context.rank, context.world_size)
+    records, evaluations = fit(
+        context, train_step, optimizer, schedule, loaders, config, records, after_epoch, turns.wait)
+    result = _after(context, model, optimizer, image_set, evaluations, turns, result)
+    result = replace(result, epochs=tuple(records))
     if not is_finite(records[-1]):
         last = records[-1]
         reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
@@ -147,7 +151,7 @@ def _precision(model, devices):
     return "float32, TF32 convolutions" if rounded else "float32"
 
 
-def _after(context, model, optimizer, image_set, evaluations, result):
+def _after(context, model, optimizer, image_set, evaluations, turns, result):
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
@@ -156,7 +160,7 @@ def _after(context, model, optimizer, image_set, evaluations, result):
     memory = [pair for pairs in context.gather(own) for pair in pairs]
     return replace(
         result,
-        total_seconds=time.time() - command_start(context.launched),
+        total_seconds=time.time() - command_start(context.launched) - turns.waited_seconds,
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
         peak_memory_bytes=tuple(peak for peak, _ in memory),
         memory_parts=max(memory, key=lambda pair: pair[0])[1],

@@ -1,6 +1,7 @@
 """One child process: start it, wait for it, stop all of it if need be, and read the result file that it wrote."""
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +20,24 @@ import psutil
 from common.errors import SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
+from common.machine.turns import Gate
 from common.results import RunResult, read_result
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration
 
 TIMED_OUT = 124  # the exit code of timeout(1)
+LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
 MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run. `result` is None if it left none; `wall_seconds` lie between its start and its exit.
+    """What became of one run. `result` is None if it left none.
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
-    it is whole; else "failed" with the cause. foreign_cores: how many cores processes other than the run's kept busy,
-    on average, where that is known (see busy_seconds).
+    it is whole; else "failed" with the cause. wall_seconds: from its start to its exit, without what it waited for its
+    turns. foreign_cores: how many cores processes other than the run's kept busy during its turns, on average, where
+    that is known (see busy_seconds).
     """
 
     configuration: str
@@ -47,37 +52,95 @@ class Outcome:
     result: RunResult | None = None
 
 
+class Run:
+    """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
+
+    Its result file, its log and its curves go into `directory`. timeout: seconds of its own turns after which it is
+    stopped. To be used in a `with`: whatever ends that also stops the run, and nothing that it started outlives it.
+    """
+
+    def __init__(
+        self, configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+    ):
+        self._file = directory / f"{file_name(configuration.name)}-{block}.json"
+        self._log = self._file.with_suffix(".log")
+        self._command = (*configuration.command, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
+                         str(directory))
+        self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
+                       "log": str(self._log)}
+        self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
+        self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._resources.close()
+
+    def take_turn(self) -> Outcome | None:
+        """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
+        start, busy, own = time.perf_counter(), busy_seconds(), children_seconds()
+        if self._child is None:
+            self._begin()
+        else:
+            self._gate.start_turn()
+        exit_code = self._exit_code()
+        if exit_code is not None:
+            self._resources.close()  # what it left behind would use the others' time
+        self._wall_seconds += time.perf_counter() - start
+        if busy is not None:
+            self._busy_seconds += busy_seconds() - busy
+        if exit_code is None:
+            return None
+        foreign = None
+        if busy is not None:  # its own seconds are known, all at once, as soon as it has ended
+            foreign = max(0.0, (self._busy_seconds - (children_seconds() - own)) / self._wall_seconds)
+        return self._outcome(exit_code, foreign)
+
+    def _begin(self):
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
+        directory = self._resources.enter_context(temporary_directory())
+        self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
+        self._child = self._resources.enter_context(started(self._command, self._log, self._gate.environment))
+
+    def _exit_code(self):
+        """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
+        end = time.perf_counter() + (math.inf if self._timeout is None else self._timeout - self._wall_seconds)
+        while self._child.poll() is None:
+            if time.perf_counter() > end:
+                return TIMED_OUT
+            if self._gate.is_idle(LOOK_EVERY):
+                return None
+        return self._child.returncode
+
+    def _outcome(self, exit_code, foreign_cores):
+        known = {**self._known, "exit_code": exit_code, "wall_seconds": self._wall_seconds,
+                 "foreign_cores": foreign_cores}
+        timed_out = exit_code == TIMED_OUT and self._timeout and self._wall_seconds >= self._timeout
+        status, why = "failed", cause(exit_code, self._log)
+        if timed_out:
+            status, why = "timed out", f"stopped after {self._timeout:g} s"
+        if not self._file.exists():
+            return Outcome(status=status, reason=f"{why}, before its first epoch (log: {self._log})", **known)
+        try:
+            result = read_result(self._file)
+        except SuiteError as error:
+            return Outcome(status="failed", reason=f"{error} (log: {self._log})", **known)
+        if result.status == "failed" or (result.status == "ok" and exit_code != 0):
+            after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
+            return Outcome(status=status, reason=f"{why}, {after} (log: {self._log})", **known)
+        return Outcome(status=result.status, reason=result.reason, result=result, **known)
+
+
 def run_once(
     configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
 ) -> Outcome:
-    """Run a configuration to its end; its result file, its log and its curves go into `directory`.
-
-    timeout: seconds after which the run is stopped.
-    """
-    file = directory / f"{file_name(configuration.name)}-{block}.json"
-    log = file.with_suffix(".log")
-    command = (*configuration.command, "--seed", str(seed), "--output", str(file), "--figure-dir", str(directory))
-    directory.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)  # or an old result would pass for this run's
-    start, busy, own = time.perf_counter(), busy_seconds(), children_seconds()
-    exit_code = run_child(command, log, timeout=timeout)
-    known = {"configuration": configuration.name, "block": block, "command": shlex.join(command), "log": str(log),
-             "exit_code": exit_code, "wall_seconds": time.perf_counter() - start}
-    if busy is not None:
-        foreign = busy_seconds() - busy - (children_seconds() - own)
-        known["foreign_cores"] = max(0.0, foreign / known["wall_seconds"])
-    timed_out = exit_code == TIMED_OUT and timeout and known["wall_seconds"] >= timeout
-    status, why = ("timed out", f"stopped after {timeout:g} s") if timed_out else ("failed", cause(exit_code, log))
-    if not file.exists():
-        return Outcome(status=status, reason=f"{why}, before its first epoch (log: {log})", **known)
-    try:
-        result = read_result(file)
-    except SuiteError as error:
-        return Outcome(status="failed", reason=f"{error} (log: {log})", **known)
-    if result.status == "failed" or (result.status == "ok" and exit_code != 0):
-        after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
-        return Outcome(status=status, reason=f"{why}, {after} (log: {log})", **known)
-    return Outcome(status=result.status, reason=result.reason, result=result, **known)
+    """Go through a Run to its end, in one turn after the other."""
+    with Run(configuration, block, seed, directory, timeout) as run:
+        while not (outcome := run.take_turn()):
+            pass
+    return outcome
 
 
 def file_name(name: str) -> str:
@@ -105,11 +168,22 @@ def children_seconds() -> float:
 def run_child(
     command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None, timeout: float | None = None
 ) -> int:
-    """Run `command` with stdout and stderr in the file `log`; return its exit code, -n for signal n, or TIMED_OUT.
+    """Run `command` (see started()); return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
+    with started(command, log, environment) as child:
+        try:
+            return child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
 
-    environment: variables besides this process's own. Whatever ends the wait (Ctrl-C, SIGTERM, `timeout` seconds) also
-    stops the child; nothing that it started outlives it, its temporary files are deleted; and should this process be
-    killed, the child dies with it.
+
+@contextlib.contextmanager
+def started(
+    command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen]:
+    """Start `command` with stdout and stderr in the file `log`; at the end of the `with`, stop it if it still runs.
+
+    environment: variables besides this process's own. Whatever ends the `with` (Ctrl-C, SIGTERM), nothing that the
+    child started outlives it, its temporary files are deleted; and should this process be killed, it dies too.
     """
     tag = f"{os.getpid()}-{uuid.uuid4().hex}"
     guard()
@@ -120,9 +194,7 @@ def run_child(
             env={**os.environ, **own},
         )
         try:
-            return child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return TIMED_OUT
+            yield child
         finally:
             stop(child, tag)
 

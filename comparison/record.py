@@ -105,7 +105,8 @@ class Equivalence:
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
-    probe: None until it was measured. equivalence: by configuration's name, if it was asked for.
+    probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
+    rows of a block take turns, epoch by epoch, or else run whole, one after the other.
     """
 
     command: str
@@ -116,6 +117,7 @@ class Report:
     order: tuple[tuple[int, str], ...]
     outcomes: tuple[Outcome, ...] = ()
     equivalence: dict[str, Equivalence] = field(default_factory=dict)
+    in_turns: bool = False
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -266,4 +268,5 @@ def resumed(report: Report, path: Path) -> Report:
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
                          "type the flags of then, or leave out --resume to start anew", USAGE)
     done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
-    return replace(report, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence)
+    return replace(report, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
+                   in_turns=earlier.in_turns)

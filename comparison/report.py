@@ -131,10 +131,12 @@ def definitions(report: Report) -> list[str]:
         f"Speed-up: the time per epoch of the {report.settings['baseline']} row with the same swept values, divided by "
         "the row's (geometric means over the runs), with Welch's 95 % interval on their logarithms. An interval that "
         "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
+        how_rows_ran(report),
         "Accuracy: after the last epoch, mean over the runs. Every block of runs has a seed of its own, which its rows "
         "share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
-        "command to its end, with imports, start-up, evaluation and figures; the median over the runs.",
+        "command to its end, with imports, start-up, evaluation and figures, without the waiting for its turns; the "
+        "median over the runs.",
         f"Peak memory: of the device that needs most; the median over the runs. {memory}",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
         "its baseline; no interval covers that, so nothing is claimed from it.",
@@ -148,6 +150,16 @@ def definitions(report: Report) -> list[str]:
                          "SGD from the same weights on the same batches, without augmentation and in evaluation mode "
                          "(no dropout, BatchNorm by its stored statistics).")
     return sentences
+
+
+def how_rows_ran(report: Report) -> str:
+    """Return in which order the rows of a block ran, epoch by epoch or run by run."""
+    if report.in_turns:
+        return ("In turns: all rows of a block are started, one after the other; then each trains and evaluates one "
+                "epoch when it is its turn, in an order shuffled for every epoch, while the others wait without using "
+                "a core. What slows the machine down for a while then slows all rows alike.")
+    return "Whole runs: each row of a block runs from start to end, one after the other, in an order shuffled for " \
+           "every block."
 
 
 def write_csv(analysis: Analysis, path: Path) -> None:
@@ -203,7 +215,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path]) -> None:
         "## Accuracy per class (%)", class_table(report, "github"),
         "## Settings", lay_out(settings, ("setting", "value"), "github", left=(0, 1)),
         "## Machine", lay_out(machine, ("what", "found"), "github", left=(0, 1)),
-        "## Every epoch, in the order of the runs", epoch_table(report, "github"),
+        "## Every epoch, run by run", epoch_table(report, "github"),
         "## Commands", "```\n" + "\n".join(outcome.command for outcome in report.outcomes) + "\n```",
     ]
     path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")

@@ -1,10 +1,12 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
+import itertools
 import json
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from common.errors import MACHINE, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count
 from comparison.equivalence import check_equivalence
-from comparison.launch import ask, file_name, run_once
+from comparison.launch import Outcome, Run, ask, file_name, run_once
 from comparison.methods import Machine
 from comparison.plan import type_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
+from comparison.turns import take_turns, why_not_in_turns
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -78,7 +81,11 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     if not left:
         return report
     if not report.probe:
-        report = replace(report, probe=_probe(report, shared_flags))
+        probe = _probe(report, shared_flags)
+        obstacle = why_not_in_turns(report.plan, probe)
+        print(f"Rows run whole, one after the other, and not in turns: {obstacle}" if obstacle else
+              "The rows of a block take turns, epoch by epoch, so that their runs end together")
+        report = replace(report, probe=probe, in_turns=not obstacle)
     if report.settings["check_maths"] and not report.equivalence:
         able = [configuration for configuration in report.plan if not configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
@@ -86,15 +93,27 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
     print(f"About {duration(seconds_left(left, report.outcomes, guesses))} from here on (a guess from the time of a "
           "training step; every run corrects it)", flush=True)
-    for number, (block, name) in enumerate(left, start=1):
-        seed = report.settings["seed"] + block - 1
-        outcome = run_once(plan[name], block, seed, directory / "runs", report.settings["timeout"])
-        report = replace(report, outcomes=(*report.outcomes, outcome))
-        write_results(report, directory)
-        seconds = seconds_left(left[number:], report.outcomes, guesses)
-        print(f"[{number}/{len(left)}] block {block}, {plan[name].label}: {outcome.status}, "
-              f"{outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
+    unfinished = list(left)
+    for block, runs in itertools.groupby(left, key=lambda run: run[0]):
+        for outcome in run_block(report, block, [name for _, name in runs], directory):
+            unfinished.remove((block, outcome.configuration))
+            report = replace(report, outcomes=(*report.outcomes, outcome))
+            write_results(report, directory)
+            seconds = seconds_left(unfinished, report.outcomes, guesses)
+            print(f"[{len(left) - len(unfinished)}/{len(left)}] block {block}, {plan[outcome.configuration].label}: "
+                  f"{outcome.status}, {outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
     return report
+
+
+def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
+    """Run these configurations of a block; yield what became of each as soon as it has ended."""
+    plan = {configuration.name: configuration for configuration in report.plan}
+    seed, timeout = report.settings["seed"] + block - 1, report.settings["timeout"]
+    if report.in_turns:
+        yield from take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed)
+        return
+    for name in names:
+        yield run_once(plan[name], block, seed, directory / "runs", timeout)
 
 
 def _probe(report, shared_flags):

@@ -134,7 +134,7 @@ def class_table(report: Report, tablefmt: str) -> str:
 
 
 def epoch_table(report: Report, tablefmt: str) -> str:
-    """Return every epoch of every run, in the order in which they ran."""
+    """Return every epoch of every run, in the order in which the runs ended."""
     labels = {row.configuration.name: row.label for row in report.rows}
     rows = [(outcome.block, labels[outcome.configuration], epoch.epoch, f"{epoch.train_seconds:.2f}",
              f"{epoch.train_loss:.4f}", f"{100 * epoch.test_accuracy:.2f}",

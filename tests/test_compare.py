@@ -320,7 +320,8 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     stored = read_results(directory / "results.json")
     names = [name for _, name in stored.order]
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}
-    assert [(outcome.block, outcome.configuration) for outcome in stored.outcomes] == list(stored.order)
+    assert sorted((outcome.block, outcome.configuration) for outcome in stored.outcomes) == sorted(stored.order)
+    assert stored.in_turns and "\n- In turns: " in done.stdout
     assert {outcome.status for outcome in stored.outcomes} == {"ok"} and len(stored.outcomes[1].result.epochs) == 2
     assert all(outcome.wall_seconds > 1 and outcome.foreign_cores is not None for outcome in stored.outcomes)
     assert shlex.split(stored.outcomes[0].command)[-1] == str(directory / "runs")

@@ -1,6 +1,8 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,21 @@ def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size, load
     ranks = [batches(make_image_set(60), config, rank, world_size, epoch=1) for rank in range(world_size)]
     assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] \
         == [sorted(batch) for batch in alone]
+
+
+def test_images_that_were_just_decoded_lie_in_memory_as_those_that_were_kept(monkeypatch, tmp_path):
+    channels_first = np.arange(2 * 3 * 32 * 32, dtype=np.uint8).reshape(2, 3, 32, 32)
+    split = SimpleNamespace(data=channels_first.transpose(0, 2, 3, 1), targets=[3, 4], classes=["cat", "dog"])
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda root, train: split)
+    images, labels, *_ = data._decode("cifar10", tmp_path, {})
+    assert images.flags.c_contiguous and (images == split.data).all() and labels.tolist() == [3, 4]
+
+
+def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
+    image_set, config = make_image_set(60), make_config(batch_size=12, augment=False, loader="workers")
+    short = make_config(batch_size=12, augment=False, loader="workers", max_steps=2)
+    assert batches(image_set, short, 0, 2, epoch=1) == batches(image_set, config, 0, 2, epoch=1)[:2]
+    assert len(make_loaders(image_set, short, CPU)[0]) == 2
 
 
 @pytest.mark.parametrize("loader", LOADERS)

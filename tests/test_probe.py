@@ -35,6 +35,8 @@ def test_the_probe_measures_what_it_was_asked_for(data_root):
         name: 4 * count for name, count in parameters.items()}
     assert all(0.01 < model["link_gbps"] < 1000 for model in measured["models"])
     assert measured["resident_images_per_second"] > 10_000
+    (memory,) = measured["memory"]
+    assert memory["device"] == "cpu" and 2**27 < memory["peak_bytes"] < 2**33 and memory["free_bytes"] > 0
     (loader,) = measured["loaders"]
     assert loader["num_workers"] == 0 and loader["images_per_second"] > 100
 
@@ -88,6 +90,15 @@ def test_weights_of_two_models_have_no_difference():
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("mlp", (1, 28, 28), 0).state_dict())
     with pytest.raises(SuiteError, match=r"conv1.0.weight: \(16, 1, 5, 5\), \(16, 3, 5, 5\)"):
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("lenet", (3, 32, 32), 0).state_dict())
+
+
+@pytest.mark.parametrize("printed, shared", [
+    ("Default\nDefault", True), ("Default\nExclusive_Process", False), ("", False)])
+def test_whether_processes_may_share_a_gpu_is_read_from_nvidia_smi(printed, shared, tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert environment.gpus_can_be_shared() == shared
 
 
 def test_links_between_gpus_are_read_from_nvidia_smi(tmp_path, monkeypatch):

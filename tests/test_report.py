@@ -23,7 +23,7 @@ from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
 from comparison.record import Equivalence, read_results, write_results
-from comparison.report import notes, present, terminal_text, warnings, write_csv, write_markdown
+from comparison.report import definitions, notes, present, terminal_text, warnings, write_csv, write_markdown
 from comparison.tables import main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
 from reports import configuration, report_of, runs
@@ -463,3 +463,9 @@ def test_no_file_names_the_user(tmp_path, monkeypatch):
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json").command == "~/venv/bin/python compare_parallel.py"
     assert "/home/ada" not in (tmp_path / "results.json").read_text()
+
+
+def test_the_report_says_whether_rows_took_turns():
+    report = report_of((SINGLE, runs()))
+    assert any(text.startswith("Whole runs: ") for text in definitions(report))
+    assert any(text.startswith("In turns: ") for text in definitions(replace(report, in_turns=True)))

@@ -50,9 +50,10 @@ def planned(monkeypatch, tmp_path):
     return run, calls
 
 
-def test_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned, tmp_path):
+def test_whole_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned, tmp_path, capsys):
     run, calls = planned
     report = run()
+    assert "not in turns: how much memory they need is not known\n" in capsys.readouterr().out and not report.in_turns
     assert calls == [("ddp", 1, 42, 0), ("single", 1, 42, 1), ("single", 2, 43, 2), ("ddp", 2, 43, 3)]
     assert read_results(tmp_path / "results.json") == report and len(report.outcomes) == 4
 
@@ -64,10 +65,43 @@ def test_one_line_per_run_on_a_terminal_and_elsewhere(planned, capsys, monkeypat
     run()
     output = capsys.readouterr().out
     assert output.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in output
-    assert output.splitlines()[3].startswith("About 14 s from here on")
-    lines = output.splitlines()[4:]
+    assert output.splitlines()[4].startswith("About 14 s from here on")
+    lines = output.splitlines()[5:]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith("about 0 s left")
+
+
+@pytest.fixture
+def in_turns(planned, monkeypatch):
+    """The same, with a probe that says that there is memory for all rows; the last of a block is the first to end."""
+    run, calls = planned
+
+    def take_turns(runs, seed):
+        for row in reversed(runs):
+            yield session.run_once(*row)
+
+    monkeypatch.setattr(session, "Run", lambda *arguments: arguments)
+    monkeypatch.setattr(session, "take_turns", take_turns)
+    memory = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
+    monkeypatch.setattr(session, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS, "memory": memory}))
+    return run, calls
+
+
+def test_rows_of_a_block_take_turns_and_each_is_on_disk_when_it_has_ended(in_turns, tmp_path):
+    run, calls = in_turns
+    report = run()
+    assert calls == [("single", 1, 42, 0), ("ddp", 1, 42, 1), ("ddp", 2, 43, 2), ("single", 2, 43, 3)]
+    assert report.in_turns and read_results(tmp_path / "results.json") == report
+
+
+def test_an_interrupted_block_is_repeated_for_the_rows_without_a_result(in_turns, tmp_path, monkeypatch):
+    run, calls = in_turns
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=4)
+    assert [outcome.configuration for outcome in read_results(tmp_path / "results.json").outcomes][2:] == ["ddp"]
+    calls.clear()
+    monkeypatch.setattr(session, "ask", None)  # the probe is kept, and so is the way in which rows run
+    assert run(resume=tmp_path / "results.json").in_turns and [call[:3] for call in calls] == [("single", 2, 43)]
 
 
 def test_an_interruption_leaves_what_was_measured(planned, tmp_path):

@@ -189,7 +189,9 @@ def _decode(name, root, files):
         train, test = datasets.CIFAR10(root, train=True), datasets.CIFAR10(root, train=False)
     except RuntimeError as error:  # it sums the files again, before it unpickles them
         raise SuiteError(f"data set {name} in {root} is damaged", str(error), "delete it and run again", DATA) from None
-    return *(np.asarray(values) for split in (train, test) for values in (split.data, split.targets)), (*train.classes,)
+    arrays = (np.ascontiguousarray(values)  # torchvision's images are a transposed view
+              for split in (train, test) for values in (split.data, split.targets))
+    return *arrays, (*train.classes,)
 
 
 def _stamps(root, files):

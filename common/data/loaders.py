@@ -1,5 +1,7 @@
 """The batches of one rank: which images, in which order, augmented how, one at a time by workers or all at once."""
 
+import itertools
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
@@ -37,16 +39,20 @@ class AugmentedImages:
 
 
 class KeySampler(Sampler):
-    """What a sampler draws, with the epoch in every index, as AugmentedImages takes it."""
+    """What a sampler draws, with the epoch in every index, as AugmentedImages takes it.
 
-    def __init__(self, sampler: DistributedSampler):
-        self.sampler = sampler
+    most: ends after so many, or workers would load batches that no step of the epoch asks for.
+    """
+
+    def __init__(self, sampler: DistributedSampler, most: int | None = None):
+        self.sampler, self.most = sampler, most
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return min(len(self.sampler), self.most or len(self.sampler))
 
     def __iter__(self):
-        return (self.sampler.epoch * len(self.sampler.dataset) + index for index in self.sampler)
+        before = self.sampler.epoch * len(self.sampler.dataset)
+        return (before + index for index in itertools.islice(self.sampler, self.most))
 
 
 class ResidentLoader:
@@ -121,8 +127,9 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
         transform = training_transform(image_set.mean, image_set.std, config.augment, image_set.image_shape[1:])
+        most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
-            AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler),
+            AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
             worker_init_fn=end_with_parent, generator=torch.Generator(),  # or it draws from the one that training uses
         )

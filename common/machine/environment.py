@@ -56,6 +56,12 @@ def free_memory(device) -> int:
     return available
 
 
+def gpus_can_be_shared() -> bool:
+    """Return whether several processes may use a GPU at once, as nvidia-smi says; an administrator can forbid that."""
+    modes = _nvidia_smi("--query-gpu=compute_mode", "--format=csv,noheader").split("\n")
+    return {mode.strip() for mode in modes if mode.strip()} == {"Default"}
+
+
 def device_name(device) -> str:
     """Return e.g. "cuda:0 (NVIDIA H200)" or "cpu"."""
     import torch

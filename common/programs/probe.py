@@ -27,14 +27,15 @@ from common.config import add_training_flags, default_model, parse_with_recipe
 from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import shutdown
-from common.engine import build_optimizer
+from common.engine import build_optimizer, to_device
 from common.entry import run_script
 from common.errors import SuiteError
-from common.machine.environment import available_devices
+from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
-from common.probe import LoaderSpeed, ModelLink, Probe, StepTime
+from common.probe import LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
+from common.run import peak_resident_bytes
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
@@ -110,15 +111,42 @@ def _exchange(rank, directory, size, on_gpu):
     shutdown()
 
 
+@torch.no_grad()
+def evaluate_batch(model: nn.Module, test_loader, device: torch.device) -> None:
+    """Classify one batch: where training batches are small, that needs the most memory of all."""
+    images, _ = next(iter(test_loader))
+    model.eval()(to_device(images, device))
+    model.train()
+
+
+def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
+    """Return what this process has had at most, and what is free, of the CPU's memory and of a GPU's: the fullest's."""
+    cpu = MemoryUse("cpu", peak_resident_bytes(), free_memory(torch.device("cpu")))
+    if device.type == "cpu":
+        return (cpu,)
+    free = min(map(free_memory, available_devices("gpu"))) if gpus_can_be_shared() else 0
+    return cpu, MemoryUse("cuda", torch.cuda.max_memory_reserved(device), free)
+
+
 def measure(arguments, image_set: ImageSet) -> Probe:
     """Return all that was asked for. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
     startup_seconds = time.time() - command_start()
+    sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
+
+    def loaders_of(kind, workers):
+        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": kind,
+                                       "num_workers": workers})
+        return make_loaders(image_set, config, device, sampler)
+
+    own_loaders = loaders_of(arguments.loader, 0)  # all the time, so that the peak of the memory contains the images
     steps, models = [], []
     for name in arguments.model or [default_model(arguments.dataset)]:
         model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
         model.to(device)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            evaluate_batch(model, own_loaders[1], device)
         if arguments.compile:
             model.compile()
         optimizer = build_optimizer(model.parameters(), arguments)
@@ -129,21 +157,14 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         models.append(ModelLink(name, size, link_gbps(size, device.type) if arguments.link else None))
 
-    sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
-
-    def speed(loader, workers):
-        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": loader,
-                                       "num_workers": workers})
-        return loader_images_per_second(make_loaders(image_set, config, device, sampler)[0], device)
-
-    loaders = [LoaderSpeed(workers, speed(arguments.loader, workers))
+    loaders = [LoaderSpeed(workers, loader_images_per_second(loaders_of(arguments.loader, workers)[0], device))
                for workers in (arguments.num_workers if arguments.ceiling else ())]
     resident = None
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
-            resident = speed("resident", 0)
+            resident = loader_images_per_second(loaders_of("resident", 0)[0], device)
     return Probe(len(image_set.train_labels), len(image_set.test_labels), startup_seconds, tuple(steps), tuple(models),
-                 tuple(loaders), resident)
+                 tuple(loaders), resident, memory=memory_use(device))
 
 
 def main() -> None:

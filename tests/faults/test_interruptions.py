@@ -84,6 +84,37 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
+    flags = ("--methods", "single", "ddp", "--repeats", "1", "--epochs", "40")
+    process = comparison(*flags)
+    deadline = time.time() + 100
+    while not all(trained(tmp_path / "runs" / f"{name}-1.json") for name in ("single", "ddp")):
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.02)
+    start = time.perf_counter()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    while number == signal.SIGKILL and alive(f"INTERRUPTED={tmp_path}"):
+        assert time.perf_counter() - start < 5
+    keep(f"{number.name} to the comparison while rows take turns", process.returncode, err, time.perf_counter() - start)
+    assert not alive(f"INTERRUPTED={tmp_path}")
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    report = read_results(tmp_path / "results.json")
+    assert not report.outcomes
+    again = comparison(*flags, "--resume")
+    _, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    report = read_results(tmp_path / "results.json")
+    assert report.in_turns and sorted(outcome.configuration for outcome in report.outcomes) == ["ddp", "single"]
+
+
+def trained(file):
+    """Whether a run has trained an epoch; its file says so after each."""
+    return file.exists() and json.loads(file.read_text())["epochs"]
+
+
+@pytest.mark.slow
 def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path, keep):
     process = comparison()
     wait_for_a_run(process, tmp_path, count=0)

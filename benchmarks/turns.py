@@ -1,0 +1,89 @@
+"""How much steadier is a comparison whose rows take turns than one of whole runs, where others use the machine too?
+
+    python benchmarks/turns.py
+
+The same short training under three names, both ways in every block, beside burners that keep all cores busy for 2 to 20
+seconds, then rest as long. A comparison finds a difference in what is left of the runs' median epochs beside the means
+of rows and blocks; here there is none to be found.
+"""
+
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from measure import Witness, arguments_of, write
+
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
+from common.machine.environment import available_cores
+from comparison.launch import Run, run_once, started
+from comparison.measures import timed_epochs
+from comparison.methods import python, script
+from comparison.plan import Configuration, Planned
+from comparison.turns import take_turns
+
+ROWS = ("first", "second", "third")
+TRAINING = ("--dataset", "synthetic-mnist", "--loader", "resident", "--model", "lenet", "--device", "cpu", "--threads",
+            "1", "--epochs", "5", "--max-steps", "25", "--quiet")
+BURNER = """
+import random, time
+intervals, busy = random.Random(0), True
+while True:
+    end, busy = time.monotonic() + intervals.uniform(2, 20), not busy
+    while time.monotonic() < end:
+        busy or time.sleep(0.1)
+"""
+
+
+def residual(seconds: list[list[float]]) -> float:
+    """Return the standard deviation of the logarithms of seconds[row][block] beside the means of rows and blocks."""
+    logs = np.log(np.array(seconds))
+    left = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+    rows, blocks = logs.shape
+    return float(np.sqrt((left**2).sum() / ((rows - 1) * (blocks - 1))))
+
+
+def run_seconds(epochs: list[list[list[float]]]) -> list[list[float]]:
+    """Return the median of every run's epochs, of epochs[row][block]."""
+    return [[statistics.median(run) for run in row] for row in epochs]
+
+
+def whole_runs(rows: list[Configuration], block: int, directory: Path):
+    """Run the rows one after the other."""
+    return [run_once(row, block, block, directory) for row in rows]
+
+
+def in_turns(rows: list[Configuration], block: int, directory: Path):
+    """Run the rows side by side."""
+    return take_turns([Run(row, block, block, directory) for row in rows], block)
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=4)
+    command = (python(), script("data_parallel_train.py"), *TRAINING, "--data-root", arguments.data_root)
+    planned = Planned("lenet", 128, 0, "cpu", 1, 128)
+    rows = [Configuration(name, "single", name, {}, planned, command) for name in ROWS]
+    shuffle, ways = random.Random(0), {"whole runs": whole_runs, "in turns": in_turns}
+    epochs = {way: {name: [] for name in ROWS} for way in ways}
+    with tempfile.TemporaryDirectory() as directory, Witness() as witness, contextlib.ExitStack() as burners:
+        for core in range(available_cores()):
+            burners.enter_context(started((sys.executable, "-c", BURNER), Path(directory, f"burner-{core}")))
+        for block in range(1, arguments.blocks + 1):
+            for way in shuffle.sample(list(ways), len(ways)):
+                for outcome in ways[way](shuffle.sample(rows, len(rows)), block, Path(directory)):
+                    if outcome.status != "ok":
+                        raise SuiteError("a run failed", outcome.reason, "try it alone", FAILED)
+                    seconds = [epoch.train_seconds for epoch in timed_epochs(outcome.result)]
+                    epochs[way][outcome.configuration].append(seconds)
+        burners.close()
+    write(arguments.output, {"epoch_seconds": epochs}, witness)
+    for way, of_row in epochs.items():
+        print(f"{way}: residual standard deviation {residual(run_seconds([*of_row.values()])):.1%}")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,65 @@
+"""Several runs that take turns: each waits before every epoch, without using a core, until it is its turn.
+
+Who starts a run keeps a Gate; what that names in the environment reaches the run's ranks, whatever launched them. Two
+FIFOs join them: into one, rank 0 puts a byte for each rank when all are idle; out of the other, each rank takes one.
+A read that blocks costs nothing, and no collective is pending meanwhile whose time could run out.
+"""
+
+import os
+import select
+import time
+from pathlib import Path
+
+TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with both FIFOs
+IDLE, START = "idle", "start"
+MOST_RANKS = 4096  # PIPE_BUF of Linux: so many bytes are written and read at once
+
+
+class Turns:
+    """The turns of one rank; a run that nobody gives any never waits. waited_seconds: in all calls of wait()."""
+
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
+        self.waited_seconds = 0.0
+
+    def wait(self) -> None:
+        """Wait until it is this run's turn. To be called by all ranks, after something in which all took part."""
+        if TURNS not in os.environ:
+            return
+        start, directory = time.perf_counter(), Path(os.environ[TURNS])
+        if self.rank == 0:
+            with open(directory / IDLE, "wb", buffering=0) as idle:
+                idle.write(bytes(self.world_size))
+        with open(directory / START, "rb", buffering=0) as turn:
+            turn.read(1)
+        self.waited_seconds += time.perf_counter() - start
+
+
+class Gate:
+    """The other side: it lets one run go on, and sees when it waits again. directory: an empty one, for the FIFOs."""
+
+    def __init__(self, directory: str):
+        self.environment = {TURNS: directory}
+        self._idle, self._start = (_open_fifo(Path(directory, name)) for name in (IDLE, START))
+        self._ranks = b""
+
+    def start_turn(self) -> None:
+        """Let all ranks of a run that waits go on."""
+        os.write(self._start, self._ranks)
+
+    def is_idle(self, seconds: float) -> bool:
+        """Return whether all ranks wait for their turn; look out for that for so long."""
+        if not select.select([self._idle], [], [], seconds)[0]:
+            return False
+        self._ranks = os.read(self._idle, MOST_RANKS)
+        return True
+
+    def close(self) -> None:
+        """Close the FIFOs."""
+        for fifo in (self._idle, self._start):
+            os.close(fifo)
+
+
+def _open_fifo(path):
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)  # for both, so that neither side waits for the other to open it, or sees it closed
