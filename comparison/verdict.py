@@ -72,7 +72,7 @@ def efficiency(share: Ratio) -> str:
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
     noise = analysis.resolution
-    if not noise or not noise.differences:
+    if not noise:
         return []
     shares = " and ".join(f"above about {100 * share:.2g} % in {count(blocks, 'block')}" for blocks, share in
                           noise.differences.items())
