@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from common.arguments import OneLineParser, one_of, positive_float, positive_int
+from common.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
 from common.config import add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
 from common.errors import FAILED, USAGE, SuiteError
@@ -27,9 +27,12 @@ from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, default_baseline, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
-from comparison.record import Report, read_results, resumed, write_results
+from comparison.record import FEWEST_BLOCKS, Report, read_results, resumed, write_results
 from comparison.report import keep_earlier, present
 from comparison.session import find_machine, find_uncut, only_writer, print_commands, run_comparison
+from comparison.statistics import EQUAL_WITHIN
+
+BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -49,7 +52,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
     add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
         help="strong: --batch-size over all devices | weak: --batch-size on each device")
-    add("--repeats", type=positive_int, default=3, metavar="N", help="runs of every row (%(default)s; 1: no interval)")
+    add("--repeats", type=positive_int, metavar="N", help="runs of every row (as many as the budget allows)")
+    add("--budget", type=seconds, metavar="TIME",
+        help="e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)")
+    add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
+        help="percent by which times may differ and be practically equal (3)")
     add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
@@ -65,10 +72,14 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.error("argument --project: needs whole numbers of at least 2")
     if METHODS[arguments.baseline].times_only:
         parser.error(f"argument --baseline: {arguments.baseline} trains nothing that could be a baseline")
+    if arguments.repeats and arguments.budget:
+        parser.error("--repeats says how often, --budget how long; give one of them")
     if arguments.source or arguments.diff:
         for name, value in vars(arguments).items():
             if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
+    if not arguments.repeats:
+        arguments.budget = arguments.budget or BUDGET
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [default_model(arguments.dataset)]
     check_image_size(arguments.dataset, arguments.image_size)
@@ -93,7 +104,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
                 if name not in ("source", "diff", "dry_run", "resume", "debug")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
-    order = tuple(make_order(names, arguments.repeats, arguments.seed))
+    order = tuple(make_order(names, arguments.repeats or FEWEST_BLOCKS, arguments.seed))
     return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order)
 
 

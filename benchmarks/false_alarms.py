@@ -1,13 +1,16 @@
-"""How often does the comparison claim a difference where there is none?
+"""How often does the comparison claim a difference where there is none, and how often does it find one?
 
     python benchmarks/false_alarms.py --simulated 2000 --real 10 --output-dir figures/false-alarms
 
-Simulated: the same row twice, with skewed noise and 10 % drift over the comparison, in the order that the comparison
-would choose and judged by its own statistics. Real: one device, the same short training twice under two names, run and
-judged as the comparison does it. Writes results.json, with every raw time, and summary.md.
+Simulated: six rows in blocks, in the order that the comparison would choose and judged by its own statistics, with a
+fixed number of blocks and with looks at the data that end it early. Noise of one run after another, which is harder
+than that of rows that take turns. Real: one device, the same short training twice under two names, run and judged as
+the comparison does it. Writes results.json, with every raw time, and summary.md.
 """
 
 import argparse
+import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.arguments import OneLineParser, positive_int
+from common.arguments import OneLineParser, non_negative_int, positive_int
 from common.config import RunConfig
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
@@ -26,48 +29,131 @@ from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import make_order, make_plan
 from comparison.record import Row
-from comparison.statistics import Ratio, ratio
-from comparison.tables import lay_out
+from comparison.statistics import (
+    CONFIDENCE,
+    EQUAL,
+    EQUAL_WITHIN,
+    FASTER,
+    SLOWER,
+    UNDECIDED,
+    Ratio,
+    look_confidence,
+    not_told_apart,
+    ratios,
+)
+from comparison.tables import DASH, lay_out
 
+ROWS = 6  # the first is the baseline
 DRIFT = 0.10  # the machine's times grow by this share from the first run to the last
-REPEATS = (2, 3, 5, 10)
-EFFECT = 1.2  # the true speed-up where there is one
-NOISE = {  # relative, skewed to the right, as interruptions are: most runs near the fastest, some much slower
-    "exponential, mean 5 %": lambda random: random.exponential(0.05),
-    "log-normal, sigma 0.1": lambda random: random.lognormal(0, 0.1) - 1,
-    "one run in five 30 % slower": lambda random: random.exponential(0.02) + 0.3 * (random.random() < 0.2),
-}
+BLOCKS, MOST = (2, 3, 5, 10), 10
+FIRST_LOOK = 3
+EFFECTS = (1.05, 1.10, 1.20)
+MIXED = (1.05, 1.10, 1.20, 1.0, 1 / 1.10)  # how many times as fast the rows are where they differ
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "2560", "--epochs", "3"]
 
 
-def simulate(comparisons: int, repeats: int, noise, effect: float) -> list[Ratio]:
-    """Return the judged speed-up of b over a in each of `comparisons` of four rows; b is truly `effect` as fast."""
-    speed_ups = []
-    for seed in range(comparisons):
-        random = np.random.default_rng(seed)
-        seconds: dict[str, list[float]] = {name: [] for name in "abcd"}
-        order = make_order(list(seconds), repeats, seed)
-        for position, (_, name) in enumerate(order):
-            true = 10.0 / effect if name == "b" else 10.0
-            seconds[name].append(true * (1 + DRIFT * position / len(order)) * (1 + noise(random)))
-        speed_ups.append(ratio(seconds["a"], seconds["b"]))
-    return speed_ups
+def autocorrelated(random, rows):
+    """15 % that change slowly, over about 8 runs, and 3 % of every run's own."""
+    state, kept, states = random.normal(0, 0.15), math.exp(-1 / 8), []
+    for _ in rows:
+        state = kept * state + random.normal(0, 0.15 * math.sqrt(1 - kept**2))
+        states.append(state)
+    return np.array(states) + random.normal(0, 0.03, len(rows))
 
 
-def simulated_table(comparisons: int) -> list[dict]:
-    """Return false alarms and coverage for every kind of noise and number of repeats."""
+def slow_periods(random, rows):
+    """Of about 8 runs, with 24 between them, in which all takes twice as long; and 3 % of every run's own."""
+    slow, states = random.random() < 0.25, []
+    for _ in rows:
+        slow = random.random() >= 1 / 8 if slow else random.random() < 1 / 24
+        states.append(math.log(2) * slow)
+    return np.array(states) + random.normal(0, 0.03, len(rows))
+
+
+NOISE = {  # of the logarithms of the times of runs, given the row of each
+    "normal, 4 %": lambda random, rows: random.normal(0, 0.04, len(rows)),
+    "exponential, mean 5 %": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
+    "one run in five 30 % slower": lambda random, rows: np.log1p(
+        random.exponential(0.02, len(rows)) + 0.3 * (random.random(len(rows)) < 0.2)),
+    "2 %, one row 8 %": lambda random, rows: random.normal(0, np.where(rows == 1, 0.08, 0.02)),
+    "2 %, the baseline 8 %": lambda random, rows: random.normal(0, np.where(rows == 0, 0.08, 0.02)),
+    "autocorrelated, 15 % and 3 %": autocorrelated,
+    "slow periods and 3 %": slow_periods,
+}
+
+
+def simulate(noise, seed: int) -> np.ndarray:
+    """Return the seconds, (MOST blocks, ROWS), of one comparison of rows that are equally fast."""
+    order = make_order(list(range(ROWS)), MOST, seed)
+    blocks, rows = np.array(order).T
+    drift = np.log1p(DRIFT * np.arange(len(order)) / len(order))
+    times = np.empty((MOST, ROWS))
+    times[blocks - 1, rows] = 10 * np.exp(drift + noise(np.random.default_rng(seed), rows))
+    return times
+
+
+def judge(times: np.ndarray, confidence: float = CONFIDENCE) -> list[Ratio]:
+    """Return the speed-ups of all rows but the first."""
+    return ratios(times, 0, list(range(1, ROWS)), confidence)
+
+
+def if_true(speed_up: Ratio, effect: float) -> str:
+    """Return what would have been said of a row that is truly `effect` times as fast: its interval only moves."""
+    return speed_up.times(effect).words
+
+
+def is_false(words: str, effect: float) -> bool:
+    """Whether that is wrong of a row that is truly `effect` times as fast."""
+    if words == EQUAL:
+        return not 1 / (1 + EQUAL_WITHIN) <= effect <= 1 + EQUAL_WITHIN
+    return effect <= 1 if words == FASTER else effect >= 1 if words == SLOWER else False
+
+
+def fixed_table(comparisons: int) -> list[dict]:
+    """Return false claims, coverage and what is found, for every kind of noise and number of blocks."""
     rows = []
     for name, noise in NOISE.items():
-        for repeats in REPEATS:
-            same, other = (simulate(comparisons, repeats, noise, effect) for effect in (1.0, EFFECT))
+        tables = [simulate(noise, seed) for seed in range(comparisons)]
+        for blocks in BLOCKS:
+            judged = [judge(times[:blocks]) for times in tables]
+            every = [speed_up for group in judged for speed_up in group]
             rows.append({
-                "noise": name, "repeats": repeats, "comparisons": comparisons,
-                "false_faster": sum(speed_up.words == "faster" for speed_up in same) / comparisons,
-                "false_slower": sum(speed_up.words == "slower" for speed_up in same) / comparisons,
-                "coverage": sum(speed_up.low <= 1 <= speed_up.high for speed_up in same) / comparisons,
-                "effect_found": sum(speed_up.words == "faster" for speed_up in other) / comparisons,
+                "noise": name, "blocks": blocks, "comparisons": comparisons,
+                "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
+                "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
+                "best_kept": share(0 in not_told_apart(times[:blocks], list(range(ROWS))) for times in tables),
+                "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
             })
     return rows
+
+
+def looks_table(comparisons: int) -> list[dict]:
+    """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks."""
+    looks = range(FIRST_LOOK, MOST + 1)
+    confidences = {last: look_confidence(tuple(range(FIRST_LOOK, last + 1)),
+                                         tuple(look / MOST for look in range(FIRST_LOOK, last + 1))) for last in looks}
+    rows = []
+    for name, noise in NOISE.items():
+        tables = [simulate(noise, seed) for seed in range(comparisons)]
+        judged = [{look: judge(times[:look], confidence) for look, confidence in confidences.items()}
+                  for times in tables]
+        for effects in ((1.0,) * (ROWS - 1), MIXED):
+            ends = [next((look for look in looks if all(
+                if_true(speed_up, effect) != UNDECIDED for speed_up, effect in zip(by_look[look], effects, strict=True)
+                )), MOST) for by_look in judged]
+            words = [[*map(if_true, by_look[end], effects)] for by_look, end in zip(judged, ends, strict=True)]
+            rows.append({
+                "noise": name, "effects": effects, "comparisons": comparisons, "blocks": sum(ends) / comparisons,
+                "any_false": share(any(map(is_false, row, effects)) for row in words),
+                "found": [share(row[effects.index(effect)] == FASTER for row in words) if effect in effects else None
+                          for effect in EFFECTS],
+            })
+    return rows
+
+
+def share(answers) -> float:
+    """Return which part of the answers is yes."""
+    return float(np.mean(list(answers)))
 
 
 def real_comparisons(count: int, directory: Path) -> list[dict]:
@@ -85,45 +171,61 @@ def real_comparisons(count: int, directory: Path) -> list[dict]:
             raise SuiteError("a run failed", trouble.reason, f"see {trouble.log}", FAILED)
         first, second = (run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
                          for name, twin in twins.items())
-        judged = ratio(first, second)
-        print(f"[{seed + 1}/{count}] {judged}: {judged.words}", flush=True)
-        comparisons.append({"first_seconds": first, "second_seconds": second, "ratio": judged.value, "low": judged.low,
-                            "high": judged.high, "words": judged.words, "command": outcomes[0].command})
+        comparisons.append({"first_seconds": first, "second_seconds": second, "command": outcomes[0].command})
+        print(f"[{seed + 1}/{count}] {judge_real(comparisons[-1])}", flush=True)
     return comparisons
 
 
-def summary(simulated: list[dict], real: list[dict]) -> str:
-    """Return both as Markdown."""
-    rows = [[row["noise"], row["repeats"], *(f"{100 * row[name]:.1f}" for name in (
-        "false_faster", "false_slower", "coverage", "effect_found"))] for row in simulated]
-    header = ("Noise (simulated)", "Repeats", "False “faster” (%)", "False “slower” (%)",
-              "Interval holds the truth (%)", f"True {EFFECT} found (%)")
-    count = simulated[0]["comparisons"]
-    claims = sum(row["words"] in ("faster", "slower") for row in real)
-    pairs = [[number, f"{row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]", row["words"]]
-             for number, row in enumerate(real, start=1)]
+def judge_real(comparison: dict) -> Ratio:
+    """Return the ratio of the first of two rows to the second; their runs are in the order of the blocks."""
+    times = np.column_stack([comparison["first_seconds"], comparison["second_seconds"]])
+    return ratios(times, 0, [1])[0]
+
+
+def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
+    """Return all as Markdown."""
+    def percent(part):
+        return DASH if part is None else f"{100 * part:.1f}"
+
+    effects, judged = [f"{effect:.2f} found (%)" for effect in EFFECTS], [*map(judge_real, real)]
+    claims = sum(speed_up.words in (FASTER, SLOWER) for speed_up in judged)
     return "\n\n".join([
-        f"Simulated: {count} comparisons for each line, with {DRIFT:.0%} drift.",
-        lay_out(rows, header, "github"),
+        f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. A "
+        "comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
+        lay_out([[row["noise"], row["blocks"], *(percent(row[name]) for name in ("any_false", "coverage", "best_kept")),
+                  *map(percent, row["found"])] for row in fixed],
+                ("Noise", "Blocks", "Any false claim (%)", "Interval holds the truth (%)",
+                 "Fastest not ruled out (%)", *effects), "github"),
+        f"The same with a look after every block from the third on, which ends the comparison once all rows are "
+        f"decided, at the latest after {MOST} blocks. Rows that differ are {', '.join(map('{:.2f}'.format, MIXED))} "
+        "times as fast as the baseline.",
+        lay_out([[row["noise"], "differ" if tuple(row["effects"]) == MIXED else "are equal", f"{row['blocks']:.1f}",
+                  percent(row["any_false"]), *map(percent, row["found"])] for row in looks],
+                ("Noise", "Rows", "Mean blocks", "Any false claim (%)", *effects), "github", left=(0, 1)),
         f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
         "comparisons.",
-        lay_out(pairs, ("Comparison", "First ÷ second [95 %]", "Claim"), "github", left=(2,)),
+        lay_out([[number, str(speed_up), speed_up.words] for number, speed_up in enumerate(judged, start=1)],
+                ("Comparison", "First ÷ second [95 %]", "Claim"), "github", left=(2,)),
     ]) + "\n"
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
-    parser.add_argument("--real", type=positive_int, default=10, metavar="N", help="comparisons (%(default)s)")
+    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N",
+                        help="comparisons (%(default)s; 0 keeps those that were measured)")
     parser.add_argument("--output-dir", default="figures/false-alarms", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     directory = Path(arguments.output_dir)
     check_writable(directory)
-    simulated = simulated_table(arguments.simulated)
-    real = real_comparisons(arguments.real, directory / "runs")
-    write_json({"drift": DRIFT, "simulated": simulated, "real": real}, directory / "results.json")
-    (directory / "summary.md").write_text(summary(simulated, real), encoding="utf-8")
-    print(summary(simulated, real), end="")
+    fixed, looks = fixed_table(arguments.simulated), looks_table(arguments.simulated)
+    if arguments.real:
+        real = real_comparisons(arguments.real, directory / "runs")
+    else:
+        real = json.loads((directory / "results.json").read_text(encoding="utf-8"))["real"]
+    write_json({"drift": DRIFT, "fixed": fixed, "looks": looks, "real": real}, directory / "results.json")
+    (directory / "summary.md").write_text(summary(fixed, looks, real), encoding="utf-8")
+    print(summary(fixed, looks, real), end="")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 PROJECT = Path(__file__).resolve().parent.parent
 CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: a GPU's first call would count with the host's work
 sys.path.insert(0, str(PROJECT))
@@ -16,7 +18,7 @@ from common.config import RunConfig, script_parser  # noqa: E402
 from common.machine.environment import available_cores, describe_environment  # noqa: E402
 from common.writing import write_json  # noqa: E402
 from comparison.launch import busy_seconds, children_seconds  # noqa: E402
-from comparison.statistics import Ratio, ratio  # noqa: E402
+from comparison.statistics import Ratio, ratios  # noqa: E402
 
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
@@ -58,7 +60,7 @@ def interleave(rivals: dict[str, Callable[[], float]], blocks: int, warm_up: boo
 
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
     """Return the geometric mean of the blocks' ratios, with Student's 95 % interval on their logarithms."""
-    return ratio([above / below for above, below in zip(numerator, denominator, strict=True)], [1.0] * len(numerator))
+    return ratios(np.column_stack([numerator, denominator]), 0, [1])[0]
 
 
 class Witness:

@@ -35,6 +35,18 @@ def fraction(text: str) -> float:
     return _number(text, float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 
 
+def seconds(text: str) -> float:
+    """Parse a time, e.g. "90", "90s", "20m" or "1.5h", and return seconds."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    return (unit or 1) * _number(text[:-1] if unit else text, float, lambda value: math.isfinite(value) and value > 0,
+                                 "a time above 0, e.g. 90s, 20m or 2h")
+
+
+def percentage(text: str) -> float:
+    """Parse a number of percent above 0 and below 100, e.g. "3" or "3%", and return the share."""
+    return _number(text.removesuffix("%"), float, lambda value: 0 < value < 100, "percent above 0 and below 100") / 100
+
+
 def _number(text, kind, accepts, wanted):
     try:
         value = kind(text)

@@ -1,15 +1,26 @@
 """All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
 
+import math
+import statistics
 from dataclasses import dataclass
 
 from common.words import count
 from comparison.causes import Cause, Costs, find_causes, find_costs
-from comparison.fairness import Standing, compare_with_baseline
-from comparison.measures import Summary, ratio_of, summarize, unsteadiness
+from comparison.fairness import Standing, compare_with_baselines
+from comparison.measures import (
+    Summary,
+    asked_seconds,
+    block_times,
+    confidence_of,
+    ratio_of,
+    ratios_of,
+    summarize,
+    unsteadiness,
+)
 from comparison.plan import SWEEPS
 from comparison.projection import Projection, project
 from comparison.record import Report, Row
-from comparison.statistics import DISTURBED, NO_DIFFERENCE, Ratio
+from comparison.statistics import DISTURBED, FASTER, Ratio, not_told_apart, residual_deviation, resolution
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
 
@@ -67,10 +78,10 @@ class Recommendation:
     """What to use of the rows that trained the same.
 
     kind: "use" (`best`, proved to be faster), "stay" (with `best`, a baseline), or why there is none: "not measured",
-    "disturbed", "all cores" (one process with all cores has no time), "single runs".
+    "disturbed", "all cores" (one process with all cores has no time), "few runs".
     trained: the swept values that make it a training of its own, in words. shown: the row whose speed-up is told.
     rows: all that were compared. whole: the fastest row with all cores, and how many times as long as `best` it takes.
-    equals: the rows that are not told apart from `best`.
+    equals: the rows that may be the fastest as well as `best`.
     """
 
     kind: str
@@ -84,14 +95,30 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
+class Resolution:
+    """How small a difference the comparison can find, in four of five cases, as a share.
+
+    deviation: the standard deviation of the times of runs, without what blocks and rows have in common, as a share.
+    differences: by number of blocks.
+    """
+
+    deviation: float
+    differences: dict[int, float]
+
+
+@dataclass(frozen=True)
 class Analysis:
-    """A report and what is derived from it. sweeps: one for each swept setting and method that has several values."""
+    """A report and what is derived from it. sweeps: one for each swept setting and method that has several values.
+
+    resolution: None where there are too few runs to tell.
+    """
 
     report: Report
     rows: tuple[RowAnalysis, ...]
     sweeps: tuple[Sweep, ...]
     projection: Projection
     recommendations: tuple[Recommendation, ...]
+    resolution: Resolution | None
 
     @property
     def done(self) -> list[RowAnalysis]:
@@ -106,13 +133,26 @@ class Analysis:
 def analyse(report: Report) -> Analysis:
     """Return all that is derived from the raw results of a comparison."""
     summaries = {row.configuration.name: summarize(row) for row in report.rows}
-    rows = tuple(_analyse_row(report, row, summaries) for row in report.rows)
-    sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(rows, name))
-    return Analysis(report, rows, sweeps, project(report, summaries), tuple(_recommendations(report, rows)))
+    standings = compare_with_baselines(report)
+    rows = tuple(_analyse_row(report, row, standings[row.configuration.name], summaries) for row in report.rows)
+    sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(report, rows, name))
+    return Analysis(report, rows, sweeps, project(report, summaries), tuple(_recommendations(report, rows)),
+                    _resolution(report))
 
 
-def _analyse_row(report, row, summaries):
-    standing, costs = compare_with_baseline(report, row), find_costs(report, row)
+def _resolution(report):
+    times = block_times([row for row in report.rows if row.results], asked_seconds(report))
+    noise = residual_deviation(times) if times.size else None
+    if noise is None:
+        return None
+    (measured, columns), (deviation, _) = times.shape, noise
+    differences = {blocks: resolution(deviation, blocks, columns, columns - 1, confidence_of(report))
+                   for blocks in sorted({measured, 10})}
+    return Resolution(deviation, {blocks: share for blocks, share in differences.items() if share < math.inf})
+
+
+def _analyse_row(report, row, standing, summaries):
+    costs = find_costs(report, row)
     return RowAnalysis(
         row=row, summary=summaries[row.configuration.name], standing=standing, costs=costs,
         causes=find_causes(report, row, standing, costs, summaries), warnings=tuple(unsteadiness(row)),
@@ -160,13 +200,13 @@ def _result(report, row, standing):
     return "; ".join(words) or "ok"
 
 
-def _sweeps(rows, name):
+def _sweeps(report, rows, name):
     groups: dict[str, list[RowAnalysis]] = {}
     for entry in rows:
         if name in entry.row.configuration.values and entry.row.results:
             groups.setdefault(entry.row.series(name), []).append(entry)
-    return [Sweep(name, tuple(group), tuple(ratio_of(entry.row, group[0].row) for entry in group[1:]))
-            for group in groups.values() if len(group) > 1]
+    return [Sweep(name, tuple(group), tuple(ratio.inverse for ratio in ratios_of(
+        report, group[0].row, [entry.row for entry in group[1:]]))) for group in groups.values() if len(group) > 1]
 
 
 def _recommendations(report, rows):
@@ -187,28 +227,30 @@ def _recommend(report, trained, judged, every):
     """judged: rows with a speed-up that trained the same; every: all rows of the comparison."""
     compared = tuple({entry.label: entry for pair in judged
                       for entry in (pair, _entry(every, pair.standing.baseline))}.values())
-    whole = min((entry for entry in compared if entry.row.all_cores), key=_epoch_seconds, default=None)
+    seconds = asked_seconds(report)
+
+    def mean_seconds(entry):
+        return statistics.geometric_mean(map(seconds, entry.row.results))
+
+    whole = min((entry for entry in compared if entry.row.all_cores), key=mean_seconds, default=None)
     proved = [entry for entry in judged if entry.standing.speed_up.low is not None]
     if whole and whole.standing.speed_up.low is None and not whole.is_baseline:
-        proved = []  # it may be the fastest, and has one run
+        proved = []  # it may be the fastest, and has too few runs
     if any(entry.row.disturbed for entry in compared):
         return Recommendation("disturbed", trained, compared)
     if whole is None and report.first.device == "cpu" and report.device_threads < report.environment["cores"]:
         return Recommendation("all cores", trained, compared)
     if not proved:
-        return Recommendation("single runs", trained, compared, shown=max(judged, key=_speed_up))
-    winners = [entry for entry in proved if entry.standing.speed_up.words == "faster"]
-    best = min([*winners, *(_entry(every, entry.standing.baseline) for entry in proved)], key=_epoch_seconds)
+        return Recommendation("few runs", trained, compared, shown=max(judged, key=_speed_up))
+    winners = [entry for entry in proved if entry.standing.speed_up.words == FASTER]
+    best = min([*winners, *(_entry(every, entry.standing.baseline) for entry in proved)], key=mean_seconds)
     if best not in winners:
         return Recommendation("stay", trained, compared, best, shown=max(proved, key=_speed_up))
-    rivals = {entry.label: entry for entry in (*winners, *([whole] if whole else [])) if entry is not best}
-    equals = (entry for entry in rivals.values() if ratio_of(entry.row, best.row).words == NO_DIFFERENCE)
-    return Recommendation("use", trained, compared, best, best, whole, whole and ratio_of(whole.row, best.row),
-                          tuple(equals))
-
-
-def _epoch_seconds(entry):
-    return entry.summary.epoch_seconds
+    kept = not_told_apart(block_times([entry.row for entry in compared], seconds), list(range(len(compared))),
+                          confidence_of(report))
+    equals = tuple(compared[column] for column in sorted(kept) if compared[column] is not best)
+    return Recommendation("use", trained, compared, best, best, whole,
+                          whole and ratio_of(report, whole.row, best.row, seconds), equals)
 
 
 def _speed_up(entry):

@@ -10,7 +10,7 @@ from comparison.fairness import Standing
 from comparison.measures import Summary, ratio_of, run_seconds
 from comparison.methods import method_of
 from comparison.record import Report, Row
-from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.statistics import UNDECIDED, Ratio
 
 # From which share on a cause is worth a sentence.
 WAITING = 0.20  # of a step, waiting for data
@@ -50,9 +50,9 @@ def find_costs(report: Report, row: Row) -> Costs:
     without, one_rank, no_exchange = (
         _equal_partner(report, row, method) for method in (parts.without, parts.one_rank, parts.no_exchange))
     return Costs(
-        without and one_rank and ratio_of(one_rank, without),
-        one_rank and no_exchange and ratio_of(no_exchange, one_rank),
-        no_exchange and ratio_of(row, no_exchange),
+        without and one_rank and ratio_of(report, one_rank, without),
+        one_rank and no_exchange and ratio_of(report, no_exchange, one_rank),
+        no_exchange and ratio_of(report, row, no_exchange),
     )
 
 
@@ -91,7 +91,7 @@ def _unequal(standing):
 
 
 def _noise(row, standing):
-    if not standing.speed_up or standing.baseline is row or standing.speed_up.words != NO_DIFFERENCE:
+    if not standing.speed_up or standing.baseline is row or standing.speed_up.words != UNDECIDED:
         return None
     seconds = run_seconds(row), run_seconds(standing.baseline)
     spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in seconds)

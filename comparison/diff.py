@@ -1,7 +1,13 @@
-"""Two comparisons side by side: before and after, or one machine and another."""
+"""Two comparisons side by side: before and after, or one machine and another; without a claim about the difference.
+
+What a machine is like changes from hour to hour, and neither comparison has runs that tell it: an interval from the
+runs of each would be too narrow by far.
+"""
+
+import statistics
 
 from comparison.fairness import differences
-from comparison.measures import ratio_of, summarize
+from comparison.measures import run_seconds, summarize
 from comparison.record import Report
 from comparison.tables import DASH, cell, lay_out
 
@@ -10,17 +16,19 @@ OF_THE_MACHINE = ("torch", "device", "threads", "precision", "seed")
 
 
 def describe_difference(first: Report, second: Report) -> str:
-    """Return a table of the rows of both, A and B, with how many times as fast B is, and what else differs."""
+    """Return a table of the rows of both, A and B, with how many times as fast B was, and what else differs."""
     mine, theirs = ({row.configuration.name: row for row in report.rows} for report in (first, second))
     rows = [_cells(mine.get(name), theirs.get(name), first.settings["scaling"]) for name in {**mine, **theirs}]
-    header = ("Method", "A: time per epoch (s)", "Runs", "B: time per epoch (s)", "Runs", "B over A: speed-up [95 %]",
-              "Result for B")
+    header = ("Method", "A: time per epoch (s)", "Runs", "B: time per epoch (s)", "Runs", "A ÷ B",
+              "Remarks on B")
     lines = [f"A: {first.title}", f"B: {second.title}", "", lay_out(rows, header, "simple", left=(0, 6)), ""]
     for what, before, after in (("machine", first.environment, second.environment),
                                 ("settings", first.settings, second.settings)):
         changed = [f"{name} {before.get(name)} → {after.get(name)}" for name in {**before, **after}
                    if before.get(name) != after.get(name) and name != "output_dir"]
         lines.append(f"- Different {what}: " + ("; ".join(changed) or "nothing") + ".")
+    lines.append("- A ÷ B: how many times as fast B was then. It has no interval: what changed on the machine between "
+                 "the two is part of it. To compare, measure both as rows of one comparison.")
     return "\n".join(lines)
 
 
@@ -35,6 +43,8 @@ def _cells(mine, theirs, scaling):
     if unequal:
         return [label, *numbers, DASH, "refused: " + "; ".join(unequal)]
     machine = differences(theirs.results[0], mine.results[0], scaling)
-    speed_up = ratio_of(mine, theirs)
-    remarks = [*machine, *(["simulated"] if mine.simulated or theirs.simulated else [])]
-    return [label, *numbers, str(speed_up), speed_up.words + (f" ({'; '.join(remarks)})" if remarks else "")]
+    before, after = (statistics.geometric_mean(run_seconds(row)) for row in (mine, theirs))
+    rows = (("A", mine), ("B", theirs))
+    remarks = [*machine, *(f"{name} {word}" for word in ("simulated", "disturbed") for name, row in rows
+                           if getattr(row, word))]
+    return [label, *numbers, f"{before / after:.2f}", "; ".join(remarks)]

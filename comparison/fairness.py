@@ -1,12 +1,13 @@
 """Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.config import RunConfig, flags_that
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
-from comparison.measures import ratio_of
+from common.words import count
+from comparison.measures import asked_seconds, confidence_of, ratios_of
 from comparison.methods import method_of
 from comparison.plan import Configuration, baseline_of, words_of
 from comparison.record import Report, Row
@@ -96,15 +97,40 @@ class Standing:
     speed_up: Ratio | None = None
     reason: str = ""
     unequal: tuple[str, ...] = ()
-    efficiency: float | None = None
+    efficiency: Ratio | None = None
 
 
-def compare_with_baseline(report: Report, row: Row) -> Standing:
-    """Compare a row with its baseline, if that may be done; the baseline itself has a speed-up of 1.
+def compare_with_baselines(report: Report) -> dict[str, Standing]:
+    """Compare every row with its baseline, if that may be done, by configuration's name; a baseline's speed-up is 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
-    that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal.
+    that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal; nor,
+    where a target accuracy was asked for, one that missed it in a run.
+
+    All intervals together hold the truth with the report's confidence: those of one baseline's rows by Dunnett's
+    value, several baselines by equal parts of the error.
     """
+    standings = {row.configuration.name: _before_times(report, row) for row in report.rows}
+    families: dict[str, list[Row]] = {}
+    for row in report.rows:
+        standing = standings[row.configuration.name]
+        if standing.baseline is row and not standing.reason:
+            standings[row.configuration.name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
+        elif not standing.reason:
+            families.setdefault(standing.baseline.configuration.name, []).append(row)
+    for rows in families.values():
+        baseline = standings[rows[0].configuration.name].baseline
+        confidence = 1 - (1 - confidence_of(report)) / len(families)
+        speed_ups = ratios_of(report, baseline, rows, asked_seconds(report), confidence)
+        for row, speed_up in zip(rows, speed_ups, strict=True):
+            share = _units(baseline.results[0]) / _units(row.results[0])
+            standings[row.configuration.name] = replace(
+                standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share))
+    return standings
+
+
+def _before_times(report, row):
+    """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
     baseline, name = report.baseline(row), report.settings["baseline"]
     if baseline is None:
         return Standing(None, reason=f"the baseline, {name}, is not among the methods")
@@ -124,9 +150,10 @@ def compare_with_baseline(report: Report, row: Row) -> Standing:
         check = report.equivalence.get(checked.configuration.name)
         if check and check.status == "failed":
             return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
-    speed_up = Ratio(1.0, None, None) if baseline is row else ratio_of(baseline, row)
-    efficiency = speed_up.value * _units(baseline.results[0]) / _units(row.results[0])
-    return Standing(baseline, speed_up, "", unequal, efficiency)
+        if checked.missed:
+            return Standing(baseline, None, f"“{checked.label}” missed the target accuracy in {len(checked.missed)} of "
+                            f"{count(len(checked.outcomes), 'run')}", unequal)
+    return Standing(baseline, None, "", unequal)
 
 
 def _units(result):

@@ -1,12 +1,18 @@
 """What one row's runs say by themselves: medians, throughput, phases, and what makes them doubtful."""
 
+import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from common.describe import training_seconds
 from common.results import EpochRecord, PhaseTimes, RunResult
-from comparison.record import Row
-from comparison.statistics import Ratio, ratio
+from comparison.record import Report, Row
+from comparison.statistics import CONFIDENCE, EQUAL_WITHIN, Ratio, look_confidence, mean_interval, ratios
+
+UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,10 @@ class Memory:
 class Summary:
     """One row's derived numbers; None where nothing was measured.
 
-    The median is over the runs, each of which counts with its own median over the epochs without the warm-up; fastest
-    and slowest are over all those epochs. accuracy: of the last epoch, 0..1, mean over the runs; None for a method that
-    trains something else on purpose. phases: milliseconds per step, mean over the timed epochs of all runs. Startup
-    is the time before the first step, and what the first epoch takes longer.
+    Times are geometric means over the runs, as ratios of rows are; for the time per epoch, each run counts with its
+    median over the epochs without the warm-up. fastest and slowest are over all those epochs. accuracies: of the runs'
+    last epochs, 0..1; none for a method that trains something else on purpose. phases: milliseconds per step, mean
+    over the timed epochs of all runs. Startup is the time before the first step, and what the first epoch takes longer.
     """
 
     runs: int = 0
@@ -37,12 +43,18 @@ class Summary:
     fastest_epoch: float | None = None
     slowest_epoch: float | None = None
     images_per_second: float | None = None
-    accuracy: float | None = None
-    total_seconds: float | None = None  # median over the runs, from start to exit of the command
-    training_seconds: float | None = None  # median over the runs, of all epochs
+    accuracies: tuple[float, ...] = ()
+    total_seconds: float | None = None  # from start to exit of the command
+    training_seconds: float | None = None  # of all epochs
+    training_interval: tuple[float, float] | None = None  # of 95 %, around training_seconds
     startup_seconds: float | None = None  # median over the runs
     phases: PhaseTimes | None = None
     memory: Memory | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the runs."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
 
     @property
     def step_milliseconds(self) -> float:
@@ -60,9 +72,14 @@ def timed_epochs(result: RunResult) -> list[EpochRecord]:
     return list(result.epochs[1:] or result.epochs)
 
 
+def epoch_seconds(result: RunResult) -> float:
+    """Return a run's median seconds per epoch."""
+    return statistics.median(epoch.train_seconds for epoch in timed_epochs(result))
+
+
 def run_seconds(row: Row) -> list[float]:
-    """Return, for each run that ended well, its median seconds per epoch."""
-    return [statistics.median(epoch.train_seconds for epoch in timed_epochs(result)) for result in row.results]
+    """Return the median seconds per epoch of each run that ended well."""
+    return [epoch_seconds(result) for result in row.results]
 
 
 def summarize(row: Row) -> Summary:
@@ -71,17 +88,18 @@ def summarize(row: Row) -> Summary:
     if not seconds:
         return Summary()
     epochs = [epoch for result in row.results for epoch in timed_epochs(result)]
-    median = statistics.median(seconds)
+    mean = statistics.geometric_mean(seconds)
     return Summary(
         runs=len(seconds),
-        epoch_seconds=median,
+        epoch_seconds=mean,
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
-        images_per_second=epochs[-1].samples / median,
-        accuracy=None if row.times_only else statistics.mean(
-            result.epochs[-1].test_accuracy for result in row.results),
-        total_seconds=statistics.median(outcome.wall_seconds for outcome in row.outcomes if outcome.status == "ok"),
-        training_seconds=statistics.median(training_seconds(result) for result in row.results),
+        images_per_second=epochs[-1].samples / mean,
+        accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
+        total_seconds=statistics.geometric_mean(
+            outcome.wall_seconds for outcome in row.outcomes if outcome.status == "ok"),
+        training_seconds=statistics.geometric_mean(map(training_seconds, row.results)),
+        training_interval=mean_interval([training_seconds(result) for result in row.results]),
         startup_seconds=statistics.median(
             result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
             for result, own in zip(row.results, seconds, strict=True)),
@@ -96,10 +114,50 @@ def _memory(results):
     return Memory(statistics.median(peaks), results[0].memory_parts or {}) if peaks else None
 
 
-def ratio_of(numerator: Row, denominator: Row) -> Ratio:
-    """Return the ratio of the seconds per epoch of two rows."""
-    disturbed = numerator.disturbed or denominator.disturbed
-    return replace(ratio(run_seconds(numerator), run_seconds(denominator)), disturbed=disturbed)
+def block_times(rows: tuple[Row, ...], seconds: Callable[[RunResult], float] = epoch_seconds) -> np.ndarray:
+    """Return the seconds of every run that ended well, (blocks, rows), nan where there is none.
+
+    seconds: what of a run is meant.
+    """
+    cells = {(outcome.block, column): seconds(outcome.result) for column, row in enumerate(rows)
+             for outcome in row.outcomes if outcome.status == "ok"}
+    blocks = sorted({block for block, _ in cells})
+    return np.array([[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks])
+
+
+def asked_seconds(report: Report) -> Callable[[RunResult], float]:
+    """Return what of a run the rows are judged by: all training to a target accuracy if one was set, or an epoch."""
+    return epoch_seconds if report.settings.get("target_accuracy") is None else training_seconds
+
+
+def confidence_of(report: Report) -> float:
+    """Return with which confidence to judge, so that all looks at the data while they were measured have 95 %."""
+    return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
+
+
+def ratios_of(
+    report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[RunResult], float] = epoch_seconds,
+    confidence: float | None = None
+) -> list[Ratio]:
+    """Return the ratios of the times of one row and each of several; all their intervals together have `confidence`.
+
+    seconds: what of a run is meant; confidence: the report's, unless given. All rows of the report tell the noise, also
+    those that stand in for devices that are not there: they train on the same machine, in the same blocks.
+    """
+    columns = {row.configuration.name: column for column, row in enumerate(report.rows)}
+    reference, *others = (columns[row.configuration.name] for row in (numerator, *denominators))
+    within = report.settings.get("equal_within", EQUAL_WITHIN)
+    confidence = confidence or confidence_of(report)
+    results = ratios(block_times(report.rows, seconds), reference, others, confidence)
+    return [replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
+            for row, ratio in zip(denominators, results, strict=True)]
+
+
+def ratio_of(
+    report: Report, numerator: Row, denominator: Row, seconds: Callable[[RunResult], float] = epoch_seconds
+) -> Ratio:
+    """Return the ratio of the times of two rows."""
+    return ratios_of(report, numerator, [denominator], seconds)[0]
 
 
 def unsteadiness(row: Row) -> list[str]:
@@ -107,11 +165,11 @@ def unsteadiness(row: Row) -> list[str]:
     reasons, seconds = [], run_seconds(row)
     if not seconds:
         return reasons
-    spread = (max(seconds) - min(seconds)) / statistics.median(seconds)
-    if spread > 0.10:
-        reasons.append(f"its runs differ by {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} s per epoch): "
-                       "something else used the machine, or it changed its speed; close other programs, or give more "
-                       "--repeats")
+    spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
+    if spread > UNSTEADY:
+        reasons.append(f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
+                       "s per epoch): something else used the machine, or it changed its speed; close other programs, "
+                       "or give more --repeats or a longer --budget")
     first = [result.epochs[0].train_seconds / median for result, median in zip(row.results, seconds, strict=True)
              if len(result.epochs) > 1]
     if first and statistics.median(first) > 1.5:

@@ -95,7 +95,7 @@ def _speed_ups(analysis, path):
     axis.set(xlim=(0, None))
     figure.suptitle(report.title, fontsize=11)
     figure.supxlabel(f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
-                     "whiskers: 95 % interval; across the dashed line: no significant difference"
+                     "whiskers: 95 % interval; across the dashed line: undecided"
                      + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
 

@@ -17,6 +17,7 @@ from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
 
+FEWEST_BLOCKS = 3  # with --budget, however short it is
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 # 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths; 4 has results of
 # schema 3; 3 has foreign_cores where 2 had the load average.
@@ -57,6 +58,11 @@ class Row:
     def troubles(self) -> list[Outcome]:
         """The runs that did not end well."""
         return [outcome for outcome in self.outcomes if outcome.status != "ok"]
+
+    @property
+    def missed(self) -> list[Outcome]:
+        """The runs that trained to their end without the target accuracy."""
+        return [outcome for outcome in self.outcomes if outcome.status == "not reached"]
 
     @property
     def cores(self) -> int:
@@ -106,7 +112,8 @@ class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
     probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
-    rows of a block take turns, epoch by epoch, or else run whole, one after the other.
+    rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
+    many blocks it was looked whether all rows are decided, and which share of the budget was used by then.
     """
 
     command: str
@@ -118,13 +125,41 @@ class Report:
     outcomes: tuple[Outcome, ...] = ()
     equivalence: dict[str, Equivalence] = field(default_factory=dict)
     in_turns: bool = False
+    looks: tuple[tuple[int, float], ...] = ()
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """One row per configuration, in the order of the plan."""
-        return tuple(Row(configuration, tuple(outcome for outcome in self.outcomes
-                                              if outcome.configuration == configuration.name))
-                     for configuration in self.plan)
+        return tuple(Row(configuration, tuple(
+            outcome for outcome in self.outcomes if outcome.configuration == configuration.name
+            and (outcome.status != "ok" or outcome.block not in self.set_aside))) for configuration in self.plan)
+
+    @property
+    def whole_blocks(self) -> list[int]:
+        """The blocks that have run to their end."""
+        done = {(outcome.block, outcome.configuration) for outcome in self.outcomes}
+        open_blocks = {run[0] for run in self.order if run not in done}
+        return [block for block in dict.fromkeys(block for block, _ in self.order) if block not in open_blocks]
+
+    @property
+    def wanted_blocks(self) -> int:
+        """How many blocks are to be run at least that other programs do not disturb."""
+        return self.settings["repeats"] or FEWEST_BLOCKS
+
+    @property
+    def disturbed_blocks(self) -> dict[int, float]:
+        """The whole blocks in which other programs used too much, with the most cores they kept busy; most first."""
+        foreign = {block: max((outcome.foreign_cores or 0.0 for outcome in self.outcomes
+                               if outcome.block == block and outcome.status == "ok"), default=0.0)
+                   for block in self.whole_blocks}
+        return {block: foreign[block] for block in sorted(foreign, key=foreign.get, reverse=True)
+                if foreign[block] > MOST_FOREIGN * self.environment["cores"]}
+
+    @cached_property
+    def set_aside(self) -> tuple[int, ...]:
+        """The disturbed blocks that others were run in the place of: they do not count."""
+        spare = max(0, len(self.whole_blocks) - self.wanted_blocks)
+        return tuple(sorted(list(self.disturbed_blocks)[:spare]))
 
     @property
     def first(self) -> Planned:
@@ -167,7 +202,7 @@ class Report:
         steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
         return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
-                f"{count(settings['repeats'], 'run')} each")
+                f"{count(settings['repeats'] or len(self.whole_blocks) - len(self.set_aside), 'run')} each")
 
 
 def write_results(report: Report, directory: Path) -> None:
@@ -248,6 +283,7 @@ def _from_values(values):
         "order": tuple((block, name) for block, name in values["order"]),
         "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
                           for row in values["outcomes"]),
+        "looks": tuple((blocks, share) for blocks, share in values.get("looks", ())),
         "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
     }
     return Report(**{**values, **records})
@@ -262,11 +298,11 @@ def resumed(report: Report, path: Path) -> Report:
     changed = [f"{name} {before.get(name)} → {after.get(name)}"
                for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
                for name in {**before, **after} if before.get(name) != after.get(name)]
-    if not changed and (earlier.plan, earlier.order) != (planned.plan, planned.order):
+    if not changed and (earlier.plan, earlier.order[:len(planned.order)]) != (planned.plan, planned.order):
         changed = ["the rows, their commands or their order"]
     if changed:
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
                          "type the flags of then, or leave out --resume to start anew", USAGE)
     done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
-    return replace(report, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
-                   in_turns=earlier.in_turns)
+    return replace(report, order=earlier.order, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
+                   in_turns=earlier.in_turns, looks=earlier.looks)

@@ -11,11 +11,13 @@ from common.errors import SuiteError
 from common.words import count
 from comparison.analysis import Analysis, RowAnalysis, analyse
 from comparison.fairness import effective
+from comparison.measures import confidence_of
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import words_of
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL
 from comparison.record import MOST_FOREIGN, Report, read_results
+from comparison.statistics import EQUAL_WITHIN
 from comparison.tables import (
     class_table,
     epoch_table,
@@ -25,7 +27,7 @@ from comparison.tables import (
     settings_table,
     sweep_tables,
 )
-from comparison.verdict import verdict
+from comparison.verdict import resolution, verdict
 
 
 def keep_earlier(directory: Path) -> None:
@@ -67,7 +69,7 @@ def present(directory: Path) -> Report:
 def terminal_text(analysis: Analysis) -> str:
     """Return everything that is printed when a comparison ends: tables, verdict, what to know."""
     report = analysis.report
-    parts = [report.title, main_table(analysis, "simple"), settings_table(report, "simple"),
+    parts = [report.title, *resolution(analysis), main_table(analysis, "simple"), settings_table(report, "simple"),
              *sweep_tables(analysis, "simple")]
     if report.settings["project"]:
         parts += [f"Projection ({LABEL})", projection_table(analysis, "simple"),
@@ -88,6 +90,9 @@ def notes(analysis: Analysis) -> list[str]:
     sentences = []
     if len(report.outcomes) < len(report.order):
         sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
+    sentences += [f"Block {block} does not count: other programs kept up to {report.disturbed_blocks[block]:.1f} of "
+                  f"{count(report.environment['cores'], 'core')} busy; another was run instead."
+                  for block in report.set_aside]
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     for row in report.rows:
         sentences += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
@@ -104,7 +109,7 @@ def notes(analysis: Analysis) -> list[str]:
             missing.setdefault(reason, []).append(entry.label)
     sentences += [f"No speed-up for {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     if report.settings["repeats"] == 1:
-        sentences.append("no interval: 1 run. A difference between single runs may be chance.")
+        sentences.append("no interval: 1 run each. A difference between single runs may be chance.")
     sentences += [f"{row.label}: it has {count(row.results[0].threads_per_process, 'thread')}, where a device of the "
                   f"other rows has {report.device_threads}: it is what one would use without training in parallel, and "
                   "the only row that is exempt from the rule of equal threads."
@@ -121,22 +126,26 @@ def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
     warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
                else "there is only one, with its warm-up")
+    within, target = report.settings.get("equal_within", EQUAL_WITHIN), report.settings.get("target_accuracy")
+    asked = "time per epoch" if target is None else f"training time to {100 * target:g} %"
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
     memory = ("What PyTorch allocated while training." if report.first.device == "gpu" else
               "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the "
               "data, and without its loader workers.")
     sentences = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
-        f"rank; a run's median over its epochs ({warm_up}), then the median over the runs. Evaluation is not in it.",
-        f"Speed-up: the time per epoch of the {report.settings['baseline']} row with the same swept values, divided by "
-        "the row's (geometric means over the runs), with Welch's 95 % interval on their logarithms. An interval that "
-        "includes 1 is no significant difference. One in twenty such intervals misses the truth.",
+        f"rank; a run's median over its epochs ({warm_up}), then the geometric mean over the runs, as for all times. "
+        "Evaluation is not in it.",
+        f"Speed-up: the {asked} of the {report.settings['baseline']} row with the same swept values, divided by the "
+        "row's. The interval is of logarithms, by randomised blocks: what all rows of a block have in common is no "
+        "noise, and the noise is that of the pair's own differences and, for a part, of the other rows. All speed-ups "
+        "of the table together are within their intervals in 19 of 20 comparisons (Dunnett); so are the ratios of each "
+        f"sweep. An interval within ±{100 * within:g} % is practically equal; else one that includes 1 is undecided.",
         how_rows_ran(report),
-        "Accuracy: after the last epoch, mean over the runs. Every block of runs has a seed of its own, which its rows "
-        "share.",
+        "Accuracy: after the last epoch, mean over the runs ± their standard deviation. Every block of runs has a seed "
+        "of its own, which its rows share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
-        "command to its end, with imports, start-up, evaluation and figures, without the waiting for its turns; the "
-        "median over the runs.",
+        "command to its end, with imports, start-up, evaluation and figures, without the waiting for its turns.",
         f"Peak memory: of the device that needs most; the median over the runs. {memory}",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
         "its baseline; no interval covers that, so nothing is claimed from it.",
@@ -145,6 +154,10 @@ def definitions(report: Report) -> list[str]:
         "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
+    if report.looks:
+        sentences.append(f"It was looked {count(len(report.looks), 'time')} whether all rows are decided; so that all "
+                         "looks together claim no more than 5 % falsely, the last interval has "
+                         f"{confidence_of(report):.2%} (O'Brien and Fleming) instead of 95 %.")
     if report.equivalence:
         sentences.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of "
                          "SGD from the same weights on the same batches, without augmentation and in evaluation mode "
@@ -173,7 +186,6 @@ def write_csv(analysis: Analysis, path: Path) -> None:
 
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
-    speed_up = standing.speed_up
     return {
         "method": row.configuration.method, "label": row.label,
         **{name: row.configuration.values.get(name) for name in report.swept},
@@ -182,15 +194,18 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "devices": len(row.results[0].devices) if row.results else None,
         **{name: getattr(numbers, name) for name in (
             "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
-            "total_seconds")},
+            "training_seconds", "total_seconds")},
         "peak_memory_bytes": numbers.memory and numbers.memory.peak,
         **{f"{name.replace(' ', '_')}_bytes": size
            for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
-        "speed_up": speed_up and speed_up.value, "speed_up_low": speed_up and speed_up.low,
-        "speed_up_high": speed_up and speed_up.high, "efficiency": standing.efficiency,
+        **_interval("speed_up", standing.speed_up), **_interval("efficiency", standing.efficiency),
         "no_speed_up_because": standing.reason,
         **{words_of(name): value for name, value in (vars(effective(row.results[0])) if row.results else {}).items()},
     }
+
+
+def _interval(name, ratio):
+    return {name: ratio and ratio.value, f"{name}_low": ratio and ratio.low, f"{name}_high": ratio and ratio.high}
 
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path]) -> None:
@@ -203,7 +218,8 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path]) -> None:
                 if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
     parts = [
         f"# {report.title}", f"Made by `{report.command}`.",
-        "## Result", main_table(analysis, "github"), bullets(warnings(analysis)), bullets(notes(analysis)),
+        "## Result", *resolution(analysis), main_table(analysis, "github"), bullets(warnings(analysis)),
+        bullets(notes(analysis)),
         "## Verdict", *verdict(analysis),
         "## What was equal", settings_table(report, "github"),
         *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),

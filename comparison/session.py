@@ -1,7 +1,6 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
-import itertools
 import json
 import shlex
 import sys
@@ -16,13 +15,16 @@ from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count
+from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
 from comparison.launch import Outcome, Run, ask, file_name, run_once
 from comparison.methods import Machine
 from comparison.plan import type_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report, remove_torn, write_results
+from comparison.stopping import expectation, look, wants_block, with_another_block
 from comparison.turns import take_turns, why_not_in_turns
+from comparison.verdict import resolution
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -70,15 +72,15 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
 
     Every block has a seed of its own, counted up from --seed, which all its rows share: the same initial weights and
-    order of images for all, and other ones for the next block. results.json is on disk, whole, before the next run
+    order of images for all, and other ones for the next block. Blocks are added to `report.order` where other programs
+    disturbed one, or while there is a budget and need of them. results.json is on disk, whole, before the next run
     starts.
     """
-    left = [run for run in report.order if run not in {(done.block, done.configuration) for done in report.outcomes}]
     _announce(report)
     remove_torn([directory / "results.json", *(directory / "runs" / f"{file_name(name)}-{block}.json"
                                                for block, name in report.order)])
     write_results(report, directory)
-    if not left:
+    if not _left(report) and not report.settings.get("budget"):
         return report
     if not report.probe:
         probe = _probe(report, shared_flags)
@@ -91,17 +93,27 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     plan = {configuration.name: configuration for configuration in report.plan}
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
-    print(f"About {duration(seconds_left(left, report.outcomes, guesses))} from here on (a guess from the time of a "
-          "training step; every run corrects it)", flush=True)
-    unfinished = list(left)
-    for block, runs in itertools.groupby(left, key=lambda run: run[0]):
-        for outcome in run_block(report, block, [name for _, name in runs], directory):
-            unfinished.remove((block, outcome.configuration))
+    print(f"About {duration(seconds_left(_left(report), report.outcomes, guesses))} from here on (a guess from the "
+          "time of a training step; every run corrects it)", flush=True)
+    if report.settings.get("budget"):
+        print(expectation(report, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
+    used, longest = (report.looks[-1][1] * report.settings["budget"] if report.looks else 0.0), 0.0
+    while left := _left(report):
+        block, start = left[0][0], time.perf_counter()
+        for outcome in run_block(report, block, [name for number, name in left if number == block], directory):
             report = replace(report, outcomes=(*report.outcomes, outcome))
             write_results(report, directory)
-            seconds = seconds_left(unfinished, report.outcomes, guesses)
-            print(f"[{len(left) - len(unfinished)}/{len(left)}] block {block}, {plan[outcome.configuration].label}: "
-                  f"{outcome.status}, {outcome.wall_seconds:.1f} s; about {duration(seconds)} left", flush=True)
+            unfinished = _left(report)
+            print(f"[{len(report.outcomes)}/{len(report.order)}] block {block}, {plan[outcome.configuration].label}: "
+                  f"{outcome.status}, {outcome.wall_seconds:.1f} s; about "
+                  f"{duration(seconds_left(unfinished, report.outcomes, guesses))} left", flush=True)
+        seconds = time.perf_counter() - start
+        used, longest = used + seconds, max(longest, seconds)
+        report = look(report, used, longest)
+        if not _left(report) and wants_block(report, used, longest):
+            report = with_another_block(report)
+        write_results(report, directory)
+        _tell_block(report, block)
     return report
 
 
@@ -114,6 +126,21 @@ def run_block(report: Report, block: int, names: list[str], directory: Path) -> 
         return
     for name in names:
         yield run_once(plan[name], block, seed, directory / "runs", timeout)
+
+
+def _tell_block(report, block):
+    """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
+    if block in report.disturbed_blocks:
+        print(f"Block {block} was disturbed: other programs kept up to {report.disturbed_blocks[block]:.1f} of "
+              f"{count(report.environment['cores'], 'core')} busy", flush=True)
+    for sentence in resolution(analyse(report)):
+        print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
+
+
+def _left(report):
+    """The planned runs that have not ended yet."""
+    done = {(outcome.block, outcome.configuration) for outcome in report.outcomes}
+    return [run for run in report.order if run not in done]
 
 
 def _probe(report, shared_flags):
@@ -132,8 +159,11 @@ def _probe(report, shared_flags):
 def _announce(report):
     runs, rows = count(len(report.order), "run"), count(len({name for _, name in report.order}), "row")
     kept = f", of which {len(report.outcomes)} are kept" if report.outcomes else ""
-    print(f"{runs}: {rows} x {count(report.settings['repeats'], 'block')}{kept}")
-    for block in range(1, report.settings["repeats"] + 1):
+    budget = report.settings.get("budget")
+    at_first = "" if budget is None else f" at first, and more blocks for up to {duration(budget)} in all"
+    blocks = list(dict.fromkeys(block for block, _ in report.order))
+    print(f"{runs}: {rows} x {count(len(blocks), 'block')}{kept}{at_first}")
+    for block in blocks:
         print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
     sys.stdout.flush()
 

@@ -1,5 +1,6 @@
 """Every table of a report, as tabulate lays it out. A number that was not measured is a dash."""
 
+import math
 import statistics
 from dataclasses import fields
 
@@ -12,7 +13,7 @@ from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
 from comparison.record import Report
-from comparison.verdict import longer, mebibytes
+from comparison.verdict import efficiency, longer, mebibytes
 
 DASH = "–"
 
@@ -22,9 +23,19 @@ def cell(value: object, pattern: str = "") -> str:
     return DASH if value is None else format(value, pattern)
 
 
-def percent(share: float | None) -> str:
-    """Return a share in percent with two decimals, or a dash."""
-    return DASH if share is None else f"{100 * share:.2f}"
+def accuracy(accuracies: tuple[float, ...]) -> str:
+    """Return the mean over the runs in percent, with the digits and the standard deviation that they deserve.
+
+    The last digit is the first of the standard deviation, of two decimals at most; of one run, a tenth of a percent.
+    """
+    if not accuracies:
+        return DASH
+    mean = 100 * statistics.mean(accuracies)
+    if len(accuracies) == 1:
+        return f"{mean:.1f}"
+    deviation = 100 * statistics.stdev(accuracies)
+    digits = min(2, max(0, -math.floor(math.log10(deviation)))) if deviation else 2
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ...] = (0,)) -> str:
@@ -44,7 +55,8 @@ def main_table(analysis: Analysis, tablefmt: str) -> str:
     target = report.settings.get("target_accuracy")
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
     header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
-              "Runs", "Images/s", "Speed-up [95 %]", "Efficiency", "Total time (s)", "Peak memory (MiB)",
+              "Runs", "Images/s", f"Speed-up{'' if target is None else f' to {100 * target:g} %'} [95 %]",
+              "Efficiency [95 %]", "Total time (s)", "Peak memory (MiB)",
               *difference, "Result"]
     rows = [_main_cells(report, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
@@ -55,12 +67,12 @@ def _main_cells(report, entry):
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
         report.settings["dataset"], cell(len(row.results[0].devices) if row.results else None),
-        percent(numbers.accuracy),
+        accuracy(numbers.accuracies),
         *([_target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
         cell(numbers.epoch_seconds, ".2f"),
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else DASH,
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
-        cell(standing.efficiency, ".0%"),
+        cell(standing.efficiency and efficiency(standing.efficiency)),
         cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
         *([_difference_cell(report, row)] if report.equivalence else []),
         entry.result,
@@ -68,11 +80,13 @@ def _main_cells(report, entry):
 
 
 def _target_cell(entry):
-    missed = sum(outcome.status == "not reached" for outcome in entry.row.outcomes)
+    missed = len(entry.row.missed)
     if not entry.row.results:
         return "not reached" if missed else DASH
-    median = f"{entry.summary.training_seconds:.2f}"
-    return f"{median} (not reached by {missed} of {count(len(entry.row.outcomes), 'run')})" if missed else median
+    mean, interval = f"{entry.summary.training_seconds:.2f}", entry.summary.training_interval
+    if interval:
+        mean += f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return f"{mean} (not reached by {missed} of {count(len(entry.row.outcomes), 'run')})" if missed else mean
 
 
 def _difference_cell(report, row):
@@ -105,7 +119,7 @@ def _sweep_table(sweep, tablefmt):
         rows.append([
             entry.row.configuration.label + entry.row.values(without=sweep.name), str(sweep.value(entry)),
             f"{numbers.phases.data:.1f}", f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
-            f"{numbers.epoch_seconds:.2f}", f"{numbers.total_seconds:.1f}", percent(numbers.accuracy), ratio])
+            f"{numbers.epoch_seconds:.2f}", f"{numbers.total_seconds:.1f}", accuracy(numbers.accuracies), ratio])
     header = ("Method", SWEEPS[sweep.name], "Waiting for data (ms/step)", "Rest of the step (ms)",
               "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
               f"Times as long as at {sweep.value(sweep.rows[0])} [95 %]")
@@ -138,7 +152,15 @@ def epoch_table(report: Report, tablefmt: str) -> str:
     labels = {row.configuration.name: row.label for row in report.rows}
     rows = [(outcome.block, labels[outcome.configuration], epoch.epoch, f"{epoch.train_seconds:.2f}",
              f"{epoch.train_loss:.4f}", f"{100 * epoch.test_accuracy:.2f}",
-             outcome.status.replace("ok", "" if epoch in timed_epochs(outcome.result) else "warm-up"))
+             _remark(report, outcome, epoch))
             for outcome in report.outcomes if outcome.result for epoch in outcome.result.epochs]
     header = ("block", "method", "epoch", "training (s)", "training loss", "test accuracy (%)", "")
     return lay_out(rows, header, tablefmt, left=(1, 6))
+
+
+def _remark(report, outcome, epoch):
+    if outcome.status != "ok":
+        return outcome.status
+    if outcome.block in report.set_aside:
+        return "does not count"
+    return "" if epoch in timed_epochs(outcome.result) else "warm-up"

@@ -4,7 +4,7 @@ from common.words import count
 from comparison.analysis import Analysis, Recommendation, Sweep
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
-from comparison.statistics import NO_DIFFERENCE, Ratio
+from comparison.statistics import EQUAL, UNDECIDED, Ratio
 
 
 def verdict(analysis: Analysis) -> list[str]:
@@ -34,7 +34,7 @@ def _paragraph(analysis, entry):
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = (f"{numbers.epoch_seconds:.2f} s per epoch ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
+    own = (f"{_time(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
            f"{count(numbers.runs, 'run')})")
     if entry.is_baseline:
         return f"the baseline, {own}."
@@ -48,11 +48,36 @@ def _how_fast(analysis, entry):
         units = count(row.results[0].threads_per_process, "core")
     claims = {"faster": f"faster than “{baseline.label}”, {speed_up} times as fast",
               "slower": f"slower than “{baseline.label}”, {speed_up} times as fast",
-              NO_DIFFERENCE: f"neither faster nor slower than “{baseline.label}”, {speed_up} times as fast"}
-    words = claims.get(speed_up.words, f"{speed_up} times as fast as “{baseline.label}” in the only run, which proves "
-                                       "nothing")
-    share = f", {standing.efficiency:.0%} of what {units} could give at best" if units != "1 device" else ""
-    return f"{words}{share}; {own} instead of {analysis.of(baseline).summary.epoch_seconds:.2f} s."
+              EQUAL: f"practically as fast as “{baseline.label}”, {speed_up} times as fast",
+              UNDECIDED: f"undecided whether faster or slower than “{baseline.label}”, {speed_up} times as fast"}
+    words = claims.get(speed_up.words, f"{speed_up} times as fast as “{baseline.label}” in runs that are too few to "
+                                       "prove anything")
+    share = f", {efficiency(standing.efficiency)} of what {units} could give at best" if units != "1 device" else ""
+    return f"{words}{share}; {own} instead of {_time(analysis, analysis.of(baseline))}."
+
+
+def _time(analysis, entry):
+    """How long a row takes for what was asked: to a target accuracy, and per epoch."""
+    target, numbers = analysis.report.settings.get("target_accuracy"), entry.summary
+    asked = "" if target is None else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %, "
+    return f"{asked}{numbers.epoch_seconds:.2f} s per epoch"
+
+
+def efficiency(share: Ratio) -> str:
+    """Return an efficiency in percent, with its interval if that is known."""
+    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    return f"{share.value:.0%}{interval}"
+
+
+def resolution(analysis: Analysis) -> list[str]:
+    """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
+    noise = analysis.resolution
+    if not noise:
+        return []
+    shares = " and ".join(f"above about {100 * share:.2g} % in {count(blocks, 'block')}" for blocks, share in
+                          noise.differences.items())
+    return [f"This machine, this hour: the times of runs have a standard deviation of {100 * noise.deviation:.2g} %, "
+            f"without what rows and blocks have in common; differences {shares} are found, in four of five cases."]
 
 
 def _no_cause(entry):
@@ -101,7 +126,7 @@ def _sweep(sweep: Sweep) -> str:
                          for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True))
     simulated = " (simulated)" if any(entry.row.simulated for entry in sweep.rows) else ""
     return (f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
-            f"{first.row.values(without=sweep.name)}{simulated}: lowest median at {sweep.value(best)}, "
+            f"{first.row.values(without=sweep.name)}{simulated}: shortest at {sweep.value(best)}, "
             f"{best.summary.epoch_seconds:.2f} s per epoch. Times as long as at {sweep.value(first)}: {compared}.")
 
 
@@ -123,12 +148,11 @@ def _disturbed(rows):
 
 def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
-    cores = analysis.report.environment["cores"]
-    return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(choice, cores)}"
+    return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(analysis, choice)}"
             for choice in analysis.recommendations]
 
 
-def _recommend(choice: Recommendation, cores):
+def _recommend(analysis: Analysis, choice: Recommendation):
     best, shown = choice.best, choice.shown
     standing = shown and shown.standing
     if choice.kind == "not measured":
@@ -136,13 +160,14 @@ def _recommend(choice: Recommendation, cores):
     if choice.kind == "disturbed":
         return f"none. The comparison was disturbed: {_disturbed([entry.row for entry in choice.rows])}."
     if choice.kind == "all cores":
-        return (f"none. One process with all {cores} cores may be faster than all of these and was "
-                f"not measured: add {' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
-    if choice.kind == "single runs":
-        return (f"none, as single runs prove nothing; the fastest was “{shown.label}”, {standing.speed_up} times as "
+        cores = analysis.report.environment["cores"]
+        return (f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "
+                f"{' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
+    if choice.kind == "few runs":
+        return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {standing.speed_up} times as "
                 f"fast as “{standing.baseline.label}”. Give --repeats 3 or more.")
     if choice.kind == "stay":
-        return (f"stay with “{best.label}”, {best.summary.epoch_seconds:.2f} s per epoch. The best of the others "
+        return (f"stay with “{best.label}”, {_time(analysis, best)}. The best of the others "
                 f"against an equal baseline, “{shown.label}”, is {standing.speed_up} times as fast as "
                 f"“{standing.baseline.label}”: {standing.speed_up.words}.")
     words = f"“{best.label}”, {standing.speed_up} times as fast as “{standing.baseline.label}”"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import compare_parallel
 from common.config import MODELS
 from common.errors import SuiteError
 from common.probe import probe_from_dict
@@ -209,6 +210,21 @@ def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_p
 # ---- how long it takes
 
 
+@pytest.mark.parametrize("typed, expected", [("90", 90), ("90s", 90), ("20m", 1200), ("1.5h", 5400)])
+def test_a_budget_is_a_time(typed, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--budget", typed, "--equal-within", "2%"])
+    arguments, shared = compare_parallel.parse()
+    assert (arguments.budget, arguments.repeats, arguments.equal_within) == (expected, None, 0.02)
+    assert "--budget" not in shared and "--equal-within" not in shared
+
+
+@pytest.mark.parametrize("flags, repeats, budget", [((), None, 300), (("--repeats", "4"), 4, None)])
+def test_without_a_number_of_repeats_there_is_a_budget(flags, repeats, budget, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
+    arguments, _ = compare_parallel.parse()
+    assert (arguments.repeats, arguments.budget) == (repeats, budget)
+
+
 def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     row, other = configuration(), configuration("ddp")
     probe = probe_from_dict({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]})
@@ -374,6 +390,9 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal"),
     (("--baseline", "singel"), "did you mean single?"), (("--baseline", "ddp-no-sync"), "could be a baseline"),
     (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "at least 1"),
+    (("--repeats", 3, "--budget", "5m"), "--repeats says how often, --budget how long"),
+    (("--budget", "soon"), "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'"),
+    (("--equal-within", "0%"), "percent above 0 and below 100"), (("--from", "x.json", "--budget", "9m"), "--budget"),
     (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
 ])
 def test_bad_input_is_one_line_before_anything_runs(flags, message, project, tmp_path):

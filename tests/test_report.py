@@ -17,14 +17,15 @@ from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
 from comparison.launch import Outcome
-from comparison.measures import summarize
+from comparison.measures import block_times, summarize
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
 from comparison.record import Equivalence, read_results, write_results
 from comparison.report import definitions, notes, present, terminal_text, warnings, write_csv, write_markdown
-from comparison.tables import main_table, projection_table, settings_table, sweep_tables
+from comparison.statistics import ratios, residual_deviation, resolution
+from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
 from reports import configuration, report_of, runs
 from test_results import make_result
@@ -45,13 +46,61 @@ def test_main_table():
                        (configuration("mp", skip="needs 2 GPUs, found 1"), []),
                        (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]))
     single, ddp, dp, mp, accelerate = cells(main_table(analyse(report), "simple"))
-    assert single == ["SINGLE", "synthetic-mnist", "1", "80.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%", "9.0",
-                      "0.0", "baseline"]
-    assert ddp[8:] == ["2.00 [1.96, 2.05]", "100%", "9.0", "0.0", "faster"]
+    assert single == ["SINGLE", "synthetic-mnist", "1", "80.00 ± 0.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%",
+                      "9.0", "0.0", "baseline"]
+    assert ddp[8] == "2.00 [1.91, 2.10]" and ddp[9:] == ["100% [95, 105]", "9.0", "0.0", "faster"]
     assert dp[8:] == ["–", "–", "9.0", "0.0", "simulated"]
     assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 5, "skipped"]
-    assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; no significant difference"
+    assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
     assert report.failed and not report_of(SINGLE, DDP).failed
+
+
+@pytest.mark.parametrize("accuracies, text", [
+    ((), "–"), ((0.98765,), "98.8"), ((0.9, 0.9), "90.00 ± 0.00"), ((0.98, 0.99, 0.985), "98.5 ± 0.5"),
+    ((0.6, 0.7, 0.8), "70 ± 10"), ((0.9890, 0.9892), "98.91 ± 0.01"), ((0.5, 0.502), "50.1 ± 0.1")])
+def test_an_accuracy_has_the_digits_that_it_deserves(accuracies, text):
+    assert accuracy(accuracies) == text
+
+
+def test_medians_and_means_are_not_mixed_in_a_line():
+    uneven = (configuration("ddp"), runs("ddp", (1.0, 1.0, 1.3)))
+    _, ddp = cells(main_table(analyse(report_of((configuration(), runs(seconds=(1.7, 1.8, 1.9))), uneven)), "simple"))
+    shown = [float(ddp[column].split()[0]) for column in (4, 8)]
+    assert shown[0] * shown[1] == pytest.approx((1.7 * 1.8 * 1.9) ** (1 / 3), rel=0.01)
+
+
+def test_all_speed_ups_together_have_the_confidence():
+    rows = [SINGLE, *((configuration("ddp", f"ddp-{number}"), runs("ddp", (1.0, 1.02, 1.05))) for number in range(4))]
+    report = report_of(*rows)
+    among_four, (alone,) = analyse(report).rows[1].standing.speed_up, ratios(block_times(report.rows), 0, [1])
+    assert among_four == ratios(block_times(report.rows), 0, [1, 2, 3, 4])[0]
+    assert among_four.low < alone.low and among_four.high > alone.high
+
+    def family(workers):
+        values = {"values": {"num_workers": workers}, "num_workers": workers}
+        noisy = runs("ddp", (1.0, 1.02, 1.05), workers_per_process=workers)
+        return (configuration(**values), runs(workers_per_process=workers)), (configuration("ddp", **values), noisy)
+
+    report = report_of(*family(0), *family(2))  # two baselines, each with half of the error
+    assert analyse(report).rows[1].standing.speed_up == ratios(block_times(report.rows), 0, [1], 0.975)[0]
+
+
+def test_the_resolution_comes_first():
+    noisy = (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97)))
+    report = report_of(SINGLE, noisy)
+    noise = analyse(report).resolution
+    assert noise.deviation == pytest.approx(residual_deviation(block_times(report.rows))[0])
+    assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
+    first, sentence = terminal_text(analyse(report)).split("\n\n")[:2]
+    assert first == report.title and sentence.startswith("This machine, this hour: the times of runs have a standard")
+    assert f"above about {100 * noise.differences[3]:.2g} % in 3 blocks and above about" in sentence
+    assert analyse(report_of((configuration(), runs(seconds=(2.0,))))).resolution is None
+
+
+def test_what_is_practically_equal_can_be_chosen():
+    near = (configuration("ddp"), runs("ddp", (2.04, 2.06, 2.02)))
+    assert analyse(report_of(SINGLE, near)).rows[1].result == "practically equal"
+    assert analyse(report_of(SINGLE, near, equal_within=0.01)).rows[1].result == "slower"
 
 
 def test_every_row_shows_what_should_be_equal():
@@ -70,7 +119,7 @@ def test_a_sweep_has_its_column_and_its_table():
     assert [row[1] for row in cells(main_table(analyse(report), "simple"))] == ["0", "2"]
     (table,) = sweep_tables(analyse(report), "simple")
     first, second = cells(table)
-    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "9.0", "80.00", "–"]
+    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "9.0", "80.00 ± 0.00", "–"]
     assert second[2:5] == ["1.0", "63.5", "2.00"] and second[-1] == "0.67 [0.66, 0.67] (faster)"
     assert "UNEQUAL" not in terminal_text(analyse(report)) and "refused" not in terminal_text(analyse(report))
 
@@ -96,7 +145,8 @@ def test_without_a_baseline_there_are_no_speed_ups_and_it_says_so():
 def test_another_baseline():
     report = report_of(SINGLE, DDP, baseline="ddp")
     single, ddp = cells(main_table(analyse(report), "simple"))
-    assert single[8:10] == ["0.50 [0.49, 0.51]", "100%"] and ddp[8:10] == ["1.00", "100%"]  # one device instead of two
+    assert single[8:10] == ["0.50 [0.50, 0.50]", "100% [100, 100]"]  # one device instead of two
+    assert ddp[8:10] == ["1.00", "100%"]
     simulated = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)), baseline="dp")
     assert "No speed-up for SINGLE: the baseline, “DP”, is simulated." in notes(analyse(simulated))
     assert "simulated" not in verdict(analyse(simulated))[0].replace("“DP”, is simulated", "")
@@ -274,8 +324,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     write_markdown(analyse(report), tmp_path / "report.md", figures)
     assert read_results(tmp_path / "results.json") == report
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [row["result"] for row in rows] == ["baseline", "no significant difference", "simulated",
-                                               "1 of 1 run failed"]
+    assert [row["result"] for row in rows] == ["baseline", "practically equal", "simulated", "1 of 1 run failed"]
     assert [rows[1][name] for name in ("speed_up", "speed_up_low", "efficiency")] == ["1.0", "1.0", "0.5"]
     assert rows[2]["no_speed_up_because"] == "simulated"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"
@@ -430,7 +479,9 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
                       (configuration("dp"), runs("dp")), lr=0.1)
     after = replace(after, environment={**after.environment, "torch": "2.15.0"})
     text = describe_difference(before, after)
-    assert re.search(r"SINGLE +2.00 +3 +1.00 +3 +2.00 \[1.96, 2.05\] +faster", text)
+    assert re.search(r"SINGLE +2.00 +3 +1.00 +3 +2.00\n", text)
+    assert not any(word in text for word in ("faster", "slower", "equal", "["))  # another hour: no claim, no interval
+    assert "measure both as rows of one comparison" in text
     assert "refused: global batch 200 instead of 100" in text
     assert re.search(r"MP .*–.* not in both", text) and re.search(r"DP  .*–.* not in both", text)
     assert "Different machine: torch 2.11.0 → 2.15.0." in text and "Different settings: lr None → 0.1." in text
@@ -447,14 +498,13 @@ def test_seeds_differ_by_block_and_are_named_between_reports():
     other = [replace(result, config={**result.config, "seed": 7}) for result in DDP[1]]
     report = report_of(SINGLE, (DDP[0], other))
     assert analyse(report).rows[1].standing.speed_up  # its first run that ended well may be of a later block
-    assert "(seed 42 instead of 7)" in describe_difference(report_of((DDP[0], other)), report_of(DDP))
+    assert "seed 42 instead of 7" in describe_difference(report_of((DDP[0], other)), report_of(DDP))
 
 
 def test_diff_of_two_machines_lists_what_belongs_to_the_machine():
     other = [replace(result, threads_per_process=4, devices=("cuda:0 (NVIDIA H200)",)) for result in SINGLE[1]]
     text = describe_difference(report_of(SINGLE), report_of((configuration(), other)))
-    assert ("no significant difference (device cuda (NVIDIA H200) instead of cpu; threads per device 4 instead of 1)"
-            in text)
+    assert re.search(r"1.00 +device cuda \(NVIDIA H200\) instead of cpu; threads per device 4 instead of 1\n", text)
 
 
 def test_no_file_names_the_user(tmp_path, monkeypatch):

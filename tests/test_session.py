@@ -12,6 +12,7 @@ import compare_parallel
 from common.errors import SuiteError
 from comparison import session
 from comparison.analysis import analyse
+from comparison.plan import make_order
 from comparison.record import read_results, resumed, write_results
 from comparison.report import terminal_text
 from comparison.session import run_comparison
@@ -66,9 +67,10 @@ def test_one_line_per_run_on_a_terminal_and_elsewhere(planned, capsys, monkeypat
     output = capsys.readouterr().out
     assert output.startswith("4 runs: 2 rows x 2 blocks\n") and "Block 2: single, ddp" in output
     assert output.splitlines()[4].startswith("About 14 s from here on")
-    lines = output.splitlines()[5:]
+    lines = [line for line in output.splitlines() if line.startswith("[")]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith("about 0 s left")
+    assert output.splitlines()[-1].startswith("After 2 blocks: This machine, this hour: the times of runs have a")
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_an_interruption_leaves_what_was_measured(planned, tmp_path):
         run(stop=3)
     report = read_results(tmp_path / "results.json")
     assert len(report.outcomes) == 2 and "INCOMPLETE: interrupted after 2 of 4 runs" in terminal_text(analyse(report))
-    assert "no interval: 1 run" in terminal_text(analyse(report))
+    assert "no interval: too few runs" in terminal_text(analyse(report))
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(planned, tmp_path, capsys):
@@ -233,3 +235,106 @@ def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, m
                        "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
     assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
     assert "--link" not in flags(project=[2], link_gbps=5.0)
+
+
+# ---- as many blocks as it takes
+
+
+@pytest.fixture
+def blocks(monkeypatch, tmp_path):
+    """Run a comparison of two rows whose blocks of 20 s take the given seconds per epoch, by block; return the report.
+
+    foreign: by block, how many of the two cores other programs keep busy.
+    """
+    rows = [(configuration(), runs()), (configuration("ddp"), runs("ddp"))]
+    (first, *_, last), clock = report_of(*rows).outcomes, iter(range(0, 10**6, 20))
+    monkeypatch.setattr(session.time, "perf_counter", lambda: float(next(clock)))
+
+    def run(seconds, foreign=(), stop_after=10**6, resume=None, **settings):
+        def run_once(row, block, seed, *_):
+            if block > stop_after:
+                raise KeyboardInterrupt
+            template, value = (first, 2.0) if row.name == "single" else (last, seconds(block))
+            result = replace(template.result, epochs=tuple(
+                replace(epoch, train_seconds=value) for epoch in template.result.epochs))
+            return replace(template, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
+
+        monkeypatch.setattr(session, "run_once", run_once)
+        monkeypatch.setattr(session, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS}))
+        order = tuple(make_order(["single", "ddp"], settings.get("repeats") or 3, 42))
+        report = replace(report_of(*rows, **settings), order=order, outcomes=(), probe=None)
+        report.environment["cores"] = 2
+        return run_comparison(resumed(report, resume) if resume else report, [], tmp_path)
+
+    return run
+
+
+def decided(block):
+    """Half the baseline's 2 s, and a little noise."""
+    return 1.0 + 0.001 * (block % 3)
+
+
+def undecided(block):
+    """Around the baseline's 2 s, far from it in every block."""
+    return 2.0 + 0.5 * (-1) ** block
+
+
+def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys):
+    report = blocks(decided, repeats=None, budget=200.0)
+    assert (len(report.whole_blocks), report.looks) == (3, ((3, 0.3),))
+    assert read_results(tmp_path / "results.json") == report
+    assert "3 runs each" in report.title and "INCOMPLETE" not in terminal_text(analyse(report))
+    early = analyse(report).rows[1].standing.speed_up
+    last = analyse(replace(report, looks=())).rows[1].standing.speed_up
+    assert early.value == last.value and early.low < last.low  # a look so early may take little of the error
+    output = capsys.readouterr().out
+    assert "The budget of 3 min is good for about 27 blocks, 3 at least; where the times of runs differ by 4%" in output
+    assert "It was looked 1 time whether all rows are decided" in terminal_text(analyse(report))
+
+
+def test_a_budget_is_used_up_where_a_row_stays_undecided(blocks):
+    report = blocks(undecided, repeats=None, budget=130.0)
+    assert report.looks == ((3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0))  # a seventh would end at 140 s
+    assert [block for block, _ in report.order] == [block for block in range(1, 7) for _ in range(2)]
+    assert report.order == tuple(make_order(["single", "ddp"], 6, 42))
+
+
+def test_three_blocks_are_run_however_short_the_budget(blocks):
+    assert blocks(undecided, repeats=None, budget=1.0).looks == ((3, 1.0),)
+
+
+def test_a_budget_goes_on_where_it_was_interrupted(blocks, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        blocks(undecided, repeats=None, budget=130.0, stop_after=4)
+    report = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
+    assert [look[0] for look in report.looks] == [3, 4, 5, 6] and report.looks[-1][1] == 1.0
+
+
+def test_repeats_are_run_without_looks(blocks):
+    report = blocks(undecided, repeats=4)
+    assert (len(report.whole_blocks), report.looks) == (4, ())
+
+
+def test_a_disturbed_block_is_run_again_and_does_not_count(blocks, capsys):
+    report = blocks(decided, repeats=3, foreign={2: 0.9})
+    assert (len(report.whole_blocks), report.set_aside, len(report.outcomes)) == (4, (2,), 8)
+    assert [outcome.block for outcome in report.rows[1].outcomes] == [1, 3, 4]
+    assert not report.rows[1].disturbed and analyse(report).rows[1].result == "faster"
+    assert "Block 2 was disturbed: other programs kept up to 0.9 of 2 cores busy" in capsys.readouterr().out
+    text = terminal_text(analyse(report))
+    assert "Block 2 does not count: other programs kept up to 0.9 of 2 cores busy; another was run instead." in text
+    assert "INCOMPLETE" not in text
+
+
+def test_a_machine_that_stays_disturbed_is_not_waited_for(blocks):
+    report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
+    assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # those that were disturbed most
+    assert report.rows[1].disturbed and analyse(report).rows[1].result == "disturbed"
+
+
+def test_a_run_that_failed_in_a_block_that_does_not_count_is_told_all_the_same(blocks):
+    report = blocks(decided, repeats=3, foreign={2: 0.9})
+    failed = replace(report, outcomes=tuple(
+        replace(outcome, status="failed") if (outcome.block, outcome.configuration) == (2, "ddp") else outcome
+        for outcome in report.outcomes))
+    assert failed.set_aside == (2,) and failed.failed and "1 of 4 runs failed" in analyse(failed).rows[1].result

@@ -12,6 +12,7 @@ from common.results import write_result
 from comparison.analysis import analyse
 from comparison.launch import run_once
 from comparison.tables import main_table
+from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
 from test_compare import child
 from test_data import make_config, make_image_set
@@ -76,11 +77,39 @@ def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
     table = main_table(analyse(report), "simple")
     assert "Accuracy (%)    Training to 99 % (s)    Time per epoch (s)" in table.splitlines()[0]
     single, ddp, mp, accelerate = cells(table)
-    assert (single[4], ddp[4], mp[4], accelerate[4]) == ("8.00", "not reached", "–", "–")
+    assert (single[4], ddp[4], mp[4], accelerate[4]) == ("8.51 [4.78, 15.15]", "not reached", "–", "–")
     assert ddp[-1] == "3 of 3 runs not reached" and ddp[6] == "–" and ddp[7] == "0"
     assert report.failed
     first, second, third = (outcome for outcome in report.outcomes if outcome.configuration == "single")
     partly = replace(report, outcomes=(first, second, replace(third, status="not reached"), *report.outcomes[3:]))
-    assert cells(main_table(analyse(partly), "simple"))[0][4] == "9.00 (not reached by 1 of 3 runs)"
+    assert cells(main_table(analyse(partly), "simple"))[0][4] == "8.77 (not reached by 1 of 3 runs)"
     assert "Training to 98.5 % (s)" in main_table(analyse(report_of(SINGLE, target_accuracy=0.985)), "simple")
     assert "Training to" not in main_table(analyse(report_of(SINGLE)), "simple")
+
+
+def to_target(method, seconds, first=1.0, **values):
+    """Runs of three epochs, of which all but the first take `seconds`, that reach their target."""
+    return configuration(method), runs(method, seconds, first=first, **values)
+
+
+def test_rows_are_judged_by_the_time_to_the_target():
+    slow_start = to_target("ddp", (1.0, 1.01, 0.99), first=9.0)  # 11 s in all, 1 s per epoch
+    report = report_of(to_target("single", (2.0, 2.02, 1.98)), slow_start, target_accuracy=0.99)  # 5 s, 2 s per epoch
+    speed_up = analyse(report).rows[1].standing.speed_up
+    assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
+    (advice,) = recommendations(analyse(report))
+    assert advice.startswith("Recommendation: stay with “SINGLE”, 5.00 s of training to 99 %, 2.00 s per epoch")
+    assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
+    assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
+    (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
+    assert advice.startswith("Recommendation: “DDP”, 2.00 [")
+
+
+def test_a_missed_target_counts_against_the_row():
+    report = report_of(to_target("single", (2.0, 2.02, 1.98)), to_target("ddp", (1.0, 1.01, 0.99)),
+                       target_accuracy=0.99)
+    assert recommendations(analyse(report))[0].startswith("Recommendation: “DDP”")
+    missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))
+    standing = analyse(missed).rows[1].standing
+    assert standing.speed_up is None and standing.reason == "“DDP” missed the target accuracy in 1 of 3 runs"
+    assert "DDP" not in recommendations(analyse(missed))[0]

@@ -1,0 +1,65 @@
+"""When a comparison has enough blocks: those that were asked for, or what its budget of time allows and needs."""
+
+import math
+from dataclasses import replace
+
+from common.words import count
+from comparison.analysis import analyse
+from comparison.plan import make_order
+from comparison.progress import duration
+from comparison.record import Report
+from comparison.statistics import resolution
+
+SPARE_BLOCKS = 2  # how many more may be run in the place of disturbed ones
+USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a share: before anything is measured
+
+
+def expectation(report: Report, block_seconds: float) -> str:
+    """Return what the budget allows and what that can find, in words, before the first run.
+
+    block_seconds: what a block may take.
+    """
+    budget, rows = report.settings["budget"], len({name for _, name in report.order})
+    blocks = max(report.wanted_blocks, int(budget / block_seconds))
+    difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
+    finds = "" if difference == math.inf else (f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
+                                               f"differences above about {100 * difference:.2g} % would be found")
+    return (f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
+            f"least{finds}. It ends earlier if every row is decided.")
+
+
+def look(report: Report, used: float, block_seconds: float) -> Report:
+    """Return the report with the look at its data that is due after a whole block, if it has a budget.
+
+    used: seconds since its first block began; block_seconds: what another block takes. Where no time is left for
+    another, the look is the last and may take what is left of the error.
+    """
+    budget, blocks = report.settings.get("budget"), len(report.whole_blocks) - len(report.set_aside)
+    before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
+    if budget is None or blocks <= before:
+        return report
+    share = 1.0 if used + block_seconds > budget else max(share, used / budget)
+    return replace(report, looks=(*report.looks, (blocks, share)))
+
+
+def wants_block(report: Report, used: float, block_seconds: float) -> bool:
+    """Return whether to run another block, after the look at the last.
+
+    In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS; within a budget, while there
+    is time and a row is not decided. used, block_seconds: as for `look`.
+    """
+    whole, budget = len(report.whole_blocks), report.settings.get("budget")
+    if whole - len(report.disturbed_blocks) < report.wanted_blocks and whole < report.wanted_blocks + SPARE_BLOCKS:
+        return True
+    if budget is None or used + block_seconds > budget:
+        return False
+    judged = [entry.standing.speed_up for entry in analyse(report).rows if not entry.is_baseline]
+    return not all(speed_up.decided for speed_up in judged if speed_up)
+
+
+def with_another_block(report: Report) -> Report:
+    """Return the report with one more block in its order, as make_order goes on."""
+    names = [configuration.name for configuration in report.plan if not configuration.skip]
+    blocks = report.order[-1][0] + 1
+    more = make_order(names, blocks, report.settings["seed"])[-len(names):]
+    return replace(report, order=(*report.order, *more))
