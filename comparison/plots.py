@@ -14,7 +14,8 @@ from comparison.projection import LABEL
 from comparison.verdict import mebibytes
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
-SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"), (0.6, "xxxx"))
+SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.35, "oo"),
+                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
 FIGURES = ("curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png",
            *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
