@@ -1,5 +1,6 @@
 """Ratios of two samples and how sure they are: pure mathematics, which knows no rows."""
 
+import functools
 import math
 import statistics
 from dataclasses import dataclass
@@ -54,8 +55,9 @@ def ratio(numerator: list[float], denominator: list[float]) -> Ratio:
     return Ratio(math.exp(centre), math.exp(centre - margin), math.exp(centre + margin))
 
 
-def t_quantile(freedom: float) -> float:
-    """Return the t with P(-t < T < t) = CONFIDENCE for Student's T with `freedom` >= 1 degrees of freedom.
+@functools.cache
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Return the t with P(-t < T < t) = confidence for Student's T with `freedom` >= 1 degrees of freedom.
 
     With T = sqrt(freedom) · tan(angle), the angle has a density proportional to cos(angle)^(freedom - 1): a bounded
     integral, here by the trapezoidal rule to about 1e-6.
@@ -63,4 +65,4 @@ def t_quantile(freedom: float) -> float:
     angles = np.linspace(0, math.pi / 2, 20001)
     density = np.cos(angles) ** (freedom - 1)
     area = np.concatenate(([0.0], np.cumsum((density[1:] + density[:-1]) / 2)))
-    return math.sqrt(freedom) * math.tan(np.interp(CONFIDENCE * area[-1], area, angles))
+    return math.sqrt(freedom) * math.tan(np.interp(confidence * area[-1], area, angles))
