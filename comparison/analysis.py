@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from common.words import count
-from comparison.causes import Cause, Costs, find_causes, find_costs
+from comparison.causes import Accounts, Cause, Costs, find_accounts, find_causes, find_costs
 from comparison.fairness import Standing, compare_with_baseline
 from comparison.measures import Summary, ratio_of, summarize, unsteadiness
 from comparison.plan import SWEEPS
@@ -25,6 +25,7 @@ class RowAnalysis:
     summary: Summary
     standing: Standing
     costs: Costs
+    accounts: Accounts
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
     result: str
@@ -112,10 +113,12 @@ def analyse(report: Report) -> Analysis:
 
 
 def _analyse_row(report, row, summaries):
-    standing, costs = compare_with_baseline(report, row), find_costs(report, row)
+    standing = compare_with_baseline(report, row)
+    accounts = find_accounts(row, standing)
     return RowAnalysis(
-        row=row, summary=summaries[row.configuration.name], standing=standing, costs=costs,
-        causes=find_causes(report, row, standing, costs, summaries), warnings=tuple(unsteadiness(row)),
+        row=row, summary=summaries[row.configuration.name], standing=standing,
+        costs=find_costs(report, row), accounts=accounts,
+        causes=find_causes(report, row, standing, accounts, summaries), warnings=tuple(unsteadiness(row)),
         result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
     )
 

@@ -125,11 +125,11 @@ def compare_with_baseline(report: Report, row: Row) -> Standing:
         if check and check.status == "failed":
             return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
     speed_up = Ratio(1.0, None, None) if baseline is row else ratio_of(baseline, row)
-    efficiency = speed_up.value * _units(baseline.results[0]) / _units(row.results[0])
+    efficiency = speed_up.value * units(baseline.results[0]) / units(row.results[0])
     return Standing(baseline, speed_up, "", unequal, efficiency)
 
 
-def _units(result):
-    """What a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+def units(result: RunResult) -> int:
+    """Return what a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
     on_cpu = result.devices[0] == "cpu"
     return result.threads_per_process * result.world_size if on_cpu else len(result.devices)

@@ -9,18 +9,9 @@ from statistics import mean
 import pytest
 
 from common.results import PhaseTimes, RankTimes
-from comparison.accounting import (
-    Time,
-    account_for_runs,
-    account_for_steps,
-    critical_rank,
-    make_account,
-    mean_excess,
-    rank_means,
-    run_time,
-    step_time,
-)
+from comparison.accounting import Time, make_account, mean_excess
 from comparison.record import read_results
+from comparison.steps import account_for_runs, account_for_steps, critical_rank, rank_means, run_time, step_time
 from reports import configuration, report_of, runs
 from test_results import make_result
 
