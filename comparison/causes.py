@@ -59,7 +59,8 @@ class Cause:
 class Accounts:
     """How a row's mean step (milliseconds) and whole run (seconds) differ from what the baseline lets expect.
 
-    None where it has no speed-up, or is the baseline. ranks: every rank's means over the runs, if they were kept.
+    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
+    were kept.
     """
 
     steps: Account | None = None
@@ -70,7 +71,7 @@ class Accounts:
 def find_accounts(row: Row, standing: Standing) -> Accounts:
     """Return the accounts of a row."""
     ranks = mean_ranks(row.results)
-    if not standing.speed_up or standing.baseline is row:
+    if not standing.speed_up or standing.baseline is row or row.disturbed or standing.baseline.disturbed:
         return Accounts(ranks=ranks)
     devices = units(row.results[0]) / units(standing.baseline.results[0])
     return Accounts(account_for_steps(row, standing.baseline, devices), account_for_runs(row, standing.baseline), ranks)

@@ -1,11 +1,15 @@
 """The parts of a row's difference, and what its ranks and cores tell: each planted alone, in numbers made by hand."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from common.results import PhaseTimes, RankTimes
 from comparison.analysis import analyse
+from comparison.plots import draw_all
+from comparison.report import write_markdown
+from comparison.tables import account_tables, rank_table
 from comparison.verdict import verdict
 from reports import configuration, report_of
 from test_results import make_result
@@ -182,3 +186,27 @@ def test_nothing_is_named_of_a_disturbed_row():
     for disturbed in ("single", "ddp"):
         names, words = found(single(), ddp(slow, slow), foreign_cores={disturbed: 0.5})
         assert names == [] and "nothing can be claimed" in words
+
+
+def test_tables_and_the_figure_show_every_part_and_every_rank(tmp_path):
+    waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0), queued=None)
+    analysis = analyse(report_of(single(), ddp(waits, works)))
+    steps, runs = account_tables(analysis, "plain")
+    (line,) = steps.splitlines()[1:]
+    assert re.split("  +", line.strip()) == [
+        "DDP", "26.00", "20.00", "+6.00 ± 0.03", "+0.00 ± 0.00", "+0.00 ± 0.00", "+6.00 ± 0.08", "+0.00 ± 0.00",
+        "+0.00 ± 0.00", "+0.00 ± 0.00", "+0.00 ± 0.00"]
+    assert re.split("  +", steps.splitlines()[0].strip())[4:] == [
+        "Data", "Transfer", "Forward", "Backward", "Exchange", "Update", "Outside"]
+    assert "Start-up" in runs and "+0.00 ± 0.00" in runs
+    waiting, working = rank_table(analysis, "plain").splitlines()[2:]
+    assert [text for text in waiting.split() if text] == ["DDP", "0", "26.00", "20.00", "6.00", "0.95", "1.00"]
+    assert [text for text in working.split() if text] == ["DDP", "1", "26.00", "26.00", "0.00", "0.95", "–"]
+    assert draw_all(analysis, tmp_path)[3].name == "excess.png"
+    write_markdown(analysis, tmp_path / "report.md", [])
+    text = (tmp_path / "report.md").read_text()
+    assert "## Where the time goes" in text and "## Every rank" in text
+    alone = analyse(report_of(single()))
+    assert account_tables(alone, "plain") == []
+    write_markdown(alone, tmp_path / "report.md", [])
+    assert "## Where the time goes" not in (tmp_path / "report.md").read_text()
