@@ -119,8 +119,8 @@ def find_straggler(results: Sequence[RunResult]) -> Straggler | None:
                 for means in runs]
 
     slowest = max(range(ranks), key=lambda rank: sum(longer(rank, lambda means: means.work)))
-    phase = max(runs[0][slowest].phases.keys() - {"exchange"}, default=OUTSIDE,
-                key=lambda name: sum(longer(slowest, lambda means: means.phases[name])))
+    phases = set.intersection(*({*means.phases} for means in runs[0])) - {"exchange"}
+    phase = max(phases, default=OUTSIDE, key=lambda name: sum(longer(slowest, lambda means: means.phases[name])))
     return Straggler(slowest, mean_excess("straggler", longer(slowest, lambda means: means.work), ranks), phase)
 
 
