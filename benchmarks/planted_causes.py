@@ -202,7 +202,7 @@ def draw(trials: list[Trial], path: Path) -> Path:
     plants = [name for name in PLANTS if any(trial.plant == name for trial in trials)]
     asked = [PLANTS[name].causes[0] for name in plants if PLANTS[name].causes]
     causes = list(dict.fromkeys([*asked, *(cause for trial in trials for cause in trial.named)]))
-    figure, (axis,) = new_figure(width=2.5 + 0.55 * len(causes), height=2.2 + 0.36 * len(plants))
+    figure, (axis,) = new_figure(width=max(9.0, 2.5 + 0.55 * len(causes)), height=2.2 + 0.36 * len(plants))
     for row, plant in enumerate(plants):
         tried = [trial for trial in trials if trial.plant == plant]
         for column, cause in enumerate(causes):
@@ -217,27 +217,26 @@ def draw(trials: list[Trial], path: Path) -> Path:
     axis.set_xticks(range(len(causes)), causes, rotation=45, ha="right")
     axis.set_yticks(range(len(plants)), plants)
     axis.grid(visible=False)
-    found = scores(trials)
+    score = scores(trials)
     axis.set_xlabel("cause that the comparison named, in so many of the trials\ndark: what was planted; pale: what "
                     "follows from it; orange: neither")
-    figure.suptitle(f"{found['planted_named']} of {found['planted']} planted causes were named; "
-                    f"{found['named_rightly']} of {found['named']} named causes were planted, or follow", fontsize=11)
+    figure.suptitle(f"{score['planted_named']} of {score['planted']} planted causes were named; "
+                    f"{score['named_rightly']} of {score['named']} named causes were planted, or follow", fontsize=11)
     return save_figure(figure, path)
 
 
-def earlier(path: Path) -> list[Trial]:
-    """Return the trials in a file that this program wrote; none where there is no such file."""
-    if not path.exists():
-        return []
-    return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in json.loads(path.read_text())["trials"]]
+def read_trials(results: dict) -> list[Trial]:
+    """Return the trials in what this program wrote."""
+    return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in results["trials"]]
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, more=lambda parser: (
         parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
-        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")))
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)"),
+        parser.set_defaults(output="figures/benchmark/planted-causes.json")))
     path = Path(arguments.output)
-    trials = earlier(path)
+    trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     for seed, name in itertools.product(arguments.seeds, arguments.plants):
         if any((trial.plant, trial.seed) == (name, seed) for trial in trials):
             continue

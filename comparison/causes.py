@@ -191,11 +191,12 @@ def _computing_threads(result):
 
 
 def _straggler(row, own):
-    found = find_straggler(row.results)
-    if not found or found.longer.low is None or found.longer.low < STRAGGLING * own.step_milliseconds:
+    straggler = find_straggler(row.results)
+    if not straggler or straggler.longer.low is None or straggler.longer.low < STRAGGLING * own.step_milliseconds:
         return None
-    return Cause("straggler", f"Rank {found.rank} has {found.longer} ms more to do in a step than the others, which "
-                 f"wait for it, most of it {PLACES[found.phase]}: look for what its core or device has to do besides.")
+    return Cause("straggler", f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
+                 f"which wait for it, most of it {PLACES[straggler.phase]}: look for what its core or device has to do "
+                 "besides.")
 
 
 def _queued(row):

@@ -166,7 +166,7 @@ def _excess_finding(accounts):
               if part.value > 0]
     if not proved:
         return "No phase is proved to take longer than an even share of the baseline's"
-    part, label, account = max(proved, key=lambda found: found[0].value)
+    part, label, account = max(proved, key=lambda entry: entry[0].value)
     return f"“{label}”: {part} ms of the {account.total} ms more per step are in the phase {part.name}"
 
 

@@ -23,11 +23,11 @@ COMMITTED = [file for file in sorted(FIGURES.rglob("results.json"))
 
 def times(rng, count, names=PHASES, scale=1.0):
     """Measured times of so many blocks, each of random parts and something outside of them."""
-    found = []
+    measured = []
     for _ in range(count):
         parts = {name: scale * rng.uniform(0, 10) for name in names}
-        found.append(Time(sum(parts.values()) + scale * rng.uniform(0, 1), parts))
-    return found
+        measured.append(Time(sum(parts.values()) + scale * rng.uniform(0, 1), parts))
+    return measured
 
 
 @pytest.mark.parametrize("seed", range(50))

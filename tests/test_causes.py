@@ -62,7 +62,7 @@ def ddp(*ranks, **values):
     return row("ddp", [run(*ranks, factors=(factor,) * 3, **values) for factor in JITTER])
 
 
-def found(*rows, **settings):
+def judged(*rows, **settings):
     """What is named of the last row, and its paragraph."""
     report = report_of(*rows, **settings)
     analysis = analyse(report)
@@ -70,7 +70,7 @@ def found(*rows, **settings):
 
 
 def test_nothing_is_named_where_nothing_is_planted():
-    assert found(single(), ddp(rank(halves()), rank(halves())))[0] == []
+    assert judged(single(), ddp(rank(halves()), rank(halves())))[0] == []
 
 
 @pytest.mark.parametrize("phase, place", [
@@ -78,7 +78,7 @@ def test_nothing_is_named_where_nothing_is_planted():
     ("backward", "the backward pass"), ("exchange", "the exchange of gradients"), ("update", "the update")])
 def test_a_slow_phase_is_named_with_its_time(phase, place):
     slow = rank(halves(**{phase: halves()[phase] + 6.0}))
-    names, words = found(single(), ddp(slow, slow))
+    names, words = judged(single(), ddp(slow, slow))
     assert names == [phase]
     assert "A step takes 26.0 ms, 6.0 ± 0.0 ms more than an even share of “SINGLE”, 20.0 ms: 6.0 ± 0.1 ms" in words
     assert f"ms more in {place}" in words
@@ -86,21 +86,21 @@ def test_a_slow_phase_is_named_with_its_time(phase, place):
 
 def test_parts_are_named_in_the_order_of_size_also_what_is_saved():
     slow = rank(halves(exchange=9.0, forward=2.0, update=5.0))
-    names, words = found(single(), ddp(slow, slow))
+    names, words = judged(single(), ddp(slow, slow))
     assert names == ["exchange", "forward", "update"]
     assert "ms: 9.0 ± 0.1 ms more in the exchange of gradients, 3.0 ± 0.0 ms less in the forward pass, 1.0 ± " in words
 
 
 def test_what_is_outside_of_the_phases_is_named_too():
     long = replace(rank(halves()), train_seconds=0.26)
-    assert found(single(), ddp(long, long))[0] == ["outside"]
+    assert judged(single(), ddp(long, long))[0] == ["outside"]
 
 
 def test_little_is_not_worth_a_word_and_noise_proves_nothing():
     little = rank(halves(forward=5.3))
-    assert found(single(), ddp(little, little))[0] == []
+    assert judged(single(), ddp(little, little))[0] == []
     noisy = [run(rank(halves(forward=forward)), rank(halves(forward=forward))) for forward in (5.0, 25.0, 10.0)]
-    names, words = found(single(), row("ddp", noisy))
+    names, words = judged(single(), row("ddp", noisy))
     assert names == ["noise"] and "ms more than an even share of “SINGLE”, 20.0 ms: where, is not proved." in words
 
 
@@ -112,7 +112,7 @@ def test_an_older_result_has_the_exchange_in_its_backward_pass():
         return forget
 
     configured, runs = ddp(rank(halves(backward=16.0)), rank(halves(backward=16.0)))
-    names, words = found(single(), (configured, old(runs)))
+    names, words = judged(single(), (configured, old(runs)))
     assert names == ["backward"]
     assert "6.0 ± 0.1 ms more in the backward pass, with whatever the devices exchange in it" in words
 
@@ -120,12 +120,12 @@ def test_an_older_result_has_the_exchange_in_its_backward_pass():
 def test_a_straggler_is_named_with_its_rank_and_its_phase():
     waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
     for ranks, number in (((waits, works), 1), ((works, waits), 0)):
-        names, words = found(single(), ddp(*ranks))
+        names, words = judged(single(), ddp(*ranks))
         assert names == ["forward", "straggler"]
         assert f"Rank {number} has 6.0 ± 0.0 ms more to do in a step than the others" in words
         assert "most of it in the forward pass" in words
     waits, works = rank(halves(exchange=0.5)), rank(halves(forward=5.5))
-    assert "straggler" not in found(single(), ddp(waits, works))[0]
+    assert "straggler" not in judged(single(), ddp(waits, works))[0]
 
 
 @pytest.mark.parametrize("values, kind, words", [
@@ -136,12 +136,12 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
 def test_ranks_without_a_core_are_named(values, kind, words):
     starved = rank(halves(), cpu=0.5, queued=0.45)
     base = single(workers_per_process=2 * values.get("workers_per_process", 0))
-    names, paragraph = found(base, ddp(starved, starved, **values))
+    names, paragraph = judged(base, ddp(starved, starved, **values))
     assert names == [kind]
     assert "For 45% ± 0% of the time its threads were ready to compute and had no core" in paragraph
     assert words in paragraph
-    assert found(base, ddp(rank(halves(), queued=0.09), rank(halves()), **values))[0] == []
-    assert found(base, ddp(rank(halves(), queued=None), rank(halves(), queued=None), **values))[0] == []
+    assert judged(base, ddp(rank(halves(), queued=0.09), rank(halves()), **values))[0] == []
+    assert judged(base, ddp(rank(halves(), queued=None), rank(halves(), queued=None), **values))[0] == []
 
 
 def test_threads_that_have_nothing_to_do_are_named():
@@ -150,10 +150,10 @@ def test_threads_that_have_nothing_to_do_are_named():
     def all_cores(cpu):
         return whole, [run(rank(halves(), cpu=cpu), factors=(factor,) * 3, threads_per_process=2) for factor in JITTER]
 
-    names, words = found(single(), all_cores(1.0))
+    names, words = judged(single(), all_cores(1.0))
     assert names == ["idle threads"] and "keeps at most 1.1 ± 0.0 cores busy with its 2 threads" in words
-    assert found(single(), all_cores(1.9))[0] == []
-    assert found(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4)))[0] == []  # one thread each
+    assert judged(single(), all_cores(1.9))[0] == []
+    assert judged(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4)))[0] == []  # one thread each
 
 
 def test_epochs_that_get_longer_are_named():
@@ -161,30 +161,30 @@ def test_epochs_that_get_longer_are_named():
         return row("ddp", [run(rank(halves()), rank(halves()), factors=[jitter * factor for factor in factors])
                            for jitter in JITTER])
 
-    names, words = found(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1))
+    names, words = judged(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1))
     assert names == ["growing"] and "get longer while it trains, by 20% ± 0%" in words
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
-        assert "growing" not in found(single(), steady)[0]
+        assert "growing" not in judged(single(), steady)[0]
 
 
 def test_what_only_the_whole_run_contains_is_told_apart_from_the_speed_up():
     late = ddp(rank(halves()), rank(halves()), startup_seconds=7.0)
-    names, words = found(single(), late)
+    names, words = judged(single(), late)
     assert names == ["start-up"]
     assert "Beside “SINGLE”, and in no speed-up, start-up takes 3.0 ± 0.0 s more (an epoch saves 0.20 s, so it" in words
     assert "pays from 15 epochs on, of 3 here)." in words
     early = ddp(rank(halves()), rank(halves()), startup_seconds=3.0)
-    assert "start-up takes 1.0 ± 0.0 s less." in found(single(), early)[1]
+    assert "start-up takes 1.0 ± 0.0 s less." in judged(single(), early)[1]
     warm = row("ddp", [run(rank(halves()), rank(halves()), factors=(21.0 * factor, factor, factor))
                        for factor in JITTER])
-    names, words = found(single(), warm)
+    names, words = judged(single(), warm)
     assert names == ["warm-up"] and "the first epoch's warm-up takes 4.0 ± 0.0 s more" in words
 
 
 def test_nothing_is_named_of_a_disturbed_row():
     slow = rank(halves(forward=11.0), queued=0.4)
     for disturbed in ("single", "ddp"):
-        names, words = found(single(), ddp(slow, slow), foreign_cores={disturbed: 0.5})
+        names, words = judged(single(), ddp(slow, slow), foreign_cores={disturbed: 0.5})
         assert names == [] and "nothing can be claimed" in words
 
 

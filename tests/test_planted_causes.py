@@ -27,8 +27,9 @@ def test_a_slow_phase_takes_what_was_planted(name, phase, tmp_path):
 
 @pytest.mark.slow
 def test_a_straggler_has_more_to_do(tmp_path):
-    found = find_straggler([run_once("straggler", tmp_path).result])
-    assert (found.rank, found.phase) == (1, "forward") and found.longer.value > 0.5 * PLANTS["straggler"].size
+    straggler = find_straggler([run_once("straggler", tmp_path).result])
+    assert (straggler.rank, straggler.phase) == (1, "forward")
+    assert straggler.longer.value > 0.5 * PLANTS["straggler"].size
 
 
 @pytest.mark.slow
