@@ -33,7 +33,7 @@ def rank_means(result: RunResult) -> list[RankMeans]:
     """Return every rank's means; nothing for an older result, which kept no ranks."""
     epochs = timed_epochs(result)
     steps = [epoch.steps for epoch in epochs]
-    return [_means(ranks, steps) for ranks in zip(*(epoch.ranks for epoch in epochs), strict=True)]
+    return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
 
 
 def _means(times, steps):
@@ -57,7 +57,7 @@ def _mean_phases(phases, steps):
 
 def mean_ranks(results: Sequence[RunResult]) -> tuple[RankMeans, ...]:
     """Return every rank's means over several runs; nothing where one of them kept no ranks."""
-    return tuple(_mean_rank(rank) for rank in zip(*map(rank_means, results)))  # noqa: B905 - some may have none
+    return tuple(_mean_rank(runs) for runs in zip(*map(rank_means, results), strict=False))
 
 
 def _mean_rank(runs):
@@ -191,12 +191,11 @@ def _images_per_step(result):
 def run_time(result: RunResult) -> Time:
     """Return the seconds of a whole run, from its command's start to the end of the last evaluation, and its parts.
 
-    Of the first epoch, what is above the mean of the others is warm-up.
+    Training is the mean timed epoch, times all epochs; by how much the first one was longer is warm-up.
     """
-    timed, first = timed_epochs(result), result.epochs[0].train_seconds
-    training = statistics.mean(epoch.train_seconds for epoch in timed)
+    seconds = sum(epoch.train_seconds for epoch in result.epochs)
+    training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in timed_epochs(result))
     return Time(result.total_seconds, {
-        "start-up": result.startup_seconds, "warm-up": first - training if len(result.epochs) > 1 else 0.0,
-        "training": training * len(timed) + (training if len(result.epochs) > 1 else 0.0),
+        "start-up": result.startup_seconds, "warm-up": seconds - training, "training": training,
         "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
     })
