@@ -111,6 +111,12 @@ def test_without_an_exchange_the_slowest_rank_counts():
     assert critical_rank(make_result()) is None
 
 
+def test_ranks_that_were_not_kept_in_every_epoch_do_not_count():
+    result = of_ranks((1.0, 20.0, 0.0), (1.1, 20.0, 0.0))
+    older = replace(result, epochs=(result.epochs[0], replace(result.epochs[1], ranks=()), result.epochs[2]))
+    assert len(rank_means(result)) == 2 and rank_means(older) == []
+
+
 def test_one_device_exchanges_nothing_and_an_older_result_does_not_tell():
     assert step_time(make_result()).parts == {"data": 1.0, "transfer": 0.5, "forward": 20.0, "backward": 40.0,
                                               "exchange": 0.0, "update": 3.0}
