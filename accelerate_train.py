@@ -21,7 +21,14 @@ from torch.utils.data import DistributedSampler
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import group_store, name_lost_ranks, rank_device, rank_traits, refuse_different_ranks
+from common.distributed import (
+    LastGradient,
+    group_store,
+    name_lost_ranks,
+    rank_device,
+    rank_traits,
+    refuse_different_ranks,
+)
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
 from common.errors import MACHINE, USAGE, SuiteError
@@ -59,14 +66,16 @@ def train(config, options) -> None:
     parallel, optimizer = accelerator.prepare(model, optimizer)  # ACC: wraps the model for DDP
     parallel.broadcast_buffers = False  # ACC: once, before the evaluation, is enough
     loss_function = build_loss(config)
+    last_gradient = LastGradient(model)  # ACC: when it is there, what is left of the exchange begins
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)
         mark("transfer")
         loss = loss_function(parallel(images), labels)
         mark("forward")
+        last_gradient.will_mark(mark, "backward")  # ACC:
         accelerator.backward(loss)  # ACC: the ranks' gradients are averaged meanwhile
-        mark("backward")
+        mark("exchange")  # ACC:
         return loss
 
     context = ParallelContext(

@@ -25,6 +25,7 @@ from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import (
+    LastGradient,
     find_ranks,
     join_group,
     name_lost_ranks,
@@ -88,14 +89,16 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
 
     optimizer = build_optimizer(model.parameters(), config)
     loss_function = build_loss(config)
+    last_gradient = LastGradient(model)  # DDP: when it is there, what is left of the exchange begins
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)
         mark("transfer")
         loss = loss_function(parallel(images), labels)
         mark("forward")
+        last_gradient.will_mark(mark, "backward")  # DDP:
         loss.backward()  # DDP: the ranks' gradients are averaged meanwhile
-        mark("backward")
+        mark("exchange")  # DDP:
         return loss
 
     context = ParallelContext(

@@ -3,10 +3,12 @@
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from measure import paired
+from planted_causes import PLANTS, read_trials, scores
 from turns import residual, run_seconds
 
 from comparison.analysis import analyse
@@ -133,9 +135,33 @@ def turns(results: dict) -> str:
     return lay_out(rows, header, "github")
 
 
+def planted_causes(results: dict) -> str:
+    trials = read_trials(results)
+    rows = []
+    for plant in PLANTS:
+        tried = [trial for trial in trials if trial.plant == plant]
+        if not tried:
+            continue
+        names = Counter(name for trial in tried for name in trial.named)
+        sizes = [f"{trial.found:.3g} [{trial.low:.3g}, {trial.high:.3g}]" for trial in tried if trial.low is not None]
+        planted = tried[0].planted
+        rows.append((plant, ", ".join(f"{name} {times}/{len(tried)}" for name, times in names.items()) or "nothing",
+                     "–" if planted is None else f"{planted:.3g}", "; ".join(sizes) or "–",
+                     ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong)) or "–"))
+    score = scores(trials)
+    precision = f"{score['named_rightly'] / max(1, score['named']):.0%}"
+    header = ("Planted", "Named, in so many of the trials", "Its size", "As it was measured, in each [95 %]",
+              "Named wrongly")
+    return (f"{lay_out(rows, header, 'github', left=(0, 1, 3, 4))}\n\n{score['planted_named']} of {score['planted']} "
+            f"planted causes were named (recall {score['planted_named'] / max(1, score['planted']):.0%}); "
+            f"{score['named_rightly']} of {score['named']} named causes were planted, or follow from what was "
+            f"(precision {precision}); {score['sizes_in_interval']} of {score['sizes']} "
+            "intervals of what was planted contain its size.")
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
-    "roofline": roofline, "startup": startup, "turns": turns,
+    "roofline": roofline, "startup": startup, "turns": turns, "planted-causes": planted_causes,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-94-cifar10", "one-device", "worker-study")
 

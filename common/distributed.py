@@ -280,6 +280,32 @@ def _missing_ranks():
         return []
 
 
+class LastGradient:
+    """Ends a phase when a backward pass has computed this rank's last gradient.
+
+    What then is left of the pass, DistributedDataParallel waits for the other ranks and their gradients. Which
+    parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._hooks = {parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
+                       for parameter in model.parameters() if parameter.requires_grad}
+        self._last = None
+
+    def will_mark(self, mark: Callable[[str], None], phase: str) -> None:
+        """Call mark(phase) at the last gradient of the coming backward pass."""
+        if self._last is not None and len(self._hooks) > 1:
+            last = self._hooks.pop(self._last)
+            for hook in self._hooks.values():
+                hook.remove()
+            self._hooks = {self._last: last}
+        self._mark, self._phase = mark, phase
+
+    def _arrived(self, parameter):
+        self._last = parameter
+        self._mark(self._phase)
+
+
 def gather(value) -> list:
     """Return every rank's `value` (anything that can be pickled), in the order of the ranks, on every rank."""
     values = [None] * dist.get_world_size()

@@ -17,8 +17,8 @@ from torch import nn
 
 from common.config import RunConfig
 from common.errors import add_error_context
-from common.results import EpochRecord, PhaseTimes
-from common.timing import PhaseTimer, Stopwatch
+from common.results import EpochRecord, PhaseTimes, RankTimes
+from common.timing import CoreClock, PhaseTimer, Stopwatch
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ class ParallelContext:
 
 @dataclass(frozen=True)
 class Training:
-    """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase."""
+    """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase.
+
+    cpu_seconds, queue_seconds: see CoreClock.
+    """
 
     data_rank: int
     seconds: float
@@ -69,6 +72,8 @@ class Training:
     samples: int
     steps: int
     phase_milliseconds: dict[str, float]
+    cpu_seconds: float
+    queue_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
     steps = steps_of(loader, config)
     timer = PhaseTimer(context.devices)
     loss_sum, samples = torch.zeros((), device=context.output_device), 0
-    with Stopwatch(context.devices) as watch:
+    with CoreClock() as cores, Stopwatch(context.devices) as watch:
         timer.start()
         batches = iter(loader)
         for _ in range(steps):
@@ -138,7 +143,8 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
-    return Training(context.data_rank, watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds())
+    return Training(context.data_rank, watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds(),
+                    cores.cpu_seconds, cores.queue_seconds)
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -175,7 +181,8 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
 
 
 def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) -> EpochRecord:
-    """Return one record for all ranks: sums of counts, and the times of the slowest rank."""
+    """Return one record for all ranks: sums of counts, the times of the slowest rank, and of each."""
+    ranks = tuple(RankTimes(part.seconds, _phases(part), part.cpu_seconds, part.queue_seconds) for part in trainings)
     slowest = max(trainings, key=lambda part: part.seconds)
     evaluate_seconds = max(part.seconds for part in evaluations)
     trainings, evaluations = once_each(trainings), once_each(evaluations)
@@ -191,13 +198,14 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
         test_loss=sum(part.loss_sum for part in evaluations) / tested,
         test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
         phases=_phases(slowest),
+        ranks=ranks,
     )
 
 
 def _phases(part):
     """Milliseconds per step; the rest of a step counts only where the step leaves a phase out."""
     times = PhaseTimes(**{name: total / part.steps for name, total in part.phase_milliseconds.items()})
-    return times if None in vars(times).values() else replace(times, rest=None)
+    return times if None in (times.transfer, times.forward, times.backward) else replace(times, rest=None)
 
 
 def once_each(parts: list) -> list:

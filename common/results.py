@@ -10,12 +10,14 @@ from pathlib import Path
 from common.errors import FAILED, SuiteError
 from common.writing import write_json
 
-SCHEMA_VERSION = 3  # 2 added precision; a result of version 1 was always float32; 3 added memory_parts
+# 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
+# "exchange", which was part of "backward"
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Where a step's time went, in milliseconds per step (mean over one epoch, of the slowest rank).
+    """Where a step's time went, in milliseconds per step: the mean over one epoch of one rank.
 
     None: a phase that the method's step does not tell apart.
     """
@@ -23,7 +25,8 @@ class PhaseTimes:
     data: float | None = None  # waiting for the next batch
     transfer: float | None = None  # host to device
     forward: float | None = None  # with the loss
-    backward: float | None = None  # with the gradient all-reduce under DDP
+    backward: float | None = None
+    exchange: float | None = None  # from a rank's own last gradient until the mean over all ranks is there
     update: float | None = None  # optimizer step
     rest: float | None = None  # what the method's step does in none of these
 
@@ -34,8 +37,25 @@ class PhaseTimes:
 
 
 @dataclass(frozen=True)
+class RankTimes:
+    """One rank's training in one epoch, in seconds.
+
+    cpu_seconds: of the CPU, all threads of the rank together, without its loader workers. queue_seconds: how long those
+    threads were ready to run and had no core, because something else had it; None where the kernel does not tell.
+    """
+
+    train_seconds: float
+    phases: PhaseTimes
+    cpu_seconds: float
+    queue_seconds: float | None
+
+
+@dataclass(frozen=True)
 class EpochRecord:
-    """One epoch. Seconds are the slowest rank's; counts and losses are over all ranks; accuracy is in 0..1."""
+    """One epoch. Seconds and phases are the slowest rank's; counts and losses over all ranks; accuracy is in 0..1.
+
+    ranks: each rank's own times, by its number; empty in an older result.
+    """
 
     epoch: int
     train_seconds: float
@@ -46,6 +66,7 @@ class EpochRecord:
     test_loss: float
     test_accuracy: float
     phases: PhaseTimes
+    ranks: tuple[RankTimes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +140,8 @@ def result_from_dict(values: dict) -> RunResult:
 def epoch_from_dict(values: dict) -> EpochRecord:
     """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
     numbers = {key: float("nan") if value is None else value for key, value in values.items()}  # NaN became null
-    return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"])})
+    ranks = tuple(RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])}) for rank in values.get("ranks", ()))
+    return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"]), "ranks": ranks})
 
 
 def phase_names() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
-"""Clocks that do not disturb what they measure: synchronize, Stopwatch and PhaseTimer."""
+"""Clocks that do not disturb what they measure: synchronize, Stopwatch, CoreClock and PhaseTimer."""
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -49,6 +50,36 @@ class Stopwatch:
     def __exit__(self, *_):
         synchronize(self.devices)
         self.seconds = time.perf_counter() - self._start
+
+
+class CoreClock:
+    """What cores this process had during a block, all its threads together: `with CoreClock() as cores: ...`
+
+    cpu_seconds: it computed. queue_seconds: it could have, and waited in the kernel's queue for a core; None where the
+    kernel does not tell. What a process that it started did, as a loader worker, is in neither.
+    """
+
+    cpu_seconds = 0.0
+    queue_seconds: float | None = None
+
+    def __enter__(self):
+        self._waited, self._computed = _queue_seconds(), time.process_time()
+        return self
+
+    def __exit__(self, *_):
+        self.cpu_seconds = time.process_time() - self._computed
+        waited = _queue_seconds()
+        if waited:
+            self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
+
+
+def _queue_seconds():
+    """By thread, the second number of Linux's schedstat (kernel: scheduler/sched-stats), which is in nanoseconds."""
+    waited = {}
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without these numbers
+            waited[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+    return waited
 
 
 class PhaseTimer:

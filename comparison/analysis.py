@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from common.words import count
-from comparison.causes import Cause, Costs, find_causes, find_costs
+from comparison.causes import Accounts, Cause, Costs, find_accounts, find_causes, find_costs
 from comparison.fairness import Standing, compare_with_baselines
 from comparison.measures import (
     Summary,
@@ -36,6 +36,7 @@ class RowAnalysis:
     summary: Summary
     standing: Standing
     costs: Costs
+    accounts: Accounts
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
     result: str
@@ -152,10 +153,11 @@ def _resolution(report):
 
 
 def _analyse_row(report, row, standing, summaries):
-    costs = find_costs(report, row)
+    accounts = find_accounts(row, standing)
     return RowAnalysis(
-        row=row, summary=summaries[row.configuration.name], standing=standing, costs=costs,
-        causes=find_causes(report, row, standing, costs, summaries), warnings=tuple(unsteadiness(row)),
+        row=row, summary=summaries[row.configuration.name], standing=standing,
+        costs=find_costs(report, row), accounts=accounts,
+        causes=find_causes(report, row, standing, accounts, summaries), warnings=tuple(unsteadiness(row)),
         result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
     )
 

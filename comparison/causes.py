@@ -6,27 +6,75 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from common.words import count
-from comparison.fairness import Standing
+from comparison.accounting import OUTSIDE, Account
+from comparison.fairness import Standing, units
 from comparison.measures import Summary, ratio_of, run_seconds
 from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.statistics import UNDECIDED, Ratio
+from comparison.steps import (
+    RankMeans,
+    account_for_runs,
+    account_for_steps,
+    cores_computing,
+    find_straggler,
+    growth,
+    mean_ranks,
+    queued_share,
+)
 
-# From which share on a cause is worth a sentence.
-WAITING = 0.20  # of a step, waiting for data
+# From which size on a cause is worth a sentence.
+WORTH = 0.02  # of a step or run: a part of its difference
+STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
+QUEUED = 0.10  # of a step: ready to run, without a core
+IDLE_THREADS = 0.25  # of the threads, while they compute
+GROWTH = 0.05  # of an epoch, from the first timed one to the last
+WAITING = 0.20  # of a step that is compared with none, waiting for data
 SAVED = 0.02  # of a step, by the resident loader
-EXCHANGE = 0.05  # of an epoch, exchanging gradients
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the forward pass, per device
-SMALL_BATCH = 1.25  # times the work on one device, for the same images in parts; or its inverse
+
+PLACES = {
+    "data": "in waiting for data", "transfer": "in the transfer to the device", "forward": "in the forward pass",
+    "backward": "in the backward pass", "exchange": "in the exchange of gradients", "update": "in the update",
+    OUTSIDE: "in none of the phases",
+}
+WHOLE_BACKWARD = "in the backward pass, with whatever the devices exchange in it"
+STAGES = {"start-up": "start-up", "warm-up": "the first epoch's warm-up", "evaluation": "evaluation"}
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that makes a row as fast or slow as it is."""
+    """One thing that makes a row as fast or slow as it is.
+
+    of: "step" or "run" where it is a part of the account of one, and its sentence only a clause.
+    """
 
     kind: str
     sentence: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """How a row's mean step (milliseconds) and whole run (seconds) differ from what the baseline lets expect.
+
+    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
+    were kept.
+    """
+
+    steps: Account | None = None
+    runs: Account | None = None
+    ranks: tuple[RankMeans, ...] = ()
+
+
+def find_accounts(row: Row, standing: Standing) -> Accounts:
+    """Return the accounts of a row."""
+    ranks = mean_ranks(row.results)
+    if not standing.speed_up or standing.baseline is row or row.disturbed or standing.baseline.disturbed:
+        return Accounts(ranks=ranks)
+    devices = units(row.results[0]) / units(standing.baseline.results[0])
+    return Accounts(account_for_steps(row, standing.baseline, devices), account_for_runs(row, standing.baseline), ranks)
 
 
 @dataclass(frozen=True)
@@ -66,20 +114,21 @@ def _equal_partner(report, row, method):
 
 
 def find_causes(
-    report: Report, row: Row, standing: Standing, costs: Costs, summaries: dict[str, Summary]
+    report: Report, row: Row, standing: Standing, accounts: Accounts, summaries: dict[str, Summary]
 ) -> tuple[Cause, ...]:
     """Return every cause that the measurements of a row show, in the order in which to read them.
 
-    summaries: of all rows, by their configuration's name.
+    First what makes its step longer or shorter than an even share of the baseline's, the largest part first. Nothing
+    of a row that other programs disturbed. summaries: of all rows, by their configuration's name.
     """
-    if not row.results:
+    if not row.results or row.disturbed or (standing.baseline and standing.baseline.disturbed):
         return ()
     own = summaries[row.configuration.name]
-    baseline = standing.baseline and summaries[standing.baseline.configuration.name]
     causes = (
-        _unequal(standing), _noise(row, standing), _waiting(report, row, own, summaries), _resident(report, row, own),
-        _exchange(own, costs), _small_batch(report, row, standing), _overhead(row, own), _idle_stage(row, own),
-        _start_up(row, own, standing, baseline),
+        _unequal(standing), _noise(row, standing), *_parts_of_steps(report, row, accounts.steps, summaries),
+        _waiting(report, row, own, accounts.steps, summaries), _straggler(row, own), _queued(row), _idle_threads(row),
+        _growth(row), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
+        *_parts_of_runs(row, standing, accounts.runs, summaries),
     )
     return tuple(cause for cause in causes if cause)
 
@@ -99,26 +148,89 @@ def _noise(row, standing):
                           "difference may be chance; more --repeats would narrow it.")
 
 
-def _waiting(report, row, own, summaries):
-    data, step, share = own.phases.data, own.step_milliseconds, own.waiting_share
-    if share < WAITING:
+def _parts_of_steps(report, row, steps, summaries):
+    for part in steps.proved if steps else ():
+        if abs(part.value) >= WORTH * steps.value:
+            together = part.name == "backward" and all(other.name != "exchange" for other in steps.parts)
+            place = WHOLE_BACKWARD if together else PLACES[part.name]
+            advice = f" ({_loading_advice(report, row, summaries)})" if part.name == "data" and part.value > 0 else ""
+            yield Cause(part.name, f"{part} ms {'more' if part.value > 0 else 'less'} {place}{advice}", "step")
+
+
+def _waiting(report, row, own, steps, summaries):
+    """What an account cannot show, as the row is compared with none."""
+    if steps or own.waiting_share < WAITING:
         return None
-    workers = row.configuration.planned.num_workers
-    several = "0 2 4" if workers == 0 else f"{workers} {2 * workers} {4 * workers}"
+    return Cause("waiting for data", f"Waiting for data takes {own.phases.data:.1f} of {own.step_milliseconds:.1f} ms "
+                 f"per step ({own.waiting_share:.0%}): {_loading_advice(report, row, summaries)}.")
+
+
+def _loading_advice(report, row, summaries):
+    """What could shorten the wait for data: measured with more workers, or computed from the cores that are left."""
+    result, planned = row.results[0], row.configuration.planned
+    if result.config["loader"] == "resident":
+        return "batches are cut out of memory, so that the network is small beside its data"
+    workers = result.workers_per_process * result.world_size
     more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
-            and other.configuration.planned.num_workers > workers
-            and replace(other.configuration.planned, num_workers=workers) == row.configuration.planned]
-    if row.results[0].config["loader"] == "resident":
-        return Cause("waiting for data", f"Cutting batches out of memory takes {data:.1f} of {step:.1f} ms "
-                     f"per step ({share:.0%}): the network is so small that its data are a good part of the work.")
-    advice = f"more --num-workers can save up to that; --num-workers {several} measures it"
+            and other.configuration.planned.num_workers > planned.num_workers
+            and replace(other.configuration.planned, num_workers=planned.num_workers) == planned]
     if more:
-        best = min(more, key=lambda other: summaries[other.configuration.name].epoch_seconds)
-        advice = (f"with {best.configuration.planned.num_workers} workers instead of {workers} it was measured at "
-                  f"{summaries[best.configuration.name].epoch_seconds:.2f} s")
-    rest = own.epoch_seconds * (1 - share)
-    return Cause("waiting for data", f"Waiting for data takes {data:.1f} of {step:.1f} ms per step ({share:.0%}); "
-                 f"without it an epoch would take {rest:.2f} s at best: {advice}.")
+        seconds, best = min((summaries[other.configuration.name].epoch_seconds, other.configuration.planned.num_workers)
+                            for other in more)
+        return f"with {best} workers instead of {workers} an epoch was measured at {seconds:.2f} s"
+    left = row.cores - workers - _computing_threads(result)
+    if left > 0:
+        return f"{count(left, 'core')} of {row.cores} {'is' if left == 1 else 'are'} left for more --num-workers"
+    return (f"{count(_computing_threads(result), 'thread')} and {count(workers, 'loader worker')} have the "
+            f"{count(row.cores, 'core')} already, so that more workers would take from the computation")
+
+
+def _computing_threads(result):
+    """Threads that compute on a CPU; beside a GPU, one for each process."""
+    return result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
+
+
+def _straggler(row, own):
+    straggler = find_straggler(row.results)
+    if not straggler or straggler.longer.low is None or straggler.longer.low < STRAGGLING * own.step_milliseconds:
+        return None
+    return Cause("straggler", f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
+                 f"which wait for it, most of it {PLACES[straggler.phase]}: look for what its core or device has to do "
+                 "besides.")
+
+
+def _queued(row):
+    share, result = queued_share(row.results), row.results[0]
+    if share is None or share.low is None or share.low < QUEUED:
+        return None
+    threads, workers = result.world_size * result.threads_per_process, result.workers_per_process * result.world_size
+    words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
+    if workers and threads + workers > row.cores:
+        return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
+                     f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.")
+    if threads > row.cores:
+        return Cause("shared cores", f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
+                     "more cores, or fewer processes or threads.")
+    return Cause("shared cores", f"{words}, of {row.cores}: look for other programs, and for what binds processes to "
+                 "the same cores.")
+
+
+def _idle_threads(row):
+    threads, cores = row.results[0].threads_per_process, cores_computing(row.results)
+    if threads == 1 or row.results[0].devices[0] != "cpu" or cores is None or cores.low is None:
+        return None
+    if cores.high > (1 - IDLE_THREADS) * threads:
+        return None
+    return Cause("idle threads", f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
+                 "its operations are too small to share, or something limits them (OMP_THREAD_LIMIT, a quota).")
+
+
+def _growth(row):
+    share = growth(row.results)
+    if share is None or share.low is None or share.low < GROWTH:
+        return None
+    return Cause("growing", f"Its epochs get longer while it trains, by {share.value:.0%} ± {share.margin:.0%} from "
+                 "the first that counts to the last: a longer training would not go on at this speed.")
 
 
 def _resident(report, row, own):
@@ -132,39 +244,6 @@ def _resident(report, row, own):
     return Cause("resident loader", f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
                  f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
                  f"{needed:.2f} ms for a step's.")
-
-
-def _exchange(own, costs):
-    cost, seconds = costs.exchange, own.epoch_seconds
-    if cost is None:
-        return None
-    share = 1 - 1 / cost.value
-    if share < EXCHANGE or cost.low is None or cost.low <= 1 or cost.disturbed:
-        return None
-    return Cause("exposed communication", f"Exchanging gradients costs {share * seconds:.2f} of {seconds:.2f} s per "
-                 f"epoch ({share:.0%}): with it, an epoch takes {cost} times as long as without.")
-
-
-def _small_batch(report, row, standing):
-    planned = row.configuration.planned
-    if report.probe is None or row.simulated or planned.threads != report.first.threads:
-        return None  # the probe had the first row's threads
-    whole = planned.batch_size
-    if standing.baseline:
-        whole = standing.baseline.configuration.planned.per_device_batch_size
-    part, times = planned.per_device_batch_size, report.probe.step_milliseconds(planned.model)
-    if part >= whole or whole not in times or part not in times:
-        return None
-    longer = times[part] * whole / part / times[whole]
-    alone = f"alone, a device needs {times[part]:.1f} ms for {part} and {times[whole]:.1f} ms for {whole} images"
-    if longer <= 1 / SMALL_BATCH:
-        return Cause("cheaper in parts", f"Cutting the batch alone saves work: {alone}, so that the same images take "
-                     f"{longer:.2f} times the work in parts; what it gains over one device is in part this, and one "
-                     f"device may gain as much with --batch-size {part}.")
-    if longer < SMALL_BATCH:
-        return None
-    return Cause("small batch per device", f"{part} images keep a device less busy than {whole}: {alone}, so that "
-                 f"the same images take {longer:.2f} times the work in parts; a larger --batch-size helps.")
 
 
 def _own_milliseconds(row, names):
@@ -206,18 +285,19 @@ def _idle_stage(row, own):
                  f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
 
 
-def _start_up(row, own, standing, baseline):
-    start, epochs = own.startup_seconds, len(row.results[0].epochs)
-    training = epochs * own.epoch_seconds
-    if start > training:
-        return Cause("start-up", f"Start-up and warm-up take {start:.1f} s, longer than the {training:.1f} s of "
-                     f"training in {count(epochs, 'epoch')}: more --epochs show what a long training gains.")
-    if standing.speed_up is None or standing.baseline is row or standing.speed_up.words != "faster":
-        return None
-    extra = start - baseline.startup_seconds
-    saved = baseline.epoch_seconds - own.epoch_seconds
-    if extra <= saved * epochs:
-        return None
-    return Cause("start-up", f"Start-up and warm-up take {extra:.1f} s more than “{standing.baseline.label}” needs, "
-                 f"and an epoch saves {saved:.2f} s: it pays from {math.ceil(extra / saved)} epochs on, of {epochs} "
-                 "here.")
+def _parts_of_runs(row, standing, runs, summaries):
+    """What the speed-up does not contain."""
+    for part in runs.proved if runs else ():
+        if part.name in STAGES and abs(part.value) >= WORTH * runs.value:
+            pays = _pays_from(row, standing, part.value, summaries) if part.name == "start-up" else ""
+            yield Cause(part.name, f"{STAGES[part.name]} takes {part} s {'more' if part.value > 0 else 'less'}{pays}",
+                        "run")
+
+
+def _pays_from(row, standing, extra, summaries):
+    """From how many epochs on a faster row makes up for its longer start."""
+    own, other = (summaries[some.configuration.name] for some in (row, standing.baseline))
+    saved, epochs = other.epoch_seconds - own.epoch_seconds, len(row.results[0].epochs)
+    if standing.speed_up.words != "faster" or extra <= saved * epochs:
+        return ""
+    return f" (an epoch saves {saved:.2f} s, so it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here)"

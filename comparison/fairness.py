@@ -123,7 +123,7 @@ def compare_with_baselines(report: Report) -> dict[str, Standing]:
         confidence = 1 - (1 - confidence_of(report)) / len(families)
         speed_ups = ratios_of(report, baseline, rows, asked_seconds(report), confidence)
         for row, speed_up in zip(rows, speed_ups, strict=True):
-            share = _units(baseline.results[0]) / _units(row.results[0])
+            share = units(baseline.results[0]) / units(row.results[0])
             standings[row.configuration.name] = replace(
                 standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share))
     return standings
@@ -156,7 +156,7 @@ def _before_times(report, row):
     return Standing(baseline, None, "", unequal)
 
 
-def _units(result):
-    """What a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+def units(result: RunResult) -> int:
+    """Return what a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
     on_cpu = result.devices[0] == "cpu"
     return result.threads_per_process * result.world_size if on_cpu else len(result.devices)

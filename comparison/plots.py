@@ -14,8 +14,9 @@ from comparison.projection import LABEL
 from comparison.verdict import mebibytes
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
-SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (1.0, "\\\\\\\\"), (0.6, "xxxx"))
-FIGURES = ("curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png",
+SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
+                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
+FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "scaling.png",
            *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 
@@ -29,6 +30,8 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     if compared:
         figures.append(_speed_ups(analysis, directory / "speed-up.png"))
     figures.append(_phases(analysis, directory / "phases.png"))
+    if any(entry.accounts.steps for entry in analysis.done):
+        figures.append(_excess(analysis, directory / "excess.png"))
     if any(entry.summary.memory for entry in analysis.done):
         figures.append(_memory(analysis, directory / "memory.png"))
     for name in analysis.report.swept:
@@ -121,6 +124,50 @@ def _phases(analysis, path):
     figure.suptitle(f"Where a step's time goes\n{analysis.report.title}", fontsize=11)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return save_figure(figure, path)
+
+
+def _excess(analysis, path):
+    """Bars of what is longer grow to the right, of what is shorter to the left; each part has its own whiskers."""
+    import matplotlib
+
+    accounts = {entry.label: entry.accounts.steps for entry in analysis.done if entry.accounts.steps}
+    longest_first = sorted(accounts.values(), key=lambda account: len(account.parts), reverse=True)
+    names = list(dict.fromkeys(part.name for account in longest_first for part in account.parts))
+    figure, (axis,) = new_figure(width=9.0, height=2.6 + 0.8 * len(accounts))
+    for position, account in enumerate(accounts.values()):
+        ends = {True: 0.0, False: 0.0}
+        for part in account.parts:
+            shade, hatch = PHASE_LOOK.get(part.name, (None, ""))
+            start = ends[part.value > 0]
+            ends[part.value > 0] += part.value
+            axis.barh(position, part.value, 0.7, left=start, hatch=hatch, edgecolor="white",
+                      color="#BBBBBB" if shade is None else matplotlib.colormaps["cividis"](shade))
+            height = position - 0.28 + 0.56 * names.index(part.name) / max(1, len(names) - 1)
+            axis.errorbar(ends[part.value > 0], height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
+        axis.errorbar(account.total.value, position + 0.42, xerr=account.total.margin, marker="D", capsize=4,
+                      color="black")
+    axis.axvline(0, color="#777777")
+    axis.set_yticks(range(len(accounts)), accounts)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("milliseconds per step more than an even share of the baseline's\n"
+                    "orange: each part's interval, all together 95 %; diamond: the difference, with its 95 %")
+    figure.suptitle(f"{_excess_finding(accounts)}\n{analysis.report.title}", fontsize=11)
+    handles = [matplotlib.patches.Patch(
+        facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
+        hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "", edgecolor="white", label=name) for name in names]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return save_figure(figure, path)
+
+
+def _excess_finding(accounts):
+    """The largest part that is proved, in one line."""
+    proved = [(part, label, account) for label, account in accounts.items() for part in account.proved
+              if part.value > 0]
+    if not proved:
+        return "No phase is proved to take longer than an even share of the baseline's"
+    part, label, account = max(proved, key=lambda entry: entry[0].value)
+    return f"“{label}”: {part} ms of the {account.total} ms more per step are in the phase {part.name}"
 
 
 def _memory(analysis, path):

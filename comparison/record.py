@@ -19,8 +19,8 @@ from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, bas
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
-# 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths; 4 has results of
-# schema 3; 3 has foreign_cores where 2 had the load average.
+# 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and results of
+# schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had the load average.
 SCHEMA_VERSION = 5
 SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
                      "per-device batch": "per_device_batch_size"}

@@ -19,15 +19,30 @@ from comparison.projection import LABEL
 from comparison.record import MOST_FOREIGN, Report, read_results
 from comparison.statistics import EQUAL_WITHIN
 from comparison.tables import (
+    account_tables,
     class_table,
     epoch_table,
     lay_out,
     main_table,
     projection_table,
+    rank_table,
     settings_table,
     sweep_tables,
 )
 from comparison.verdict import resolution, verdict
+
+ACCOUNTING = (
+    "Even share: the baseline's time for the same images, phase by phase, ÷ how many times as many devices (on a CPU, "
+    "threads) the row has. All parts of a difference add up to it; “outside” is what no phase contains.",
+    "Means over the blocks in which both were measured, ± half of Student's interval on the blocks' differences: of "
+    "the difference with 95 % confidence, of the parts so much wider that all of them hold together with 95 % "
+    "(Bonferroni). A part is proved where it is larger than what follows the ±.",
+    "The phases are those of the rank with the most to do, for which the others wait. Exchange: from its own last "
+    "gradient until the mean over all ranks is there. A run's training is the speed-up; the rest is in no speed-up.",
+)
+RANKS = ("Means per step. Cores it kept busy: its CPU time, of all threads, ÷ wall time. Without a core: ready to run, "
+         "and waiting in the kernel's queue, ÷ wall time; with several threads, the sum over them. Loader workers are "
+         "in neither.")
 
 
 def keep_earlier(directory: Path) -> None:
@@ -221,6 +236,9 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path]) -> None:
         "## Result", *resolution(analysis), main_table(analysis, "github"), bullets(warnings(analysis)),
         bullets(notes(analysis)),
         "## Verdict", *verdict(analysis),
+        *(["## Where the time goes", *account_tables(analysis, "github"), bullets(ACCOUNTING)]
+          if account_tables(analysis, "github") else []),
+        *(["## Every rank", ranks, RANKS] if (ranks := rank_table(analysis, "github")) else []),
         "## What was equal", settings_table(report, "github"),
         *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),
         *([f"## Projection ({LABEL})", projection_table(analysis, "github"),

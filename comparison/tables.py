@@ -7,6 +7,7 @@ from dataclasses import fields
 from tabulate import tabulate
 
 from common.words import count
+from comparison.accounting import Excess
 from comparison.analysis import Analysis
 from comparison.fairness import Effective, effective
 from comparison.measures import timed_epochs
@@ -124,6 +125,43 @@ def _sweep_table(sweep, tablefmt):
               "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
               f"Times as long as at {sweep.value(sweep.rows[0])} [95 %]")
     return lay_out(rows, header, tablefmt, left=(0, 7))
+
+
+def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
+    """Return where a step takes longer than an even share of the baseline's, and a run than the baseline's own."""
+    compared = [entry for entry in analysis.rows if entry.accounts.steps]
+    if not compared:
+        return []
+    return [
+        _account_table([(entry.label, entry.accounts.steps) for entry in compared],
+                       ("Method", "Step (ms)", "Even share (ms)", "Difference [95 %]"), tablefmt),
+        _account_table([(entry.label, entry.accounts.runs) for entry in compared],
+                       ("Method", "Start to end (s)", "Baseline's (s)", "Difference [95 %]"), tablefmt),
+    ]
+
+
+def _account_table(accounts, header, tablefmt):
+    parts = [{part.name: part for part in account.parts} for _, account in accounts]
+    names = list(dict.fromkeys(name for row in sorted(parts, key=len, reverse=True) for name in row))
+    rows = [[label, f"{account.value:.2f}", f"{account.expected:.2f}", signed(account.total),
+             *(signed(row[name]) if name in row else DASH for name in names)]
+            for (label, account), row in zip(accounts, parts, strict=True)]
+    return lay_out(rows, [*header, *(name.capitalize() for name in names)], tablefmt)
+
+
+def signed(excess: Excess) -> str:
+    """Return how much more or less something takes, and half of the interval."""
+    return f"{excess.value:+.2f}" + ("" if excess.margin is None else f" ± {excess.margin:.2f}")
+
+
+def rank_table(analysis: Analysis, tablefmt: str) -> str:
+    """Return every rank's mean step, and what it had of the cores; nothing where that was not kept."""
+    rows = [[entry.label, str(rank), f"{means.step:.2f}", f"{means.work:.2f}", f"{means.exchange:.2f}",
+             f"{means.cpu / means.step:.2f}", cell(None if means.queued is None else 100 * means.queued / means.step, ".2f")]
+            for entry in analysis.rows for rank, means in enumerate(entry.accounts.ranks)]
+    header = ("Method", "Rank", "Step (ms)", "Its own work (ms)", "Exchange (ms)", "Cores it kept busy",
+              "Without a core (%)")
+    return lay_out(rows, header, tablefmt) if rows else ""
 
 
 def projection_table(analysis: Analysis, tablefmt: str) -> str:

@@ -25,10 +25,8 @@ def _paragraph(analysis, entry):
     if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
         return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
                          *_memory(analysis, entry)])
-    explained = [cause.sentence for cause in entry.causes]
-    if not explained and standing.speed_up and not entry.is_baseline:
-        explained = [_no_cause(entry)]
-    return " ".join([*broken, _how_fast(analysis, entry), *explained, *_costs(entry),
+    return " ".join([*broken, _how_fast(analysis, entry), *_mean_step(entry),
+                     *(cause.sentence for cause in entry.causes if not cause.of), *_whole_run(entry), *_costs(entry),
                      *_memory(analysis, entry)])
 
 
@@ -80,14 +78,29 @@ def resolution(analysis: Analysis) -> list[str]:
             f"without what rows and blocks have in common; differences {shares} are found, in four of five cases."]
 
 
-def _no_cause(entry):
-    parts = ", ".join(f"{name} {value:.1f}" for name, value in entry.summary.phases.known.items())
-    return (f"None of the causes looked for stands out; a step's {entry.summary.step_milliseconds:.1f} ms are "
-            f"{parts}.")
+def _mean_step(entry):
+    """By how much a step differs from an even share of the baseline's work, and which parts of that are proved."""
+    steps = entry.accounts.steps
+    if not steps:
+        return []
+    more = "more" if steps.total.value > 0 else "less"
+    sentence = (f"A step takes {steps.value:.1f} ms, {steps.total} ms {more} than an even share of "
+                f"“{entry.standing.baseline.label}”, {steps.expected:.1f} ms")
+    return [f"{sentence}: {_clauses(entry, 'step') or 'where, is not proved'}."]
+
+
+def _whole_run(entry):
+    """What is proved to make a whole run longer or shorter, besides the training."""
+    clauses = _clauses(entry, "run")
+    return [f"Beside “{entry.standing.baseline.label}”, and in no speed-up, {clauses}."] if clauses else []
+
+
+def _clauses(entry, account):
+    return ", ".join(cause.sentence for cause in entry.causes if cause.of == account)
 
 
 def _costs(entry):
-    """What a method's parts tell apart; the exchange only where it is no cause that has been told."""
+    """What a method's parts tell apart."""
     method, costs, sentences = method_of(entry.row.configuration.method), entry.costs, []
     ranks = len(entry.row.results[0].devices)
     if costs.wrapper:
@@ -97,7 +110,7 @@ def _costs(entry):
         sentences.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one "
                          f"rank, is {costs.contention}, where {1 / ranks:.2f} would be ideal; ranks share cores, "
                          "memory and loader, and have smaller batches.")
-    if costs.exchange and not any(cause.kind == "exposed communication" for cause in entry.causes):
+    if costs.exchange:
         sentences.append("Communication: an epoch with the exchange of gradients, divided by one without, is "
                          f"{longer(costs.exchange)}.")
     return sentences

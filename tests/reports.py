@@ -25,9 +25,14 @@ def configuration(method="single", name=None, values=(), skip="", command=(), **
 
 def runs(method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phases=(1.0, 0.5, 20.0, 40.0, 3.0),
          **values):
-    """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer."""
+    """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer.
+
+    phases: data, transfer, forward, backward, update.
+    """
+    *before, update = phases
     devices = ("cpu",) * values.pop("count", 1)
-    return [make_result(method, (first or value, *[value] * (epochs - 1)), devices, PhaseTimes(*phases), **values)
+    times = PhaseTimes(*before, update=update)
+    return [make_result(method, (first or value, *[value] * (epochs - 1)), devices, times, **values)
             for value in seconds]
 
 

@@ -1,5 +1,7 @@
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,7 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
+from common import timing
 from common.describe import describe_epoch
+from common.distributed import LastGradient
 from common.engine import (
     Evaluation,
     Training,
@@ -21,7 +25,7 @@ from common.engine import (
 )
 from common.machine import environment
 from common.machine.lifetime import has_launcher
-from common.timing import PhaseTimer, SampledTimers, Stopwatch, command_start
+from common.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
 from data_parallel_train import SimulatedDataParallel
 from test_data import make_config, make_image_set
 from training import CPU, make_context, make_loaders, make_sampler, make_step
@@ -146,7 +150,8 @@ def test_no_batch_of_an_evaluation_makes_the_host_wait_for_a_gpu():
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     def training(data_rank, seconds, data):
         phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
-        return Training(data_rank, seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases)
+        return Training(data_rank, seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases,
+                        cpu_seconds=seconds / 2, queue_seconds=data / 100)
 
     evaluations = [Evaluation(0, 1.0, 4.0, [1, 2], [2, 2]), Evaluation(1, 2.0, 6.0, [1, 1], [3, 3])]
     record = merge(7, [training(0, 3.0, 50.0), training(1, 2.0, 5.0)], evaluations)
@@ -154,6 +159,8 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     assert (record.samples, record.steps, record.train_loss) == (20, 5, 3.0)
     assert (record.test_accuracy, record.test_loss) == (0.5, 1.0)
     assert record.phases.data == 10.0
+    assert [(rank.train_seconds, rank.phases.data, rank.cpu_seconds, rank.queue_seconds) for rank in record.ranks] == [
+        (3.0, 10.0, 1.5, 0.5), (2.0, 1.0, 1.0, 0.05)]
 
 
 def test_ranks_that_see_the_same_images_count_them_once():
@@ -229,6 +236,73 @@ def test_stopwatch_and_command_start():
         time.sleep(0.02)
     assert 0.02 <= watch.seconds < 1
     assert time.time() - 3600 < command_start() < time.time()
+
+
+def spin(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_process_that_sleeps_needs_no_core():
+    with CoreClock() as cores:
+        time.sleep(0.2)
+    assert cores.cpu_seconds < 0.1
+    with CoreClock() as cores:
+        spin(0.2)
+    assert cores.cpu_seconds > 0.02
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not tell")
+def test_a_process_that_shares_its_core_waits_for_it():
+    """A second one spins on the same core, so that each has half of it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    rival = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        rival.stdout.readline()
+        with CoreClock() as cores:
+            spin(0.5)
+    finally:
+        rival.kill()
+        rival.communicate()
+        os.sched_setaffinity(0, before)
+    assert cores.queue_seconds > 0.1
+
+
+def test_a_kernel_that_tells_nothing_about_its_queues(monkeypatch):
+    monkeypatch.setattr(timing.Path, "glob", lambda *_: [])
+    with CoreClock() as cores:
+        pass
+    assert cores.queue_seconds is None
+
+
+class Backwards(nn.Module):
+    """Its first parameter is used last, so that its gradient is the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, images):
+        return self.last(self.first(images))
+
+
+@pytest.mark.parametrize("model", [
+    nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), Backwards()])
+def test_the_last_gradient_ends_a_phase(model):
+    last_gradient, marks = LastGradient(model), []
+
+    def mark(phase):
+        marks.append((phase, all(parameter.grad is not None for parameter in model.parameters()
+                                 if parameter.requires_grad)))
+
+    for _ in range(3):
+        last_gradient.will_mark(mark, "backward")
+        model(torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+        assert marks[-1] == ("backward", True)
+    assert len(marks) == 4 + 1 + 1  # in the first pass at every gradient
 
 
 def test_a_rank_counts_from_its_launchers_start(monkeypatch):

@@ -1,15 +1,15 @@
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from common.describe import describe_epoch, result_name
 from common.errors import SuiteError
-from common.results import EpochRecord, PhaseTimes, RunResult, read_result, write_result
+from common.results import EpochRecord, PhaseTimes, RankTimes, RunResult, read_result, write_result
 from common.writing import write_json
 
-PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, 3.0)
+PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
 
 
 def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phases=PHASES, **values) -> RunResult:
@@ -35,11 +35,23 @@ def test_round_trip(tmp_path):
     assert read_result(tmp_path / "result.json") == result
 
 
+def test_every_ranks_times_are_kept(tmp_path):
+    ranks = (RankTimes(2.0, PHASES, 1.9, 0.05), RankTimes(1.5, replace(PHASES, exchange=9.0), 1.4, None))
+    result = make_result("ddp")
+    result = replace(result, epochs=tuple(replace(epoch, ranks=ranks) for epoch in result.epochs))
+    write_result(result, tmp_path / "result.json")
+    assert read_result(tmp_path / "result.json") == result
+
+
 def test_an_older_result_is_read_without_what_it_did_not_have(tmp_path):
     values = {**asdict(make_result()), "schema_version": 2}
     del values["memory_parts"]
+    for epoch in values["epochs"]:
+        del epoch["ranks"], epoch["phases"]["exchange"]
     write_json(values, tmp_path / "result.json")
-    assert read_result(tmp_path / "result.json").memory_parts is None
+    result = read_result(tmp_path / "result.json")
+    assert result.memory_parts is None
+    assert (result.epochs[0].ranks, result.epochs[0].phases) == ((), PHASES)
 
 
 def test_nan_is_null_in_json_and_nan_again(tmp_path):
@@ -52,7 +64,7 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2],
-    lambda text: text.replace('"schema_version": 3', '"schema_version": 4'),
+    lambda text: text.replace('"schema_version": 4', '"schema_version": 5'),
     lambda text: text.replace('"world_size"', '"world"'),
     lambda text: "[]",
 ])

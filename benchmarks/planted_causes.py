@@ -1,0 +1,262 @@
+"""Does the comparison name the cause where there is one, with the right number, and none where there is none?
+
+    python benchmarks/planted_causes.py
+    python benchmarks/planted_causes.py --plants slow-loader straggler --seeds 1
+
+For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants) run in blocks, and
+are judged as every comparison is. `--output` gets what was named, beside what was planted, for each plant and seed:
+those that are in it already are kept and not run again. What another program disturbed is left out. The figure beside
+it has a line for each plant.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from measure import PROJECT, Witness, arguments_of, write
+
+from common.arguments import one_of
+from common.config import RunConfig
+from common.entry import run_script
+from common.errors import FAILED, SuiteError
+from common.plots import new_figure, save_figure
+from comparison.accounting import Excess
+from comparison.analysis import RowAnalysis, analyse
+from comparison.launch import Outcome, run_once, temporary_directory
+from comparison.measures import run_seconds
+from comparison.methods import Machine
+from comparison.plan import Configuration, make_order, make_plan
+from comparison.record import Report
+from comparison.steps import cores_computing, find_straggler, growth, queued_share
+
+TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400", "--epochs", "5"]
+EPOCH_STEPS, TIMED_EPOCHS = 50, 4
+PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
+           "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident"}
+SETTINGS = {"scaling": "strong", "allow_unequal": True, "epochs": 5, "project": [], "link_gbps": None}
+BLOCKS = 5
+SLOWER_STEP = 0.00002  # seconds by which a step of "growing slowness" is slower than the one before
+ANY_PHASE = ("data", "transfer", "forward", "backward", "exchange", "update", "outside")
+ANY_STAGE = ("start-up", "warm-up", "evaluation")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What is planted in one of two equal rows.
+
+    method: of both rows. causes: all that may rightly be named then; the first must be. size: what is planted, as the
+    first cause counts it (milliseconds per step, seconds per run, or a share); None where it is not known beforehand.
+    variables, prefix: what comes before the row's command. settings: of both rows; workers: of the planted one alone.
+    burner: another program computes while the row runs.
+    """
+
+    method: str = "single"
+    causes: tuple[str, ...] = ()
+    size: float | None = None
+    variables: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    settings: tuple[tuple[str, object], ...] = ()
+    workers: int | None = None
+    burner: bool = False
+
+    @property
+    def rows(self) -> list[Configuration]:
+        """The two rows' configurations, the plain one first."""
+        settings = argparse.Namespace(**{**PLANNED, **dict(self.settings)}, methods=[(self.method, {})])
+        (plain,) = make_plan(settings, Machine(gpus=0, cores=2), [*TRAINING, "--loader", settings.loader])
+        workers = str(settings.num_workers[0] if self.workers is None else self.workers)
+        command = [workers if before == "--num-workers" else text
+                   for before, text in zip(("", *plain.command), plain.command, strict=False)]
+        return [plain, replace(plain, name="planted", label="planted",
+                               command=("env", *self.variables, *self.prefix, *command))]
+
+
+def slowed(name: str, seconds: float, *causes: str, size: float | None = None, method: str = "single") -> Plant:
+    """Return a plant of benchmarks/plants that takes so many seconds each time; by default it does so in every step."""
+    path = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
+    return Plant(method, causes, 1000 * seconds if size is None else size,
+                 variables=(path, f"PLANT={name}", f"SECONDS={seconds}"))
+
+
+PLANTS = {
+    "nothing": Plant(),
+    "nothing, two ranks": Plant("ddp"),
+    "slow loader": slowed("slow-loader", 0.004, "data"),
+    "slow transfer": slowed("slow-transfer", 0.004, "transfer"),
+    "slow update": slowed("slow-update", 0.004, "update"),
+    "slow all-reduce": slowed("slow-all-reduce", 0.008, "exchange", method="ddp"),
+    "straggler": slowed("straggler", 0.006, "straggler", "forward", method="ddp"),
+    "ranks on one core": Plant("ddp", ("shared cores", *ANY_PHASE, *ANY_STAGE), prefix=("taskset", "--cpu-list", "0")),
+    "too few threads": Plant(causes=("idle threads", *ANY_PHASE, *ANY_STAGE), size=1.0,
+                             variables=("OMP_THREAD_LIMIT=1",), settings=(("threads_per_device", 2),)),
+    "too many workers": Plant(causes=("too many workers", *ANY_PHASE, *ANY_STAGE), workers=8,
+                              settings=(("loader", "workers"), ("num_workers", [1]))),
+    "foreign load": Plant(causes=("disturbed",), burner=True),
+    "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),
+    "slow evaluation": slowed("slow-evaluation", 0.05, "evaluation", size=1.0),
+    "growing slowness": slowed("growing", SLOWER_STEP, "growing", "update",
+                               size=SLOWER_STEP * EPOCH_STEPS**2 * (TIMED_EPOCHS - 1)),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one plant with one seed.
+
+    planted: the size of what was planted, found: the same as it was measured, with its interval low to high; None where
+    there is no such number. named: the causes that the comparison names, in its order.
+    """
+
+    plant: str
+    seed: int
+    named: tuple[str, ...]
+    planted: float | None
+    found: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def right(self) -> bool:
+        """Whether the cause that was planted is named, or none where none was."""
+        causes = PLANTS[self.plant].causes
+        return causes[0] in self.named if causes else not self.named
+
+    @property
+    def wrong(self) -> list[str]:
+        """The causes that are named and were not planted, nor follow from what was."""
+        return [name for name in self.named if name not in PLANTS[self.plant].causes]
+
+
+def try_plant(name: str, seed: int) -> Trial | None:
+    """Run both rows of a plant, BLOCKS times each, in shuffled order, and judge them.
+
+    None if another program than a planted one disturbed them.
+    """
+    plant = PLANTS[name]
+    rows = {row.name: row for row in plant.rows}
+    order = make_order(list(rows), BLOCKS, seed)
+    with temporary_directory() as directory:
+        outcomes = tuple(run_planted(plant, rows[row], block, 100 * seed + block, Path(directory))
+                         for block, row in order)
+    settings = {**SETTINGS, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
+    report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
+    plain, entry = analyse(report).rows
+    if plain.row.disturbed or (entry.row.disturbed and not plant.burner):
+        return None
+    named = ("disturbed",) if entry.row.disturbed else tuple(cause.kind for cause in entry.causes
+                                                             if cause.kind not in ("noise", "unequal"))
+    size = measured_size(entry, plant.causes[0]) if plant.causes else None
+    return Trial(name, seed, named, plant.size, *((size.value, size.low, size.high) if size else (None, None, None)))
+
+
+def run_planted(plant: Plant, row: Configuration, block: int, seed: int, directory: Path) -> Outcome:
+    """Run a row once, beside a program that burns a core if that is planted in it."""
+    with burning() if plant.burner and row.name == "planted" else contextlib.nullcontext():
+        outcome = run_once(row, block, seed, directory)
+    if outcome.status != "ok":
+        raise SuiteError("a run failed", outcome.reason, "read its log", FAILED)
+    return outcome
+
+
+@contextlib.contextmanager
+def burning():
+    """Keep one core busy."""
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        burner.kill()
+        burner.wait()
+
+
+def measured_size(entry: RowAnalysis, cause: str) -> Excess | None:
+    """Return what a cause is named from; None where that is no such number."""
+    results, accounts = entry.row.results, entry.accounts
+    if cause == "straggler":
+        return find_straggler(results).longer
+    if cause == "growing":
+        share, seconds = growth(results), sum(run_seconds(entry.row)) / len(results)
+        return replace(share, value=share.value * seconds, low=share.low * seconds, high=share.high * seconds)
+    if cause in ("shared cores", "too many workers"):
+        return queued_share(results)
+    if cause == "idle threads":
+        return cores_computing(results)
+    if not accounts.steps:
+        return None
+    return next(part for part in (*accounts.steps.parts, *accounts.runs.parts) if part.name == cause)
+
+
+def scores(trials: list[Trial]) -> dict:
+    """Return how many of the planted causes were named (recall), and how many of the named were planted (precision)."""
+    planted = [trial for trial in trials if PLANTS[trial.plant].causes]
+    named, wrong = sum(len(trial.named) for trial in trials), sum(len(trial.wrong) for trial in trials)
+    sized = [trial for trial in trials if trial.planted is not None and trial.low is not None]
+    return {"trials": len(trials), "planted": len(planted), "planted_named": sum(trial.right for trial in planted),
+            "named": named, "named_rightly": named - wrong, "sizes": len(sized),
+            "sizes_in_interval": sum(trial.low <= trial.planted <= trial.high for trial in sized)}
+
+
+def draw(trials: list[Trial], path: Path) -> Path:
+    """Draw the confusion matrix: a line for each plant, a column for each cause that was named."""
+    from matplotlib.patches import Rectangle
+
+    plants = [name for name in PLANTS if any(trial.plant == name for trial in trials)]
+    asked = [PLANTS[name].causes[0] for name in plants if PLANTS[name].causes]
+    causes = list(dict.fromkeys([*asked, *(cause for trial in trials for cause in trial.named)]))
+    figure, (axis,) = new_figure(width=max(9.0, 2.5 + 0.55 * len(causes)), height=2.2 + 0.36 * len(plants))
+    for row, plant in enumerate(plants):
+        tried = [trial for trial in trials if trial.plant == plant]
+        for column, cause in enumerate(causes):
+            share = sum(cause in trial.named for trial in tried) / len(tried)
+            expected = PLANTS[plant].causes
+            color = "#0072B2" if cause in expected[:1] else "#56B4E9" if cause in expected else "#D55E00"
+            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, alpha=share))
+            if share or cause in expected[:1]:
+                axis.text(column, row, f"{round(share * len(tried))}/{len(tried)}", ha="center", va="center",
+                          color="white" if share > 0.5 else "black")
+    axis.set(xlim=(-0.5, len(causes) - 0.5), ylim=(len(plants) - 0.5, -0.5))
+    axis.set_xticks(range(len(causes)), causes, rotation=45, ha="right")
+    axis.set_yticks(range(len(plants)), plants)
+    axis.grid(visible=False)
+    score = scores(trials)
+    axis.set_xlabel("cause that the comparison named, in so many of the trials\ndark: what was planted; pale: what "
+                    "follows from it; orange: neither")
+    figure.suptitle(f"{score['planted_named']} of {score['planted']} planted causes were named; "
+                    f"{score['named_rightly']} of {score['named']} named causes were planted, or follow", fontsize=11)
+    return save_figure(figure, path)
+
+
+def read_trials(results: dict) -> list[Trial]:
+    """Return the trials in what this program wrote."""
+    return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in results["trials"]]
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, more=lambda parser: (
+        parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)"),
+        parser.set_defaults(output="figures/benchmark/planted-causes.json")))
+    path = Path(arguments.output)
+    trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    for seed, name in itertools.product(arguments.seeds, arguments.plants):
+        if any((trial.plant, trial.seed) == (name, seed) for trial in trials):
+            continue
+        with Witness() as witness:
+            trial = try_plant(name, seed)
+        print(trial or f"{name}, seed {seed}: disturbed by another program, does not count; run it again", flush=True)
+        if not trial:
+            continue
+        trials.append(trial)
+        trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
+        write(path, {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}, witness)
+    print(scores(trials))
+    print(draw(trials, path.with_suffix(".png")))
+
+
+if __name__ == "__main__":
+    run_script(main)
