@@ -157,7 +157,7 @@ def signed(excess: Excess) -> str:
 def rank_table(analysis: Analysis, tablefmt: str) -> str:
     """Return every rank's mean step, and what it had of the cores; nothing where that was not kept."""
     rows = [[entry.label, str(rank), f"{means.step:.2f}", f"{means.work:.2f}", f"{means.exchange:.2f}",
-             f"{means.cpu / means.step:.2f}", cell(None if means.queued is None else 100 * means.queued / means.step, ".2f")]
+             f"{means.cpu / means.step:.2f}", cell(means.queued and 100 * means.queued / means.step, ".2f")]
             for entry in analysis.rows for rank, means in enumerate(entry.accounts.ranks)]
     header = ("Method", "Rank", "Step (ms)", "Its own work (ms)", "Exchange (ms)", "Cores it kept busy",
               "Without a core (%)")
