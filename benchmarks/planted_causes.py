@@ -1,11 +1,12 @@
 """Does the comparison name the cause where there is one, with the right number, and none where there is none?
 
     python benchmarks/planted_causes.py
-    python benchmarks/planted_causes.py --plants slow-loader straggler --seeds 1
+    python benchmarks/planted_causes.py --plants "slow loader" straggler --seeds 1
 
 For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants) run in blocks, and
 are judged as every comparison is. `--output` gets what was named, beside what was planted, for each plant and seed:
-those that are in it already are kept and not run again. The figure beside it has a line for each plant.
+those that are in it already are kept and not run again, and what another program disturbed is left out. The figure
+beside it has a line for each plant.
 """
 
 import argparse
@@ -131,8 +132,11 @@ class Trial:
         return [name for name in self.named if name not in PLANTS[self.plant].causes]
 
 
-def try_plant(name: str, seed: int) -> Trial:
-    """Run both rows of a plant, BLOCKS times each, in shuffled order, and judge them."""
+def try_plant(name: str, seed: int) -> Trial | None:
+    """Run both rows of a plant, BLOCKS times each, in shuffled order, and judge them.
+
+    None if another program than a planted one disturbed them.
+    """
     plant = PLANTS[name]
     rows = {row.name: row for row in plant.rows}
     order = make_order(list(rows), BLOCKS, seed)
@@ -141,7 +145,9 @@ def try_plant(name: str, seed: int) -> Trial:
                          for block, row in order)
     settings = {**SETTINGS, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
     report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
-    entry = analyse(report).rows[1]
+    plain, entry = analyse(report).rows
+    if plain.row.disturbed or (entry.row.disturbed and not plant.burner):
+        return None
     named = ("disturbed",) if entry.row.disturbed else tuple(cause.kind for cause in entry.causes
                                                              if cause.kind not in ("noise", "unequal"))
     size = measured_size(entry, plant.causes[0]) if plant.causes else None
@@ -241,8 +247,11 @@ def main() -> None:
         if any((trial.plant, trial.seed) == (name, seed) for trial in trials):
             continue
         with Witness() as witness:
-            trials.append(try_plant(name, seed))
-        print(trials[-1], flush=True)
+            trial = try_plant(name, seed)
+        print(trial or f"{name}, seed {seed}: disturbed by another program, does not count; run it again", flush=True)
+        if not trial:
+            continue
+        trials.append(trial)
         trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
         write(path, {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}, witness)
     print(scores(trials))
