@@ -1,12 +1,12 @@
 """Does the comparison name the cause where there is one, with the right number, and none where there is none?
 
     python benchmarks/planted_causes.py
-    python benchmarks/planted_causes.py --plants slow-loader straggler --seeds 1
+    python benchmarks/planted_causes.py --plants "slow loader" straggler --seeds 1
 
 For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants) run in blocks, and
 are judged as every comparison is. `--output` gets what was named, beside what was planted, for each plant and seed:
-those that are in it already are kept and not run again. What another program disturbed is left out. The figure beside
-it has a line for each plant.
+those that are in it already are kept and not run again, and what another program disturbed is left out. The figure
+beside it has a line for each plant.
 """
 
 import argparse
@@ -239,8 +239,7 @@ def read_trials(results: dict) -> list[Trial]:
 def main() -> None:
     arguments = arguments_of(__doc__, more=lambda parser: (
         parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
-        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)"),
-        parser.set_defaults(output="figures/benchmark/planted-causes.json")))
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")))
     path = Path(arguments.output)
     trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     for seed, name in itertools.product(arguments.seeds, arguments.plants):

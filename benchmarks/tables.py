@@ -161,7 +161,7 @@ def planted_causes(results: dict) -> str:
 
 TABLES: dict[str, Callable[[dict], str]] = {
     "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
-    "roofline": roofline, "startup": startup, "turns": turns, "planted-causes": planted_causes,
+    "roofline": roofline, "startup": startup, "turns": turns, "planted_causes": planted_causes,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-94-cifar10", "one-device", "worker-study")
 

@@ -26,7 +26,7 @@ from comparison.steps import (
 # From which size on a cause is worth a sentence.
 WORTH = 0.02  # of a step or run: a part of its difference
 STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
-QUEUED = 0.10  # of a step: ready to run, without a core
+QUEUED = 0.25  # of a step: ready to run, without a core; ranks that exchange gradients on a core each reach 0.15
 IDLE_THREADS = 0.25  # of the threads, while they compute
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
