@@ -336,7 +336,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
         assert f"\n## {heading}\n" in text
     assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
     assert [figure.name for figure in figures] == [
-        "curves.png", "speed-up.png", "phases.png", "memory.png", "scaling.png"]
+        "curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "scaling.png"]
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
