@@ -46,15 +46,17 @@ def wants_block(report: Report, used: float, block_seconds: float) -> bool:
     """Return whether to run another block, after the look at the last.
 
     In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS; within a budget, while there
-    is time and a row is not decided. used, block_seconds: as for `look`.
+    is time and a row, or a value of a sweep, is not decided. used, block_seconds: as for `look`.
     """
     whole, budget = len(report.whole_blocks), report.settings.get("budget")
     if whole - len(report.disturbed_blocks) < report.wanted_blocks and whole < report.wanted_blocks + SPARE_BLOCKS:
         return True
     if budget is None or used + block_seconds > budget:
         return False
-    judged = [entry.standing.speed_up for entry in analyse(report).rows if not entry.is_baseline]
-    return not all(speed_up.decided for speed_up in judged if speed_up)
+    analysis = analyse(report)
+    judged = [*(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
+              *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios)]
+    return not all(ratio.decided for ratio in judged if ratio)
 
 
 def with_another_block(report: Report) -> Report:

@@ -16,6 +16,7 @@ from comparison.plan import make_order
 from comparison.record import read_results, resumed, write_results
 from comparison.report import terminal_text
 from comparison.session import run_comparison
+from comparison.stopping import wants_block
 from reports import PROBE, configuration, report_of, runs
 
 STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
@@ -338,3 +339,13 @@ def test_a_run_that_failed_in_a_block_that_does_not_count_is_told_all_the_same(b
         replace(outcome, status="failed") if (outcome.block, outcome.configuration) == (2, "ddp") else outcome
         for outcome in report.outcomes))
     assert failed.set_aside == (2,) and failed.failed and "1 of 4 runs failed" in analyse(failed).rows[1].result
+
+
+@pytest.mark.parametrize("seconds, wanted", [((2.0, 2.9, 1.4), True), ((1.0, 1.01, 0.99), False)])
+@pytest.mark.parametrize("name, value", [("num_workers", 2), ("model", "mlp")])
+def test_the_values_of_a_sweep_are_decided_too(name, value, seconds, wanted):
+    default = {"num_workers": 0, "model": "lenet"}[name]
+    report = report_of((configuration(values={name: default}, **{name: default}), runs()),
+                       (configuration(values={name: value}, **{name: value}), runs(seconds=seconds)),
+                       repeats=None, budget=100.0)
+    assert wants_block(report, 30.0, 10.0) == (wanted and name != "model")  # models are told apart by what they learn
