@@ -347,8 +347,8 @@ def test_a_comparison_from_start_to_end(project, data_root, tmp_path):
     assert stored.probe.models[0].link_gbps > 0 and stored.probe.loaders[0].images_per_second > 100
     for text in ("Verdict", "Recommendation: ", "projected, not measured", "one device: "):
         assert text in done.stdout
-    files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "memory.png",
-             "scaling.png", ".comparison.lock"}
+    files = {"results.json", "results.csv", "report.md", "curves.png", "speed-up.png", "phases.png", "excess.png",
+             "memory.png", "scaling.png", ".comparison.lock"}
     assert {path.name for path in directory.iterdir()} == {*files, "runs"}
 
     again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",
