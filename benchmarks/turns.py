@@ -20,6 +20,7 @@ from measure import Witness, arguments_of, write
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores
+from common.words import count
 from comparison.launch import Run, run_once, started
 from comparison.measures import timed_epochs
 from comparison.methods import python, script
@@ -30,8 +31,8 @@ ROWS = ("first", "second", "third")
 TRAINING = ("--dataset", "synthetic-mnist", "--loader", "resident", "--model", "lenet", "--device", "cpu", "--threads",
             "1", "--epochs", "5", "--max-steps", "25", "--quiet")
 BURNER = """
-import random, time
-intervals, busy = random.Random(0), True
+import random, sys, time
+intervals, busy = random.Random(int(sys.argv[1])), True
 while True:
     end, busy = time.monotonic() + intervals.uniform(2, 20), not busy
     while time.monotonic() < end:
@@ -62,25 +63,37 @@ def in_turns(rows: list[Configuration], block: int, directory: Path):
     return take_turns([Run(row, block, block, directory) for row in rows], block)
 
 
+@contextlib.contextmanager
+def burners(block: int, directory: Path):
+    """Let others use all cores meanwhile, at times that depend on the block."""
+    with contextlib.ExitStack() as stack:
+        for core in range(available_cores()):
+            stack.enter_context(started((sys.executable, "-c", BURNER, str(block)), directory / f"burner-{core}"))
+        yield
+
+
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=4)
+    arguments = arguments_of(__doc__, blocks=3)
     command = (python(), script("data_parallel_train.py"), *TRAINING, "--data-root", arguments.data_root)
     planned = Planned("lenet", 128, 0, "cpu", 1, 128)
     rows = [Configuration(name, "single", name, {}, planned, command) for name in ROWS]
     shuffle, ways = random.Random(0), {"whole runs": whole_runs, "in turns": in_turns}
-    epochs = {way: {name: [] for name in ROWS} for way in ways}
-    with tempfile.TemporaryDirectory() as directory, Witness() as witness, contextlib.ExitStack() as burners:
-        for core in range(available_cores()):
-            burners.enter_context(started((sys.executable, "-c", BURNER), Path(directory, f"burner-{core}")))
-        for block in range(1, arguments.blocks + 1):
+    epochs, witnesses = {way: {name: [] for name in ROWS} for way in ways}, []
+    for block in range(1, arguments.blocks + 1):
+        outcomes = []
+        with tempfile.TemporaryDirectory() as directory, Witness() as witness, burners(block, Path(directory)):
             for way in shuffle.sample(list(ways), len(ways)):
-                for outcome in ways[way](shuffle.sample(rows, len(rows)), block, Path(directory)):
-                    if outcome.status != "ok":
-                        raise SuiteError("a run failed", outcome.reason, "try it alone", FAILED)
-                    seconds = [epoch.train_seconds for epoch in timed_epochs(outcome.result)]
-                    epochs[way][outcome.configuration].append(seconds)
-        burners.close()
-    write(arguments.output, {"epoch_seconds": epochs}, witness)
+                runs = ways[way](shuffle.sample(rows, len(rows)), block, Path(directory))
+                outcomes += [(way, outcome) for outcome in runs]
+        for way, outcome in outcomes:
+            if outcome.status != "ok":
+                raise SuiteError("a run failed", outcome.reason, "try it alone", FAILED)
+            seconds = [epoch.train_seconds for epoch in timed_epochs(outcome.result)]
+            epochs[way][outcome.configuration].append(seconds)
+        witnesses.append(witness)
+        most = max(witnesses, key=lambda witness: witness.foreign_cores or 0.0)
+        write(arguments.output, {"epoch_seconds": epochs}, most)  # a block that is whole is kept
+        print(f"{block} of {count(arguments.blocks, 'block')}", flush=True)
     for way, of_row in epochs.items():
         print(f"{way}: residual standard deviation {residual(run_seconds([*of_row.values()])):.1%}")
 

@@ -1,6 +1,7 @@
 """The page on performance shows what the committed JSON files say; rivals take turns."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ import false_alarms
 import measure
 import roofline
 import tables
+import turns
 
 PAGE, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "figures" / "benchmark"
 
@@ -38,6 +40,11 @@ def test_the_page_shows_the_slower_hour_too():
     summary = summarize(row)
     epochs = f"{summary.fastest_epoch:.2f}–{summary.slowest_epoch:.2f}"
     assert f"took {summary.epoch_seconds:.2f} s ({epochs}) in a slower one" in PAGE.read_text(encoding="utf-8")
+
+
+def test_what_is_left_beside_rows_and_blocks():
+    assert turns.residual([[1, 2, 4], [3, 6, 12]]) == pytest.approx(0)
+    assert turns.residual([[1, 1], [1, math.e]]) == pytest.approx(0.5)  # 4 parts of 1/4, 1 degree of freedom
 
 
 def test_every_benchmark_has_a_table():

@@ -4,7 +4,7 @@
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
 How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question. --link: how fast two
-ranks exchange gradients. It also puts the data set in place, so that no run has to.
+ranks exchange gradients. Last, how much memory all that took. It also puts the data set in place, for all runs.
 """
 
 import argparse
