@@ -97,8 +97,8 @@ def _speed_ups(analysis, path):
     left_out = len(analysis.done) - len(compared)
     axis.set(xlim=(0, None))
     figure.suptitle(report.title, fontsize=11)
-    figure.supxlabel(f"speed-up over {report.settings['baseline']} (time per epoch; beyond the dashed line is faster)\n"
-                     "whiskers: 95 % interval; across the dashed line: undecided"
+    figure.supxlabel(f"speed-up over {report.settings['baseline']} ({report.asked}; beyond the dashed line is faster)\n"
+                     "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
                      + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
 

@@ -192,6 +192,12 @@ class Report:
         return wrong or any(row.troubles for row in self.rows)
 
     @property
+    def asked(self) -> str:
+        """What the rows are compared by."""
+        target = self.settings.get("target_accuracy")
+        return "time per epoch" if target is None else f"training time to {100 * target:g} %"
+
+    @property
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings

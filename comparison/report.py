@@ -141,8 +141,7 @@ def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
     warm_up = ("the first epoch warms up and is left out" if report.settings["epochs"] > 1
                else "there is only one, with its warm-up")
-    within, target = report.settings.get("equal_within", EQUAL_WITHIN), report.settings.get("target_accuracy")
-    asked = "time per epoch" if target is None else f"training time to {100 * target:g} %"
+    within = report.settings.get("equal_within", EQUAL_WITHIN)
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
     memory = ("What PyTorch allocated while training." if report.first.device == "gpu" else
               "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the "
@@ -151,8 +150,8 @@ def definitions(report: Report) -> list[str]:
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
         f"rank; a run's median over its epochs ({warm_up}), then the geometric mean over the runs, as for all times. "
         "Evaluation is not in it.",
-        f"Speed-up: the {asked} of the {report.settings['baseline']} row with the same swept values, divided by the "
-        "row's. The interval is of logarithms, by randomised blocks: what all rows of a block have in common is no "
+        f"Speed-up: the {report.asked} of the {report.settings['baseline']} row with the same swept values, divided by "
+        "the row's. The interval is of logarithms, by randomised blocks: what all rows of a block have in common is no "
         "noise, and the noise is that of the pair's own differences and, for a part, of the other rows. All speed-ups "
         "of the table together are within their intervals in 19 of 20 comparisons (Dunnett); so are the ratios of each "
         f"sweep. An interval within ±{100 * within:g} % is practically equal; else one that includes 1 is undecided.",

@@ -11,6 +11,7 @@ from common.engine import Evaluation, build_optimizer, build_schedule, fit
 from common.results import write_result
 from comparison.analysis import analyse
 from comparison.launch import run_once
+from comparison.report import definitions
 from comparison.tables import main_table
 from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
@@ -101,6 +102,7 @@ def test_rows_are_judged_by_the_time_to_the_target():
     assert advice.startswith("Recommendation: stay with “SINGLE”, 5.00 s of training to 99 %, 2.00 s per epoch")
     assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
     assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
+    assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))
     (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
     assert advice.startswith("Recommendation: “DDP”, 2.00 [")
 
