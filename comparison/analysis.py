@@ -248,9 +248,9 @@ def _recommend(report, trained, judged, every):
     best = min([*winners, *(_entry(every, entry.standing.baseline) for entry in proved)], key=mean_seconds)
     if best not in winners:
         return Recommendation("stay", trained, compared, best, shown=max(proved, key=_speed_up))
-    kept = not_told_apart(block_times([entry.row for entry in compared], seconds), list(range(len(compared))),
-                          confidence_of(report))
-    equals = tuple(compared[column] for column in sorted(kept) if compared[column] is not best)
+    columns = {every.index(entry): entry for entry in compared}
+    kept = not_told_apart(block_times(report.rows, seconds), list(columns), confidence_of(report))
+    equals = tuple(columns[column] for column in kept if columns[column] is not best)
     return Recommendation("use", trained, compared, best, best, whole,
                           whole and ratio_of(report, whole.row, best.row, seconds), equals)
 
