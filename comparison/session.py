@@ -80,7 +80,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     remove_torn([directory / "results.json", *(directory / "runs" / f"{file_name(name)}-{block}.json"
                                                for block, name in report.order)])
     write_results(report, directory)
-    if not _left(report) and not report.settings.get("budget"):
+    if not _left(report):
         return report
     if not report.probe:
         probe = _probe(report, shared_flags)
