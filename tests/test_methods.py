@@ -99,7 +99,8 @@ print(f"steps that broadcast buffers: {{len(calls)}}")
 """
 
 
-@pytest.mark.parametrize("script", ["ddp_train.py", pytest.param("accelerate_train.py", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
 def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, train, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")

@@ -234,7 +234,7 @@ def test_fewer_test_images_than_ranks_is_one_line(images, tmp_path):
         make_loaders(image_set, make_config(batch_size=8), rank=7, world_size=8)
 
 
-@pytest.mark.parametrize("loader", ["workers", "resident"])
+@pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "resident"])
 def test_a_folder_is_trained_on_with_as_many_classes_as_it_has(loader, images, project, tmp_path):
     done = project("data_parallel_train.py", "--dataset", f"folder:{images}", "--image-size", 32, "--loader", loader,
                    "--model", "vgg", "--batch-size", 4, "--num-workers", 0, "--epochs", 1, "--data-root",

@@ -84,12 +84,12 @@ def test_what_surprised_us():
         f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
         f"200 steps take {seconds(ladder, 'single'):.2f} s with one thread and "
         f"{seconds(ladder, 'single-all-cores'):.2f} s with two",
-        "eight micro-batches are slower than one; fewer are not proved to change the time",
+        "Whether cutting a batch costs time on one device, three runs of whole rows do not decide",
     ):
         assert sentence in text, sentence
     assert {speed_up(ladder, name).words for name in ("single-all-cores", "ddp")} == {"slower"}
-    (sweep,) = micro.sweeps  # ratios of times: "faster" is longer
-    assert [ratio.words for ratio in sweep.ratios] == ["no significant difference"] * 2 + ["faster"]
+    (sweep,) = micro.sweeps
+    assert [ratio.words for ratio in sweep.ratios] == ["undecided"] * 3
     chinese = CHINESE.read_text(encoding="utf-8")
     for name in ("single-all-cores", "ddp"):
         assert f"单设备的 {speed_up(resident, name).value:.2f} 倍" in chinese

@@ -227,6 +227,7 @@ def test_failed_maths_leave_no_speed_up():
         assert report.failed
 
 
+@pytest.mark.slow
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
     monkeypatch.setattr(equivalence, "STEPS", 2)
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96", "--recipe", "fast",
