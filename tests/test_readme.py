@@ -106,10 +106,11 @@ def test_false_alarms_are_as_rare_as_promised():
     false_alarms = benchmark("false_alarms")
     alarms = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
     rows = [*alarms["fixed"], *alarms["looks"]]
-    most = {"2 %, one row 8 %": 0.08, "2 %, the baseline 8 %": 0.12}  # few blocks tell little of a single noisy row
+    most = {"2 %, one row 8 %": 0.07, "2 %, the baseline 8 %": 0.10}  # few blocks tell little of a single noisy row
     assert all(row["comparisons"] >= 1000 and row["any_false"] <= most.get(row["noise"], 0.05) for row in rows)
-    assert all(row["coverage"] >= 0.94 and row["best_kept"] >= 0.94 for row in rows
-               if "coverage" in row and "baseline" not in row["noise"])
+    assert all(row["any_false"] <= 0.05 for row in rows if row["blocks"] == 10 or "effects" in row)
+    assert all(min(row["coverage"], row["best_kept"]) >= (0.92 if row["noise"] in most else 0.94)
+               for row in alarms["fixed"])
     judged = [false_alarms.judge_real(row).words for row in alarms["real"]]
     assert len(judged) >= 10 and sum(words in ("faster", "slower") for words in judged) <= 1
     summary = false_alarms.summary(alarms["fixed"], alarms["looks"], alarms["real"])
