@@ -113,7 +113,7 @@ class Report:
 
     probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
     rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
-    many blocks it was looked whether all rows are decided, and which share of the budget was used by then.
+    many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
     """
 
     command: str

@@ -169,9 +169,9 @@ def definitions(report: Report) -> list[str]:
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
     if report.looks:
-        sentences.append(f"It was looked {count(len(report.looks), 'time')} whether all rows are decided; so that all "
-                         "looks together claim no more than 5 % falsely, the last interval has "
-                         f"{confidence_of(report):.2%} (O'Brien and Fleming) instead of 95 %.")
+        sentences.append(f"Looks at the data, to end the comparison once every row is decided: {len(report.looks)}. So "
+                         "that all looks together make a false claim in no more than 5 % of comparisons, the last "
+                         f"intervals have {confidence_of(report):.2%} (O'Brien and Fleming).")
     if report.equivalence:
         sentences.append("max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of "
                          "SGD from the same weights on the same batches, without augmentation and in evaluation mode "

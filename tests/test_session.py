@@ -290,7 +290,7 @@ def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys)
     assert early.value == last.value and early.low < last.low  # a look so early may take little of the error
     output = capsys.readouterr().out
     assert "The budget of 3 min is good for about 27 blocks, 3 at least; where the times of runs differ by 4%" in output
-    assert "It was looked 1 time whether all rows are decided" in terminal_text(analyse(report))
+    assert "to end the comparison once every row is decided: 1." in terminal_text(analyse(report))
 
 
 def test_a_budget_is_used_up_where_a_row_stays_undecided(blocks):
