@@ -300,5 +300,4 @@ def _pays_from(row, standing, extra, summaries):
     saved, epochs = other.epoch_seconds - own.epoch_seconds, len(row.results[0].epochs)
     if standing.speed_up.words != "faster" or extra <= saved * epochs:
         return ""
-    pays = math.ceil(round(extra / saved, 6))  # or a rounding error would make it one more
-    return f" (an epoch saves {saved:.2f} s, so it pays from {pays} epochs on, of {epochs} here)"
+    return f" (an epoch saves {saved:.2f} s, so it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here)"

@@ -172,7 +172,7 @@ def test_what_only_the_whole_run_contains_is_told_apart_from_the_speed_up():
     names, words = judged(single(), late)
     assert names == ["start-up"]
     assert "Beside “SINGLE”, and in no speed-up, start-up takes 3.0 ± 0.0 s more (an epoch saves 0.20 s, so it" in words
-    assert "pays from 15 epochs on, of 3 here)." in words
+    assert "pays from 16 epochs on, of 3 here)." in words
     early = ddp(rank(halves()), rank(halves()), startup_seconds=3.0)
     assert "start-up takes 1.0 ± 0.0 s less." in judged(single(), early)[1]
     warm = row("ddp", [run(rank(halves()), rank(halves()), factors=(21.0 * factor, factor, factor))

@@ -46,6 +46,7 @@ def test_the_parts_are_counted_though_gradients_are_freed(optimizer, state):
     assert set(memory_parts(model, chosen, META).values()) == {0}  # nothing of it lies there
 
 
+@pytest.mark.slow
 def test_every_run_reports_its_parts(train):
     result, _, _ = train("ddp_train.py", "--spawn", 2, "--optimizer", "adam")
     parts, size = result["memory_parts"], 4 * result["parameters"]

@@ -148,6 +148,7 @@ def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_ranks_that_know_no_more_than_env_needs(tmp_path, data_root, reference, free_port):
     command = [sys.executable, "ddp_train.py", *SAME_STEPS[:-2], "--dataset", "synthetic-mnist", "--data-root",
                data_root, "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save",

@@ -118,6 +118,7 @@ def test_rows_that_need_a_cut_are_skipped_with_that_reason():
     assert not any("cut" in row.skip for row in make_plan(plan_arguments(model=["lenet"]), Machine(0, 2), [], set()))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
                                      "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n")
@@ -171,6 +172,7 @@ def test_networks_with_auxiliary_classifiers_are_had_as_the_refusal_says(name, t
     assert model.train()(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
     (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
     done = project("compare_parallel.py", "--model", f"{tmp_path / 'net.py'}:build", "--dataset", "synthetic-mnist",
