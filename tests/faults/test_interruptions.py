@@ -86,7 +86,7 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
-    flags = ("--methods", "single", "ddp", "--repeats", "1", "--epochs", "40")
+    flags = ("--methods", "single", "ddp", "--repeats", "1", "--epochs", "12")
     process = comparison(*flags)
     deadline = time.time() + 100
     while not all(trained(tmp_path / "runs" / f"{name}-1.json") for name in ("single", "ddp")):
