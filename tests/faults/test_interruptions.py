@@ -80,7 +80,7 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
     out, _ = again.communicate(timeout=60)
     assert again.returncode == 0 and "of which 1 are kept" in out
     assert read_results(tmp_path / "results.json").outcomes[0] == first
-    assert len(read_results(tmp_path / "results.json").outcomes) == 2
+    assert len(read_results(tmp_path / "results.json").outcomes) >= 2  # more, if another program disturbed a block
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
     _, err = again.communicate(timeout=100)
     assert again.returncode == 0, err
     report = read_results(tmp_path / "results.json")
-    assert report.in_turns and sorted(outcome.configuration for outcome in report.outcomes) == ["ddp", "single"]
+    assert report.in_turns and {outcome.configuration for outcome in report.outcomes} == {"ddp", "single"}
 
 
 def trained(file):
