@@ -125,11 +125,11 @@ def test_a_restarted_rank_goes_on_where_it_was(broken, tmp_path, keep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
-def test_the_usual_port_is_taken(command, project, keep):
+def test_the_usual_port_is_taken(command, project, tmp_path, keep):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("", 29500))
         taken.listen()
-        done = project(*command, "--model", "mlp")
+        done = project(*command, "--model", "mlp", "--figure-dir", tmp_path)
     keep(f"port 29500 taken ({'torchrun' if command is TORCHRUN else 'spawn'})", done.returncode, "", done.seconds)
     assert done.returncode == 0, done.stderr
