@@ -54,8 +54,8 @@ def assert_same(weights, reference):
         assert (weights[name] - expected).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if "three" in name else name
-                                  for name in METHODS])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if "three" in name or "control" in name else name for name in METHODS])
 def test_method_gives_the_weights_of_one_device(name, train, reference):
     result, weights, _ = train(*METHODS[name], *SAME_STEPS)
     assert_same(weights, reference)

@@ -76,8 +76,8 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
 
 
 @pytest.mark.parametrize("command", [
-    (SCRIPT,), *(pytest.param(command, marks=pytest.mark.slow) for command in (
-        MODEL_PARALLEL, ("ddp_train.py", "--spawn", 2), ("accelerate_train.py",)))])
+    pytest.param(command, marks=pytest.mark.slow) for command in (
+        (SCRIPT,), MODEL_PARALLEL, ("ddp_train.py", "--spawn", 2), ("accelerate_train.py",))])
 def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
     if command[0] == "accelerate_train.py":
         pytest.importorskip("accelerate")

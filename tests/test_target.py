@@ -47,7 +47,8 @@ def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
     assert records == earlier
 
 
-@pytest.mark.parametrize("command", [(SCRIPT,), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(SCRIPT,), ("ddp_train.py", "--spawn", 2)])
 def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, data_root, tmp_path):
     done = project(*command, "--target-accuracy", 0.05, "--epochs", 3, "--model", "mlp", "--dataset", "synthetic-mnist",
                    "--data-root", data_root, "--train-size", 480, "--num-workers", 0, "--batch-size", 48,
