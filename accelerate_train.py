@@ -18,16 +18,15 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
+from common.agreement import refuse_different_ranks
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import (
-    LastGradient,
     group_store,
     name_lost_ranks,
     rank_device,
     rank_traits,
-    refuse_different_ranks,
 )
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
@@ -36,6 +35,7 @@ from common.machine.environment import require_torchvision
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.run import run
+from common.timing import LastGradient
 
 
 def main() -> None:

@@ -27,8 +27,9 @@ from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, default_baseline, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
-from comparison.record import FEWEST_BLOCKS, Report, read_results, resumed, write_results
+from comparison.record import FEWEST_BLOCKS, Report
 from comparison.report import keep_earlier, present
+from comparison.results_file import read_results, resumed, write_results
 from comparison.session import find_machine, find_uncut, only_writer, print_commands, run_comparison
 from comparison.statistics import EQUAL_WITHIN
 

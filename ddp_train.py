@@ -20,18 +20,17 @@ import common.requirements  # noqa: F401 - before any package that may be missin
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+from common.agreement import refuse_different_ranks
 from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import (
-    LastGradient,
     find_ranks,
     join_group,
     name_lost_ranks,
     rank_device,
     rank_traits,
-    refuse_different_ranks,
     spawn_ranks,
 )
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
@@ -40,6 +39,7 @@ from common.errors import USAGE, SuiteError
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.run import run
+from common.timing import LastGradient
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from common.entry import run_script  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
 from common.writing import write_json  # noqa: E402
-from comparison.record import read_results  # noqa: E402
+from comparison.results_file import read_results  # noqa: E402
 
 SECONDS_AFTER = 2.0  # by then nothing of a killed comparison may be alive
 RUNS = 4

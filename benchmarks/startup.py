@@ -20,7 +20,7 @@ from measure import PROJECT, Witness, arguments_of, interleave, write
 
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
-from comparison.record import read_results
+from comparison.results_file import read_results
 
 
 def call(*command: str, **options) -> subprocess.CompletedProcess:

@@ -12,7 +12,7 @@ from planted_causes import PLANTS, read_trials, scores
 from turns import residual, run_seconds
 
 from comparison.analysis import analyse
-from comparison.record import read_results
+from comparison.results_file import read_results
 from comparison.tables import lay_out, main_table
 
 

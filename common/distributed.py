@@ -1,8 +1,6 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
 import functools
-import hashlib
-import json
 import logging
 import os
 import signal
@@ -11,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,9 +19,10 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
+from common.agreement import tell_all
 from common.checkpoint import content_of, read_checkpoint
-from common.config import FLAGS, RunConfig, option
-from common.data.image_set import ImageSet, load_image_set
+from common.config import RunConfig
+from common.data.image_set import load_image_set
 from common.entry import run_script
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.environment import available_devices, require_torchvision
@@ -120,7 +119,7 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
     store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
     store.set_timeout(timeout)  # a file's store has not been told
     store = _of_attempt(store)
-    hosts = _tell_all(store, "host", socket.gethostname(), rank, world_size)
+    hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
         return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
     host = hosts[rank]
@@ -179,58 +178,6 @@ def _of_attempt(store):
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
-def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
-                           options, image_set: ImageSet) -> None:
-    """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
-
-    They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
-    script's own flags.
-    """
-    if world_size == 1:
-        return
-    texts = _tell_all(store, "start", json.dumps(_start_of(device, config, options, image_set)), rank, world_size)
-    starts = [json.loads(text) for text in texts]
-    differences = []
-    for name in {name: None for start in starts for name in start}:
-        values = [start.get(name) for start in starts]
-        other = next((other for other, value in enumerate(values) if value != values[0]), None)
-        if other is not None:
-            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
-    if differences:
-        raise SuiteError("ranks were started differently", "; ".join(differences),
-                         "start all ranks with the same flags, data and code", USAGE)
-
-
-def _start_of(device, config, options, image_set):
-    """What must be equal in all ranks, name → value."""
-    flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
-    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
-    flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
-    code = hashlib.sha256()
-    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):
-        code.update(file.read_bytes())
-    return {
-        **{option(name): value for name, value in flags.items()},
-        "the kind of device": device.type,
-        "the version of torch": torch.__version__,
-        "the code, by its checksum": code.hexdigest()[:16],
-        **content_of(config, image_set),
-    }
-
-
-def _tell_all(store, topic, value, rank, world_size):
-    """Return every rank's `value`, a text, in the order of the ranks; needs no process group.
-
-    Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
-    """
-    store.set(f"{topic}-{rank}", value)
-    values = [value.decode() for value in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
-    store.set(f"{topic}-read-{rank}", "")
-    if rank == 0:
-        store.wait([f"{topic}-read-{other}" for other in range(world_size)])
-    return values
-
-
 def _start_rank(rank, train, config, options, directory, parent):
     end_with_parent()
     if os.getppid() != parent:  # it was killed before the kernel knew
@@ -278,32 +225,6 @@ def _missing_ranks():
         return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
     except RuntimeError:  # the store was in the process of the rank that is gone
         return []
-
-
-class LastGradient:
-    """Ends a phase when a backward pass has computed this rank's last gradient.
-
-    What then is left of the pass, DistributedDataParallel waits for the other ranks and their gradients. Which
-    parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
-    """
-
-    def __init__(self, model: nn.Module):
-        self._hooks = {parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
-                       for parameter in model.parameters() if parameter.requires_grad}
-        self._last = None
-
-    def will_mark(self, mark: Callable[[str], None], phase: str) -> None:
-        """Call mark(phase) at the last gradient of the coming backward pass."""
-        if self._last is not None and len(self._hooks) > 1:
-            last = self._hooks.pop(self._last)
-            for hook in self._hooks.values():
-                hook.remove()
-            self._hooks = {self._last: last}
-        self._mark, self._phase = mark, phase
-
-    def _arrived(self, parameter):
-        self._last = parameter
-        self._mark(self._phase)
 
 
 def gather(value) -> list:

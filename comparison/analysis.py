@@ -5,7 +5,8 @@ import statistics
 from dataclasses import dataclass
 
 from common.words import count
-from comparison.causes import Accounts, Cause, Costs, find_accounts, find_causes, find_costs
+from comparison.causes import Accounts, Cause, find_accounts, find_causes
+from comparison.costs import Costs, find_costs
 from comparison.fairness import Standing, compare_with_baselines
 from comparison.measures import (
     Summary,

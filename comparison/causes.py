@@ -3,15 +3,14 @@
 import math
 import statistics
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from common.words import count
 from comparison.accounting import OUTSIDE, Account
 from comparison.fairness import Standing, units
-from comparison.measures import Summary, ratio_of, run_seconds
+from comparison.measures import Summary, run_seconds
 from comparison.methods import method_of
 from comparison.record import Report, Row
-from comparison.statistics import UNDECIDED, Ratio
+from comparison.statistics import UNDECIDED
 from comparison.steps import (
     RankMeans,
     account_for_runs,
@@ -75,42 +74,6 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         return Accounts(ranks=ranks)
     devices = units(row.results[0]) / units(standing.baseline.results[0])
     return Accounts(account_for_steps(row, standing.baseline, devices), account_for_runs(row, standing.baseline), ranks)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a method's parts (see comparison.methods.Parts) tell apart, as ratios of times; None if not measured.
-
-    wrapper: one rank ÷ without the method. contention: all ranks without exchange ÷ one rank. exchange: with it ÷
-    without it.
-    """
-
-    wrapper: Ratio | None = None
-    contention: Ratio | None = None
-    exchange: Ratio | None = None
-
-
-def find_costs(report: Report, row: Row) -> Costs:
-    """Return the costs of a row whose method has parts, from the rows of those that are equal to it otherwise."""
-    parts = method_of(row.configuration.method).parts
-    if not parts or not row.results:
-        return Costs()
-    without, one_rank, no_exchange = (
-        _equal_partner(report, row, method) for method in (parts.without, parts.one_rank, parts.no_exchange))
-    return Costs(
-        without and one_rank and ratio_of(report, one_rank, without),
-        one_rank and no_exchange and ratio_of(report, no_exchange, one_rank),
-        no_exchange and ratio_of(report, row, no_exchange),
-    )
-
-
-def _equal_partner(report, row, method):
-    """The row of another method with the same swept values and equal settings, if it has results."""
-    batch = "per_device_batch_size" if report.settings["scaling"] == "weak" else "batch_size"
-    other, settings = report.partner(row, method), attrgetter("model", batch, "num_workers", "threads")
-    if other and other.results and settings(other.configuration.planned) == settings(row.configuration.planned):
-        return other
-    return None
 
 
 def find_causes(

@@ -16,7 +16,8 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan import words_of
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL
-from comparison.record import MOST_FOREIGN, Report, read_results
+from comparison.record import MOST_FOREIGN, Report
+from comparison.results_file import read_results
 from comparison.statistics import EQUAL_WITHIN
 from comparison.tables import (
     account_tables,

@@ -21,7 +21,8 @@ from comparison.launch import Outcome, Run, ask, file_name, run_once
 from comparison.methods import Machine
 from comparison.plan import type_flags
 from comparison.progress import duration, guess_seconds, seconds_left
-from comparison.record import Report, remove_torn, write_results
+from comparison.record import Report
+from comparison.results_file import remove_torn, write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
 from comparison.turns import take_turns, why_not_in_turns
 from comparison.verdict import resolution

@@ -10,7 +10,7 @@ import pytest
 
 from common.results import PhaseTimes, RankTimes
 from comparison.accounting import Time, make_account, mean_excess
-from comparison.record import read_results
+from comparison.results_file import read_results
 from comparison.steps import account_for_runs, account_for_steps, critical_rank, rank_means, run_time, step_time
 from reports import configuration, report_of, runs
 from test_results import make_result

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import FAILED, SuiteError
 from comparison.measures import summarize
-from comparison.record import read_results
+from comparison.results_file import read_results
 from processes import PROJECT
 from reports import report_of, runs
 

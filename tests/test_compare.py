@@ -21,7 +21,7 @@ from comparison.launch import run_child, run_once
 from comparison.methods import METHODS, Machine, ladder
 from comparison.plan import baseline_of, make_order, make_plan, parse_method
 from comparison.progress import duration, guess_seconds, seconds_left
-from comparison.record import read_results
+from comparison.results_file import read_results
 from processes import PROJECT, child_environment
 from reports import PROBE, configuration, report_of, runs
 from test_results import make_result

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common import timing
 from common.describe import describe_epoch
-from common.distributed import LastGradient
 from common.engine import (
     Evaluation,
     Training,
@@ -25,7 +24,7 @@ from common.engine import (
 )
 from common.machine import environment
 from common.machine.lifetime import has_launcher
-from common.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
+from common.timing import CoreClock, LastGradient, PhaseTimer, SampledTimers, Stopwatch, command_start
 from data_parallel_train import SimulatedDataParallel
 from test_data import make_config, make_image_set
 from training import CPU, make_context, make_loaders, make_sampler, make_step

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from comparison.methods import METHODS
-from comparison.record import read_results
+from comparison.results_file import read_results
 from processes import PROJECT
 
 PAGE = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.distributed import LastGradient
+from common.timing import LastGradient
 from comparison.steps import cores_computing, find_straggler, growth, queued_share, run_time, step_time
 from processes import PROJECT
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.results import RunResult, read_result
 from comparison.analysis import analyse
-from comparison.record import read_results
+from comparison.results_file import read_results
 from comparison.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.verdict import verdict
 from processes import PROJECT

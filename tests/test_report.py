@@ -12,7 +12,7 @@ from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
 from common.probe import LoaderSpeed
-from comparison import analysis, equivalence, record
+from comparison import analysis, equivalence, results_file
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
@@ -22,8 +22,9 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
-from comparison.record import Equivalence, read_results, write_results
+from comparison.record import Equivalence
 from comparison.report import definitions, notes, present, terminal_text, warnings, write_csv, write_markdown
+from comparison.results_file import read_results, write_results
 from comparison.statistics import ratios, residual_deviation, resolution
 from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
@@ -461,7 +462,7 @@ def test_older_results_are_read(version, tmp_path):
 def write_read(values, directory):
     """What read_results makes of a file with these values and a checksum over them."""
     file = directory / "old.json"
-    file.write_text(json.dumps({**values, "sha256": record._checksum(values)}))
+    file.write_text(json.dumps({**values, "sha256": results_file._checksum(values)}))
     return read_results(file)
 
 

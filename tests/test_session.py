@@ -13,8 +13,8 @@ from common.errors import SuiteError
 from comparison import session
 from comparison.analysis import analyse
 from comparison.plan import make_order
-from comparison.record import read_results, resumed, write_results
 from comparison.report import terminal_text
+from comparison.results_file import read_results, resumed, write_results
 from comparison.session import run_comparison
 from comparison.stopping import wants_block
 from reports import PROBE, configuration, report_of, runs

@@ -14,7 +14,7 @@ from common.compiled import replace_network
 from common.errors import MACHINE
 from common.models import Network, build_model
 from common.packages import PACKAGES
-from comparison.record import read_results
+from comparison.results_file import read_results
 from processes import PROJECT, child_environment, give_up_root
 from test_data import make_config
 from test_engine import make_context

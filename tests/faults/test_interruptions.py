@@ -9,7 +9,7 @@ import time
 import pytest
 
 from comparison.launch import run_once
-from comparison.record import read_results
+from comparison.results_file import read_results
 from processes import PROJECT, alive, child_environment
 from reports import configuration
 

@@ -1,0 +1,67 @@
+"""Whether all ranks were started alike: ranks with different flags, data or code train together in silence."""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.checkpoint import content_of
+from common.config import FLAGS, RunConfig, option
+from common.data.image_set import ImageSet
+from common.errors import USAGE, SuiteError
+
+
+def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
+                           options, image_set: ImageSet) -> None:
+    """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
+
+    They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
+    script's own flags.
+    """
+    if world_size == 1:
+        return
+    texts = tell_all(store, "start", json.dumps(_start_of(device, config, options, image_set)), rank, world_size)
+    starts = [json.loads(text) for text in texts]
+    differences = []
+    for name in {name: None for start in starts for name in start}:
+        values = [start.get(name) for start in starts]
+        other = next((other for other, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
+    if differences:
+        raise SuiteError("ranks were started differently", "; ".join(differences),
+                         "start all ranks with the same flags, data and code", USAGE)
+
+
+def _start_of(device, config, options, image_set):
+    """What must be equal in all ranks, name → value."""
+    flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
+    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
+    flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    code = hashlib.sha256()
+    for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):
+        code.update(file.read_bytes())
+    return {
+        **{option(name): value for name, value in flags.items()},
+        "the kind of device": device.type,
+        "the version of torch": torch.__version__,
+        "the code, by its checksum": code.hexdigest()[:16],
+        **content_of(config, image_set),
+    }
+
+
+def tell_all(store, topic, value, rank, world_size):
+    """Return every rank's `value`, a text, in the order of the ranks; needs no process group.
+
+    Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
+    """
+    store.set(f"{topic}-{rank}", value)
+    values = [value.decode() for value in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
+    store.set(f"{topic}-read-{rank}", "")
+    if rank == 0:
+        store.wait([f"{topic}-read-{other}" for other in range(world_size)])
+    return values

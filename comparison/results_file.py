@@ -1,0 +1,124 @@
+"""A comparison as results.json, out and in: raw, with a checksum, of this schema or an older one."""
+
+import glob
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from common.errors import DATA, USAGE, SuiteError
+from common.probe import probe_from_dict
+from common.results import result_from_dict
+from common.writing import without_nan, write_json
+from comparison.launch import Outcome
+from comparison.plan import Configuration, Planned
+from comparison.record import Equivalence, Report
+
+# 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and results of
+# schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had the load average.
+SCHEMA_VERSION = 5
+SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
+                     "per-device batch": "per_device_batch_size"}
+
+
+def write_results(report: Report, directory: Path) -> None:
+    """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
+    values = {"schema_version": SCHEMA_VERSION, **_values(report)}
+    write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
+
+
+def remove_torn(files: list[Path]) -> None:
+    """Delete what a program that was killed while it wrote one of `files` has left: NAME, 8 characters, ".part"."""
+    for file in files:
+        for torn in file.parent.glob(f"{glob.escape(file.name)}{'[a-z0-9_]' * 8}.part"):
+            torn.unlink()
+
+
+def _values(report):
+    """A Report made of JSON's types, without NaN and without the user's name."""
+    return _without_home(without_nan(asdict(report)))
+
+
+def _without_home(value):
+    """Return a copy with ~ for the home directory, whose path names the user, in every text."""
+    if isinstance(value, str):
+        return value.replace(f"{Path.home()}/", "~/") if len(str(Path.home())) > 1 else value
+    if isinstance(value, dict):
+        return {key: _without_home(item) for key, item in value.items()}
+    return [_without_home(item) for item in value] if isinstance(value, list) else value
+
+
+def _checksum(values):
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_results(path: Path) -> Report:
+    """Read what write_results wrote.
+
+    Raises SuiteError (DATA) if the file is missing, truncated, of another schema, or not as it was written: numbers
+    that a hand has touched are no measurement.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        version = values.get("schema_version")
+        checksum = values.pop("sha256", None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
+                         "name the results.json of a comparison", DATA) from None
+    if version not in range(2, SCHEMA_VERSION + 1):
+        advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
+                  else "run the comparison again")
+        raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
+                         f"2 to {SCHEMA_VERSION}", advice, DATA)
+    if checksum != _checksum(values):
+        raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
+                         "undo the change, or run the comparison again", DATA)
+    del values["schema_version"]
+    try:
+        return _from_values(values if version == SCHEMA_VERSION else _as_schema_5(values))
+    except (TypeError, ValueError, KeyError) as error:  # a run's result of a newer schema, say
+        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project",
+                         DATA) from None
+
+
+def _as_schema_5(values):
+    """The values of a file of schema 2 to 4 as schema 5 has them."""
+    plan = [{**row, "planned": {SETTINGS_BEFORE_5.get(name, name): value for name, value in row["planned"].items()}}
+            for row in values["plan"]]
+    outcomes = [{name: value for name, value in row.items() if name != "load_average"} for row in values["outcomes"]]
+    kept = {name: value for name, value in values.items() if name != "maths"}
+    return {**kept, "plan": plan, "outcomes": outcomes, "equivalence": values["maths"]}
+
+
+def _from_values(values):
+    """The Report that `_values` (and JSON) made `values` from."""
+    records = {
+        "probe": probe_from_dict(values["probe"]) if values["probe"] else None,
+        "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]), "command": tuple(row["command"])})
+                      for row in values["plan"]),
+        "order": tuple((block, name) for block, name in values["order"]),
+        "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
+                          for row in values["outcomes"]),
+        "looks": tuple((blocks, share) for blocks, share in values.get("looks", ())),
+        "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
+    }
+    return Report(**{**values, **records})
+
+
+def resumed(report: Report, path: Path) -> Report:
+    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison in `path`.
+
+    Raises SuiteError (USAGE) if that was another comparison: other settings, rows, order or machine.
+    """
+    earlier, planned = read_results(path), _from_values(_values(report))
+    changed = [f"{name} {before.get(name)} → {after.get(name)}"
+               for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
+               for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not changed and (earlier.plan, earlier.order[:len(planned.order)]) != (planned.plan, planned.order):
+        changed = ["the rows, their commands or their order"]
+    if changed:
+        raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
+                         "type the flags of then, or leave out --resume to start anew", USAGE)
+    done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
+    return replace(report, order=earlier.order, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
+                   in_turns=earlier.in_turns, looks=earlier.looks)
