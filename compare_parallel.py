@@ -3,6 +3,7 @@
     python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100
     python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100 --methods ladder
     python compare_parallel.py --dataset mnist --epochs 2 --max-steps 100 --methods single --num-workers 0 2 4
+    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100 --against ../before
     python compare_parallel.py --from figures/comparison/results.json
     python compare_parallel.py --diff before/results.json after/results.json
 
@@ -23,12 +24,15 @@ from common.entry import run_script
 from common.errors import FAILED, USAGE, SuiteError
 from common.totals import per_process
 from common.writing import check_writable
+from comparison.analysis import analyse
+from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, default_baseline, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import FEWEST_BLOCKS, Report
-from comparison.report import keep_earlier, present
+from comparison.remedies import plan_proof
+from comparison.report import PROOF, keep_earlier, present, read_proof
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import find_machine, find_uncut, only_writer, print_commands, run_comparison
 from comparison.statistics import EQUAL_WITHIN
@@ -56,6 +60,14 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--repeats", type=positive_int, metavar="N", help="runs of every row (as many as the budget allows)")
     add("--budget", type=seconds, metavar="TIME",
         help="e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)")
+    add("--margin", type=percentage, metavar="P",
+        help="percent: repeat until every interval reaches no further than that from its ratio, within any --budget")
+    add("--twin", action=argparse.BooleanOptionalAction,
+        help="run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)")
+    add("--against", metavar="PATH",
+        help="run every row also as it was before: from another checkout, or with the flags of a results.json")
+    add("--prove", action="store_true",
+        help="then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast")
     add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
         help="percent by which times may differ and be practically equal (3)")
     add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
@@ -75,11 +87,13 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"argument --baseline: {arguments.baseline} trains nothing that could be a baseline")
     if arguments.repeats and arguments.budget:
         parser.error("--repeats says how often, --budget how long; give one of them")
+    if arguments.repeats and arguments.margin:
+        parser.error("--repeats says how often, --margin how exactly; give one of them")
     if arguments.source or arguments.diff:
         for name, value in vars(arguments).items():
             if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
-    if not arguments.repeats:
+    if not arguments.repeats and not arguments.margin:
         arguments.budget = arguments.budget or BUDGET
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [default_model(arguments.dataset)]
@@ -94,6 +108,9 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     plan = make_plan(arguments, machine, shared_flags, find_uncut(arguments.model, shared_flags))
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
+    wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin
+    plan += twin_of(plan, arguments.baseline) if wants_twin else []
+    plan += before(plan, Path(arguments.against)) if arguments.against else []
     for devices in arguments.project:
         per_process("--batch-size", plan[0].planned.batch_size, devices)
     if arguments.project and arguments.scaling == "weak":
@@ -109,10 +126,15 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order)
 
 
-def measure(report: Report, shared_flags: list[str], directory: Path) -> None:
-    """Run what is left of a comparison; should it be interrupted, show what was measured so far."""
+def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool) -> None:
+    """Run what is left of a comparison and its proof; should it be interrupted, show what was measured so far."""
     try:
-        run_comparison(report, shared_flags, directory)
+        report = run_comparison(report, shared_flags, directory)
+        if report.settings["prove"] and (proof := plan_proof(analyse(report))):
+            print("Now without the largest cause of each row, beside the row:")
+            place = directory / PROOF
+            started = resume and (place / "results.json").exists()
+            run_comparison(resumed(proof, place / "results.json") if started else proof, shared_flags, place)
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
         if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
             present(directory)
@@ -137,6 +159,8 @@ def main() -> None:
             with only_writer(directory):
                 keep_earlier(directory)
                 write_results(report, directory)
+                if proof := read_proof(source.parent):
+                    write_results(proof, directory / PROOF)
     else:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
@@ -150,7 +174,7 @@ def main() -> None:
                 report = resumed(report, directory / "results.json")
             else:
                 keep_earlier(directory)
-            measure(report, shared_flags, directory)
+            measure(report, shared_flags, directory, arguments.resume)
     report = present(directory)
     if report.failed:
         sys.exit(FAILED)

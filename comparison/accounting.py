@@ -32,6 +32,11 @@ class Excess:
         """Half of its interval, which is symmetric."""
         return None if self.low is None else (self.high - self.low) / 2
 
+    def times(self, factor: float) -> "Excess":
+        """Return it, with its interval, times a number that is known exactly."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Excess(self.name, self.value * factor, low, high)
+
     def __str__(self) -> str:
         return f"{abs(self.value):.{self._decimals}f}" + ("" if self.low is None
                                                           else f" ± {self.margin:.{self._decimals}f}")

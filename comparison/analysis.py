@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from common.words import count
 from comparison.causes import Accounts, Cause, find_accounts, find_causes
 from comparison.costs import Costs, find_costs
-from comparison.fairness import Standing, compare_with_baselines
+from comparison.counterparts import BEFORE, TWIN
+from comparison.fairness import Standing, compare_with_baselines, differences
 from comparison.measures import (
     Summary,
     asked_seconds,
     block_times,
     confidence_of,
+    noise_blocks_of,
     ratio_of,
     ratios_of,
     summarize,
@@ -109,10 +111,25 @@ class Resolution:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A row and its counterpart (see comparison.counterparts), if both have a run that ended well.
+
+    summary: the counterpart's. ratio: how many times as fast the row is; None where the two do not train equally many
+    images. differences: in what should be equal between rows, each with both values.
+    """
+
+    row: RowAnalysis
+    counterpart: Row
+    summary: Summary
+    ratio: Ratio | None
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Analysis:
     """A report and what is derived from it. sweeps: one for each swept setting and method that has several values.
 
-    resolution: None where there are too few runs to tell.
+    pairs: of rows and counterparts, by role. resolution: None where there are too few runs to tell.
     """
 
     report: Report
@@ -121,6 +138,7 @@ class Analysis:
     projection: Projection
     recommendations: tuple[Recommendation, ...]
     resolution: Resolution | None
+    pairs: dict[str, tuple[Pair, ...]]
 
     @property
     def done(self) -> list[RowAnalysis]:
@@ -139,18 +157,36 @@ def analyse(report: Report) -> Analysis:
     rows = tuple(_analyse_row(report, row, standings[row.configuration.name], summaries) for row in report.rows)
     sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(report, rows, name))
     return Analysis(report, rows, sweeps, project(report, summaries), tuple(_recommendations(report, rows)),
-                    _resolution(report))
+                    _resolution(report), {role: _pairs(report, rows, role) for role in (TWIN, BEFORE)})
+
+
+def _pairs(report, rows, role):
+    """The intervals of all pairs of a role together have the report's confidence (Bonferroni's inequality)."""
+    by_name = {entry.row.configuration.name: entry for entry in rows if entry.row.results}
+    couples = [(by_name[other.configuration.against], other) for other in report.counterparts
+               if other.configuration.role == role and other.results and other.configuration.against in by_name]
+    confidence = 1 - (1 - confidence_of(report)) / max(1, len(couples))
+    return tuple(_pair(report, entry, other, confidence) for entry, other in couples)
+
+
+def _pair(report, entry, other, confidence):
+    mine, theirs = entry.row.results[0], other.results[0]
+    ratio = None
+    if mine.epochs[-1].samples == theirs.epochs[-1].samples:
+        (ratio,) = ratios_of(report, other, [entry.row], asked_seconds(report), confidence)
+    unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
+    return Pair(entry, other, summarize(other), ratio, tuple(unlike))
 
 
 def _resolution(report):
-    times = block_times([row for row in report.rows if row.results], asked_seconds(report))
+    times = block_times([row for row in report.all_rows if row.results], asked_seconds(report))
     noise = residual_deviation(times) if times.size else None
     if noise is None:
         return None
     (measured, columns), (deviation, _) = times.shape, noise
-    differences = {blocks: resolution(deviation, blocks, columns, columns - 1, confidence_of(report))
-                   for blocks in sorted({measured, 10})}
-    return Resolution(deviation, {blocks: share for blocks, share in differences.items() if share < math.inf})
+    shares = {blocks: resolution(deviation, blocks, columns, len(report.rows) - 1, confidence_of(report))
+              for blocks in sorted({measured, 10})}
+    return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})
 
 
 def _analyse_row(report, row, standing, summaries):
@@ -250,7 +286,8 @@ def _recommend(report, trained, judged, every):
     if best not in winners:
         return Recommendation("stay", trained, compared, best, shown=max(proved, key=_speed_up))
     columns = {every.index(entry): entry for entry in compared}
-    kept = not_told_apart(block_times(report.rows, seconds), list(columns), confidence_of(report))
+    kept = not_told_apart(block_times(report.rows, seconds), list(columns), confidence_of(report),
+                          noise_blocks_of(report))
     equals = tuple(columns[column] for column in kept if columns[column] is not best)
     return Recommendation("use", trained, compared, best, best, whole,
                           whole and ratio_of(report, whole.row, best.row, seconds), equals)

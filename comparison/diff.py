@@ -28,7 +28,7 @@ def describe_difference(first: Report, second: Report) -> str:
                    if before.get(name) != after.get(name) and name != "output_dir"]
         lines.append(f"- Different {what}: " + ("; ".join(changed) or "nothing") + ".")
     lines.append("- A ÷ B: how many times as fast B was then. It has no interval: what changed on the machine between "
-                 "the two is part of it. To compare, measure both as rows of one comparison.")
+                 "the two is part of it. To claim a difference, measure both in turns: --against.")
     return "\n".join(lines)
 
 

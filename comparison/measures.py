@@ -135,6 +135,15 @@ def confidence_of(report: Report) -> float:
     return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
 
 
+def noise_blocks_of(report: Report) -> int | None:
+    """Return how many blocks, from the first, tell the noise: with --margin those that said how many there had to be.
+
+    That keeps the intervals true, although the number of blocks depends on the noise (C. Stein, Annals of Mathematical
+    Statistics 16, 1945). None for all.
+    """
+    return report.wanted_blocks if report.settings.get("margin") else None
+
+
 def ratios_of(
     report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[RunResult], float] = epoch_seconds,
     confidence: float | None = None
@@ -144,11 +153,11 @@ def ratios_of(
     seconds: what of a run is meant; confidence: the report's, unless given. All rows of the report tell the noise, also
     those that stand in for devices that are not there: they train on the same machine, in the same blocks.
     """
-    columns = {row.configuration.name: column for column, row in enumerate(report.rows)}
+    columns = {row.configuration.name: column for column, row in enumerate(report.all_rows)}
     reference, *others = (columns[row.configuration.name] for row in (numerator, *denominators))
     within = report.settings.get("equal_within", EQUAL_WITHIN)
     confidence = confidence or confidence_of(report)
-    results = ratios(block_times(report.rows, seconds), reference, others, confidence)
+    results = ratios(block_times(report.all_rows, seconds), reference, others, confidence, noise_blocks_of(report))
     return [replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
             for row, ratio in zip(denominators, results, strict=True)]
 

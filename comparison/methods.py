@@ -11,6 +11,7 @@ from pathlib import Path
 from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
+NO_EXCHANGE = ("--no-sync",)
 ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 
 
@@ -48,9 +49,9 @@ class Method:
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
     cuts: it cuts the network in two. package: what it needs besides the project's own requirements. called: its name in
-    a sentence, where there is one about it. parts: see Parts. baseline: the others are compared with it unless
-    --baseline says otherwise. by_default: it runs unless --methods says otherwise. rung: it is one of --methods ladder.
-    projected: what --project computes is about it.
+    a sentence, where there is one about it. parts: see Parts. without_exchange: the flags that leave out the exchange
+    of gradients. baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless
+    --methods says otherwise. rung: it is one of --methods ladder. projected: what --project computes is about it.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -63,6 +64,7 @@ class Method:
     package: str = ""
     called: str = ""
     parts: Parts | None = None
+    without_exchange: tuple[str, ...] = ()
     baseline: bool = False
     by_default: bool = True
     rung: bool = False
@@ -107,7 +109,7 @@ def _ddp_1(devices, machine, micro_batches):
 
 def _ddp_no_sync(devices, machine, micro_batches):
     label, command, needed = _ddp(devices, machine, micro_batches)
-    return f"{label}, no exchange", [*command, "--no-sync"], needed
+    return f"{label}, no exchange", [*command, *NO_EXCHANGE], needed
 
 
 def _mp(devices, machine, micro_batches):
@@ -139,7 +141,8 @@ METHODS = {
         differs="it exchanges no gradients", by_default=False, rung=True),
     "ddp": Method(
         _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called=DDP,
-        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), projected=True),
+        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
+        projected=True),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True),

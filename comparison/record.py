@@ -12,6 +12,7 @@ from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
+FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
 MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
 
 
@@ -116,8 +117,18 @@ class Report:
     in_turns: bool = False
     looks: tuple[tuple[int, float], ...] = ()
 
-    @cached_property
+    @property
     def rows(self) -> tuple[Row, ...]:
+        """The rows of the table: one per configuration that is no counterpart, in the order of the plan."""
+        return tuple(row for row in self.all_rows if not row.configuration.role)
+
+    @property
+    def counterparts(self) -> tuple[Row, ...]:
+        """The rows that are there for another one."""
+        return tuple(row for row in self.all_rows if row.configuration.role)
+
+    @cached_property
+    def all_rows(self) -> tuple[Row, ...]:
         """One row per configuration, in the order of the plan."""
         return tuple(Row(configuration, tuple(
             outcome for outcome in self.outcomes if outcome.configuration == configuration.name
@@ -133,7 +144,7 @@ class Report:
     @property
     def wanted_blocks(self) -> int:
         """How many blocks are to be run at least that other programs do not disturb."""
-        return self.settings["repeats"] or FEWEST_BLOCKS
+        return self.settings["repeats"] or (FIRST_STAGE if self.settings.get("margin") else FEWEST_BLOCKS)
 
     @property
     def disturbed_blocks(self) -> dict[int, float]:
@@ -167,7 +178,7 @@ class Report:
 
     def partner(self, row: Row, method: str) -> Row | None:
         """Return the row of `method` with the same swept values as `row`, if there is one."""
-        configuration = baseline_of(row.configuration, self.plan, method)
+        configuration = baseline_of(row.configuration, [other.configuration for other in self.rows], method)
         return next((other for other in self.rows if other.configuration is configuration), None)
 
     def baseline(self, row: Row) -> Row | None:
@@ -178,7 +189,7 @@ class Report:
     def failed(self) -> bool:
         """Whether any run failed, or computes something else than one device does."""
         wrong = any(check.status == "failed" for check in self.equivalence.values())
-        return wrong or any(row.troubles for row in self.rows)
+        return wrong or any(row.troubles for row in self.all_rows)
 
     @property
     def asked(self) -> str:

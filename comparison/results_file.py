@@ -14,15 +14,17 @@ from comparison.launch import Outcome
 from comparison.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
 
-# 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and results of
-# schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had the load average.
-SCHEMA_VERSION = 5
+# 6 has counterparts in its plan, with role and against; 5 names the fields of Planned where 4 had a person's words, and
+# has equivalence where 4 had maths, and results of schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had
+# the load average.
+SCHEMA_VERSION = 6
 SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
                      "per-device batch": "per_device_batch_size"}
 
 
 def write_results(report: Report, directory: Path) -> None:
     """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
+    directory.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": SCHEMA_VERSION, **_values(report)}
     write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
 
@@ -75,7 +77,7 @@ def read_results(path: Path) -> Report:
                          "undo the change, or run the comparison again", DATA)
     del values["schema_version"]
     try:
-        return _from_values(values if version == SCHEMA_VERSION else _as_schema_5(values))
+        return _from_values(values if version > 4 else _as_schema_5(values))
     except (TypeError, ValueError, KeyError) as error:  # a run's result of a newer schema, say
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project",
                          DATA) from None

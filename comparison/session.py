@@ -90,7 +90,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
               "The rows of a block take turns, epoch by epoch, so that their runs end together")
         report = replace(report, probe=probe, in_turns=not obstacle)
     if report.settings["check_maths"] and not report.equivalence:
-        able = [configuration for configuration in report.plan if not configuration.skip]
+        able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     plan = {configuration.name: configuration for configuration in report.plan}
     guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}

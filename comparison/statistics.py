@@ -70,11 +70,15 @@ def mean_interval(values: list[float], confidence: float = CONFIDENCE) -> tuple[
     return math.exp(statistics.mean(logs) - margin), math.exp(statistics.mean(logs) + margin)
 
 
-def ratios(times: np.ndarray, reference: int, others: list[int], confidence: float = CONFIDENCE) -> list[Ratio]:
+def ratios(
+    times: np.ndarray, reference: int, others: list[int], confidence: float = CONFIDENCE,
+    noise_blocks: int | None = None
+) -> list[Ratio]:
     """Return how many times as long the column `reference` takes as each of the columns `others`.
 
-    times: (blocks, columns), seconds, nan where nothing was measured. All intervals together hold the truth with the
-    given confidence, whatever the number of `others`.
+    times: (blocks, columns), seconds, nan where nothing was measured. noise_blocks: how many of them, from the first,
+    tell the noise (all). All intervals together hold the truth with the given confidence, whatever the number of
+    `others`.
 
     Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes;
     the noise is told by a pair's own differences and, for a part, by the other columns (see `_difference`), and the
@@ -82,11 +86,11 @@ def ratios(times: np.ndarray, reference: int, others: list[int], confidence: flo
     two degrees of freedom, or less than two blocks that have both columns.
     """
     logs = np.log(times)
-    fit = _fit(logs)
+    fit, noise = _fit(logs), _noise(logs, noise_blocks)
     correlation = _least_correlation(fit, reference, others)
     results = []
     for other in others:
-        centre, error, freedom = _difference(logs, fit, reference, other)
+        centre, error, freedom = _difference(logs, fit, noise, reference, other)
         if freedom < 2:
             results.append(Ratio(math.exp(centre)))
             continue
@@ -95,21 +99,23 @@ def ratios(times: np.ndarray, reference: int, others: list[int], confidence: flo
     return results
 
 
-def not_told_apart(times: np.ndarray, columns: list[int], confidence: float = CONFIDENCE) -> list[int]:
+def not_told_apart(
+    times: np.ndarray, columns: list[int], confidence: float = CONFIDENCE, noise_blocks: int | None = None
+) -> list[int]:
     """Return which of `columns` may be the fastest, first the one that was measured to be, in two blocks or more.
 
     With the given confidence the truly fastest is among them: multiple comparisons with the best (J. C. Hsu, Annals of
     Statistics 9, 1981), on the same model as `ratios`. Where that gives no interval, a column may be faster.
     """
     logs = np.log(times)
-    fit = _fit(logs)
+    fit, noise = _fit(logs), _noise(logs, noise_blocks)
     several = [column for column in columns if np.isfinite(logs[:, column]).sum() > 1]
     best = min(several or columns, key=lambda column: fit.effects[column])
     kept = [best]
     for column in columns:
         if column == best:
             continue
-        slower, error, freedom = _difference(logs, fit, column, best)
+        slower, error, freedom = _difference(logs, fit, noise, column, best)
         if freedom < 2 or slower <= dunnett_quantile(len(columns) - 1, freedom, confidence, sides=1) * error:
             kept.append(column)
     return kept
@@ -168,7 +174,18 @@ class _Difference(NamedTuple):
     freedom: int
 
 
-def _difference(logs, fit, first, second):
+class _Noise(NamedTuple):
+    """The logarithms of the blocks that tell the noise, with their fit."""
+
+    logs: np.ndarray
+    fit: _Fit
+
+
+def _noise(logs, blocks):
+    return _Noise(logs[:blocks], _fit(logs[:blocks]))
+
+
+def _difference(logs, fit, noise, first, second):
     """The difference of two columns, without degrees of freedom where fewer than two blocks have both.
 
     The residual squares split into those of the pair's own differences and the rest. Columns are not equally noisy:
@@ -177,15 +194,15 @@ def _difference(logs, fit, first, second):
     2004). Two of them stand for standard deviations that vary by a factor of about two; benchmarks/false_alarms.py
     says what comes of it.
     """
-    pairs = logs[:, first] - logs[:, second]
+    pairs = noise.logs[:, first] - noise.logs[:, second]
     pairs = pairs[np.isfinite(pairs)]
     if len(pairs) < 2:
         means = [np.mean(column[np.isfinite(column)]) for column in (logs[:, first], logs[:, second])]
         return _Difference(float(means[0] - means[1]), math.nan, 0)
     own_freedom, own_squares = len(pairs) - 1, ((pairs - pairs.mean()) ** 2).sum() / 2
-    rest_freedom = fit.freedom - own_freedom
+    rest_freedom = noise.fit.freedom - own_freedom
     shared = min(SHARED_FREEDOM, rest_freedom)
-    squares = own_squares + (shared * max(0.0, fit.squares - own_squares) / rest_freedom if shared else 0.0)
+    squares = own_squares + (shared * max(0.0, noise.fit.squares - own_squares) / rest_freedom if shared else 0.0)
     spread = fit.covariance[first, first] + fit.covariance[second, second] - 2 * fit.covariance[first, second]
     freedom = own_freedom + shared
     return _Difference(float(fit.effects[first] - fit.effects[second]), math.sqrt(spread * squares / freedom), freedom)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from common.words import count
 from comparison.analysis import analyse
+from comparison.counterparts import BEFORE
 from comparison.plan import make_order
 from comparison.progress import duration
 from comparison.record import Report
@@ -29,14 +30,14 @@ def expectation(report: Report, block_seconds: float) -> str:
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
-    """Return the report with the look at its data that is due after a whole block, if it has a budget.
+    """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
 
     used: seconds since its first block began; block_seconds: what another block takes. Where no time is left for
     another, the look is the last and may take what is left of the error.
     """
     budget, blocks = report.settings.get("budget"), len(report.whole_blocks) - len(report.set_aside)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
-    if budget is None or blocks <= before:
+    if budget is None or report.settings.get("margin") or blocks <= before:
         return report
     share = 1.0 if used + block_seconds > budget else max(share, used / budget)
     return replace(report, looks=(*report.looks, (blocks, share)))
@@ -45,18 +46,43 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
 def wants_block(report: Report, used: float, block_seconds: float) -> bool:
     """Return whether to run another block, after the look at the last.
 
-    In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS; within a budget, while there
-    is time and a row, or a value of a sweep, is not decided. used, block_seconds: as for `look`.
+    In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS. Else, if there is time within
+    the budget: with a margin, until there are needed_blocks; with a budget alone, while a row, a value of a sweep or a
+    pair of before and now is not decided. used, block_seconds: as for `look`.
     """
-    whole, budget = len(report.whole_blocks), report.settings.get("budget")
-    if whole - len(report.disturbed_blocks) < report.wanted_blocks and whole < report.wanted_blocks + SPARE_BLOCKS:
+    budget, margin = report.settings.get("budget"), report.settings.get("margin")
+    if _wants(report, report.wanted_blocks):
         return True
-    if budget is None or used + block_seconds > budget:
+    if (budget is None and margin is None) or (budget is not None and used + block_seconds > budget):
         return False
+    if margin is not None:
+        return _wants(report, needed_blocks(report))
+    return not all(ratio.decided for ratio in _judged(report) if ratio)
+
+
+def _wants(report, blocks):
+    """Whether there are fewer blocks, without the disturbed ones, and spare ones left."""
+    whole = len(report.whole_blocks)
+    return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
+
+
+def _judged(report):
+    """The ratios that the comparison is to decide."""
     analysis = analyse(report)
-    judged = [*(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
-              *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios)]
-    return not all(ratio.decided for ratio in judged if ratio)
+    return [*(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
+            *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios),
+            *(pair.ratio for pair in analysis.pairs[BEFORE])]
+
+
+def needed_blocks(report: Report) -> int:
+    """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
+
+    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): an interval's width, of logarithms, shrinks with
+    the root of the number of blocks, as the first stage alone tells the noise.
+    """
+    wanted, blocks = math.log1p(report.settings["margin"]), len(report.whole_blocks) - len(report.set_aside)
+    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio and ratio.low]
+    return max(report.wanted_blocks, *(math.ceil(blocks * (half / wanted) ** 2) for half in half_widths), 0)
 
 
 def with_another_block(report: Report) -> Report:

@@ -9,6 +9,7 @@ from tabulate import tabulate
 from common.words import count
 from comparison.accounting import Excess
 from comparison.analysis import Analysis
+from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
 from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS, words_of
@@ -127,6 +128,16 @@ def _sweep_table(sweep, tablefmt):
     return lay_out(rows, header, tablefmt, left=(0, 7))
 
 
+def before_table(analysis: Analysis, tablefmt: str) -> str:
+    """Return how fast every row is beside the same one before, and what differs between the two besides the code."""
+    rows = [[pair.row.label, cell(pair.summary.epoch_seconds, ".2f"),
+             cell(pair.row.summary.epoch_seconds, ".2f"), cell(pair.ratio),
+             pair.ratio.words if pair.ratio else "not compared: they train other numbers of images",
+             "; ".join(pair.differences)] for pair in analysis.pairs[BEFORE]]
+    header = ("Method", "Before (s per epoch)", "Now (s per epoch)", "Times as fast [95 %]", "Result", "Now differs in")
+    return lay_out(rows, header, tablefmt, left=(0, 4, 5))
+
+
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return where a step takes longer than an even share of the baseline's, and a run than the baseline's own."""
     compared = [entry for entry in analysis.rows if entry.accounts.steps]
@@ -187,7 +198,7 @@ def class_table(report: Report, tablefmt: str) -> str:
 
 def epoch_table(report: Report, tablefmt: str) -> str:
     """Return every epoch of every run, in the order in which the runs ended."""
-    labels = {row.configuration.name: row.label for row in report.rows}
+    labels = {row.configuration.name: row.label for row in report.all_rows}
     rows = [(outcome.block, labels[outcome.configuration], epoch.epoch, f"{epoch.train_seconds:.2f}",
              f"{epoch.train_loss:.4f}", f"{100 * epoch.test_accuracy:.2f}",
              _remark(report, outcome, epoch))

@@ -2,8 +2,10 @@
 
 from common.words import count
 from comparison.analysis import Analysis, Recommendation, Sweep
+from comparison.counterparts import TWIN
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
+from comparison.remedies import Proof
 from comparison.statistics import EQUAL, UNDECIDED, Ratio
 
 
@@ -69,13 +71,48 @@ def efficiency(share: Ratio) -> str:
 
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
+    twins = [f"Two equal rows, “{pair.row.label}” and the same again: {_as_fast(pair.ratio)}." for pair in
+             analysis.pairs[TWIN]]
     noise = analysis.resolution
     if not noise:
-        return []
+        return twins
     shares = " and ".join(f"above about {100 * share:.2g} % in {count(blocks, 'block')}" for blocks, share in
                           noise.differences.items())
     return [f"This machine, this hour: the times of runs have a standard deviation of {100 * noise.deviation:.2g} %, "
-            f"without what rows and blocks have in common; differences {shares} are found, in four of five cases."]
+            f"without what rows and blocks have in common; differences {shares} are found, in four of five cases.",
+            *twins]
+
+
+def _as_fast(ratio: Ratio) -> str:
+    """How one of two equal rows stands beside the other."""
+    if ratio.low is None:
+        return f"{ratio} times as fast"
+    words = "TOLD APART, though equal" if told_apart(ratio) else ratio.words if ratio.disturbed else "not told apart"
+    return f"{ratio} times as fast, {words}"
+
+
+def told_apart(ratio: Ratio) -> bool:
+    """Whether a ratio of two equal rows claims a difference that cannot be there."""
+    return not ratio.disturbed and ratio.low is not None and not ratio.low <= 1 <= ratio.high
+
+
+def tell_proof(proof: Proof) -> str:
+    """Return what came of taking a row's largest cause away, beside what it was predicted to gain."""
+    remedy, measured = proof.remedy, proof.measured
+    tried = f"{remedy.label}, without “{remedy.cause}” ({remedy.change})"
+    if measured is None:
+        return f"{tried}: not measured undisturbed."
+    shorter = f"{measured} ms {'shorter' if measured.value > 0 else 'longer'}"
+    if measured.low is None:
+        words = "one block proves nothing"
+    elif measured.low <= 0:
+        words = "not proved"
+    elif remedy.predicted.low is not None and (measured.high < remedy.predicted.low
+                                               or measured.low > remedy.predicted.high):
+        words = f"proved, and {'less' if measured.value < remedy.predicted.value else 'more'} than predicted"
+    else:
+        words = "proved"
+    return f"{tried}: a step is {shorter}, predicted were {remedy.predicted} ms: {words}."
 
 
 def _mean_step(entry):

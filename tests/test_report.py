@@ -422,8 +422,8 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace('"schema_version": 5', '"schema_version": 6', 1), "version is 6.*update this"),
-    (lambda text: text.replace('"schema_version": 5', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace('"schema_version": 6', '"schema_version": 7', 1), "version is 7.*update this"),
+    (lambda text: text.replace('"schema_version": 6', '"schema_version": 1', 1), "run the comparison again"),
     (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
@@ -484,7 +484,7 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
     text = describe_difference(before, after)
     assert re.search(r"SINGLE +2.00 +3 +1.00 +3 +2.00\n", text)
     assert not any(word in text for word in ("faster", "slower", "equal", "["))  # another hour: no claim, no interval
-    assert "measure both as rows of one comparison" in text
+    assert "To claim a difference, measure both in turns: --against." in text
     assert "refused: global batch 200 instead of 100" in text
     assert re.search(r"MP .*–.* not in both", text) and re.search(r"DP  .*–.* not in both", text)
     assert "Different machine: torch 2.11.0 → 2.15.0." in text and "Different settings: lr None → 0.1." in text

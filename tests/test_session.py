@@ -1,6 +1,7 @@
 """One comparison from plan to last run, with runs that are made up: what is said, and what is on disk when."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -309,6 +310,42 @@ def test_a_budget_goes_on_where_it_was_interrupted(blocks, tmp_path):
         blocks(undecided, repeats=None, budget=130.0, stop_after=4)
     report = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
     assert [look[0] for look in report.looks] == [3, 4, 5, 6] and report.looks[-1][1] == 1.0
+
+
+def noisy(block):
+    """Half the baseline's 2 s, with a noise of some 4 %."""
+    return 1.0 + 0.04 * (-1) ** block
+
+
+def half_width(report):
+    """Of the only speed-up's interval, on logarithms."""
+    speed_up = analyse(report).rows[1].standing.speed_up
+    return math.log(speed_up.high / speed_up.low) / 2
+
+
+def test_a_margin_is_reached_in_as_many_blocks_as_the_first_five_say(blocks):
+    report = blocks(noisy, repeats=None, margin=0.05)
+    count = len(report.whole_blocks)
+    assert count > 5 and report.looks == ()
+    assert half_width(report) <= math.log(1.05) < half_width(report) * math.sqrt(count / (count - 1))
+
+
+@pytest.mark.parametrize("margin, budget, expected", [(0.5, None, 5), (0.05, 130.0, 6), (0.05, 30.0, 5)])
+def test_a_margin_takes_five_blocks_at_least_and_no_more_than_its_budget(margin, budget, expected, blocks):
+    report = blocks(noisy, repeats=None, margin=margin, budget=budget)
+    assert (len(report.whole_blocks), report.looks) == (expected, ())
+
+
+def test_later_blocks_are_no_news_of_the_noise_where_the_first_decided_how_many_there_are(blocks):
+    report = blocks(lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05)
+    like_the_first = blocks(noisy, repeats=None, margin=0.05)
+    assert len(report.whole_blocks) == len(like_the_first.whole_blocks) > 5
+    assert half_width(report) == pytest.approx(half_width(like_the_first))
+
+
+def test_a_disturbed_block_does_not_count_towards_a_margin(blocks):
+    report = blocks(noisy, repeats=None, margin=0.05, foreign={2: 0.9, 7: 0.9})
+    assert report.set_aside == (2, 7) and half_width(report) <= math.log(1.05)
 
 
 def test_repeats_are_run_without_looks(blocks):
