@@ -1,0 +1,132 @@
+"""Does the comparison find 5 % where there are 5 %, and nothing between two equal rows?
+
+    python benchmarks/twins.py
+
+Ten comparisons as a person runs them (in turns, within a budget, disturbed blocks again) of three rows: one device, the
+same again, and the same with an update that takes longer by 5 % of a step. That is planted in the script's process
+(benchmarks/plants); how long a step takes without it, one run beforehand tells. `--output` gets every comparison's
+ratios as they were judged; those that are in it already are kept and not run again, and what another program disturbed
+is left out.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from measure import PROJECT, Witness, arguments_of, write
+
+from common.config import RunConfig
+from common.entry import run_script
+from common.machine.environment import describe_environment
+from common.probe import Probe
+from common.words import count
+from comparison.analysis import analyse
+from comparison.counterparts import TWIN, twin_of
+from comparison.launch import run_once, temporary_directory
+from comparison.measures import run_seconds
+from comparison.methods import Machine
+from comparison.plan import Configuration, make_order, make_plan
+from comparison.record import FEWEST_BLOCKS, Report
+from comparison.session import run_comparison
+from comparison.statistics import SLOWER, Ratio
+from comparison.verdict import told_apart
+
+STEPS, EPOCHS, SHARE = 25, 7, 0.05
+TRAINING = ["--dataset", "synthetic-mnist", "--train-size", str(128 * STEPS), "--epochs", str(EPOCHS), "--loader",
+            "resident"]
+PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
+           "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident",
+           "methods": [("single", {})]}
+SETTINGS = {"scaling": "strong", "allow_unequal": False, "epochs": EPOCHS, "max_steps": None, "project": [],
+            "link_gbps": None, "baseline": "single", "repeats": None, "timeout": None, "check_maths": False}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of one comparison: how many times as fast each of the other rows is as one device, as it was judged.
+
+    planted: milliseconds per step; true: one device's time ÷ that with so many more, computed from its time there.
+    """
+
+    seed: int
+    blocks: int
+    planted: float
+    true: float
+    twin: tuple[float, float, float]
+    slower: tuple[float, float, float]
+    told_apart: bool
+    found: bool
+
+
+def rows_of(seconds: float) -> list[Configuration]:
+    """Return one device, the same again, and the same with an update that takes so many seconds longer."""
+    (plain,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
+    plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=slow-update", f"SECONDS={seconds}")
+    return [plain, *twin_of([plain], "single"),
+            replace(plain, name="slower", label="slower", command=(*plant, *plain.command))]
+
+
+def step_seconds() -> float:
+    """Return how long a step of one device takes, in a run of its own."""
+    plain, *_ = rows_of(0.0)
+    with temporary_directory() as directory:
+        outcome = run_once(plain, 1, 0, Path(directory))
+    return statistics.median(epoch.train_seconds for epoch in outcome.result.epochs[1:]) / STEPS
+
+
+def compare(seed: int, budget: float) -> Comparison | None:
+    """Run one comparison, and return what it says; None if another program disturbed it."""
+    planted = SHARE * step_seconds()
+    plan = rows_of(planted)
+    order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
+    report = Report("", {**SETTINGS, "budget": budget, "seed": 1000 * seed}, describe_environment(),
+                    Probe(128 * STEPS, 10_000, 5.0, (), (), ()), tuple(plan), tuple(order), in_turns=True)
+    with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        analysis = analyse(run_comparison(report, [], Path(directory)))
+    if any(row.disturbed for row in analysis.report.all_rows):
+        return None
+    single, slower = analysis.rows
+    (pair,) = analysis.pairs[TWIN]
+    speed_up, seconds = slower.standing.speed_up, statistics.geometric_mean(run_seconds(single.row))
+    return Comparison(seed, single.summary.runs, 1000 * planted, 1 / (1 + planted * STEPS / seconds),
+                      numbers(pair.ratio), numbers(speed_up), told_apart(pair.ratio), speed_up.words == SLOWER)
+
+
+def numbers(ratio: Ratio) -> tuple[float, float, float]:
+    """Return a ratio and its interval."""
+    return ratio.value, ratio.low, ratio.high
+
+
+def scores(comparisons: list[Comparison]) -> dict:
+    """Return how many comparisons told the twins apart, and how many found the 5 %."""
+    return {"comparisons": len(comparisons), "twins_told_apart": sum(entry.told_apart for entry in comparisons),
+            "slower_found": sum(entry.found for entry in comparisons),
+            "true_in_interval": sum(entry.slower[1] <= entry.true <= entry.slower[2] for entry in comparisons)}
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, more=lambda parser: (
+        parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)"),
+        parser.add_argument("--budget", type=float, default=150.0, metavar="S", help="of each, seconds (%(default)s)")))
+    path, done = Path(arguments.output), []
+    if path.exists():
+        done = [Comparison(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
+    for seed in range(1, arguments.comparisons + 1):
+        if any(comparison.seed == seed for comparison in done):
+            continue
+        with Witness() as witness:
+            comparison = compare(seed, arguments.budget)
+        print(comparison or f"{seed}: disturbed by another program, does not count; run it again", flush=True)
+        if not comparison:
+            continue
+        done.append(comparison)
+        write(path, {"comparisons": [asdict(entry) for entry in done], "scores": scores(done)}, witness)
+    print(count(len(done), "comparison"), scores(done))
+
+
+if __name__ == "__main__":
+    run_script(main)
