@@ -17,7 +17,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class ModelLink:
-    """A model's gradients in bytes, and the gigabits per second at which two ranks exchange so many, if asked for."""
+    """A model's gradients in bytes, and the gigabits per second at which two ranks exchange so many, if asked for.
+
+    Since the loader's cpu_seconds_per_image is measured, the ranks train between two exchanges; before, they were idle.
+    """
 
     model: str
     gradient_bytes: int
@@ -26,10 +29,14 @@ class ModelLink:
 
 @dataclass(frozen=True)
 class LoaderSpeed:
-    """How many images a second a training loader delivers while nothing else works."""
+    """How many images a second a training loader delivers while nothing else works.
+
+    cpu_seconds_per_image: of all cores, in this process and the loader's workers; None if it was not measured yet.
+    """
 
     num_workers: int
     images_per_second: float
+    cpu_seconds_per_image: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -17,28 +18,50 @@ from common.programs import probe
 from common.programs.weights import difference
 from processes import PROJECT, child_environment
 
+OWN = """
+import os
+from torch import nn
 
-def test_the_probe_measures_what_it_was_asked_for(data_root):
+class Network(nn.Linear):
+    def forward(self, images):
+        with open({log!r}, "a") as log:
+            print(os.getpid(), len(images), file=log)
+        return super().forward(images.flatten(1))
+
+def network(image_shape, classes):
+    return Network(28 * 28, 10)
+"""
+
+
+def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
+    log, network = tmp_path / "steps", f"{tmp_path / 'own.py'}:network"
+    (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
     done = subprocess.run(
         [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
-         "--train-size", "480", "--model", "lenet", "mlp", "--batch-size", "48", "--num-workers", "0", "--sizes", "12",
-         "48",
-         "--threads", "1", "--ceiling", "--link"], cwd=PROJECT, capture_output=True, text=True, env=child_environment())
+         "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--num-workers", "0", "--sizes",
+         "12", "48", "--threads", "1", "--ceiling", "--link"],
+        cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["train_images"], measured["test_images"]) == (480, 2000)
     steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
-    assert set(steps) == {("lenet", 12), ("lenet", 48), ("mlp", 12), ("mlp", 48)} and min(steps.values()) > 0
-    parameters = {name: sum(weight.numel() for weight in build_model(name, (1, 28, 28), 0).parameters())
-                  for name in ("lenet", "mlp")}
+    assert set(steps) == {("lenet", 12), ("lenet", 48), (network, 12), (network, 48)} and min(steps.values()) > 0
+    parameters = sum(weight.numel() for weight in build_model("lenet", (1, 28, 28), 0).parameters())
     assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == {
-        name: 4 * count for name, count in parameters.items()}
+        "lenet": 4 * parameters, network: 4 * 7850}
     assert all(0.01 < model["link_gbps"] < 1000 for model in measured["models"])
+    halves = Counter(line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 24"))
+    first, second = halves.values()  # two ranks, each of which trains on its half before every exchange
+    assert first == second >= 7
     assert measured["resident_images_per_second"] > 10_000
     (memory,) = measured["memory"]
     assert memory["device"] == "cpu" and 2**27 < memory["peak_bytes"] < 2**33 and memory["free_bytes"] > 0
     (loader,) = measured["loaders"]
     assert loader["num_workers"] == 0 and loader["images_per_second"] > 100
+    assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
+
+
+IMAGES = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
 
 
 def test_a_step_is_the_median_without_the_first_two(monkeypatch):
@@ -52,25 +75,72 @@ def test_a_step_is_the_median_without_the_first_two(monkeypatch):
 
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
     model = Slow(4, 10)
-    image_set = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    milliseconds = probe.step_milliseconds(model, optimizer, image_set, 3, torch.device("cpu"))
-    assert 10 <= milliseconds < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
+    times = probe.step_milliseconds(model, optimizer, IMAGES, [3], torch.device("cpu"))
+    assert set(times) == {3} and 10 <= times[3] < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
+
+
+def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(monkeypatch):
+    calls = []
+
+    class Small(torch.nn.Linear):
+        def forward(self, images):
+            calls.append(len(images))
+            if len(images) > 8:
+                raise torch.OutOfMemoryError
+            return super().forward(images.flatten(1))
+
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.0)
+    model = Small(4, 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    times = probe.step_milliseconds(model, optimizer, IMAGES, [4, 9, 8], torch.device("cpu"))
+    assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
+
+
+class Source:
+    """A loader of two batches of 10 images, each of which takes load(); its start takes longer."""
+
+    def __init__(self, load):
+        self.load, self.passes = load, 0
+
+    def __iter__(self):
+        if not self.passes:
+            time.sleep(0.5)
+        self.passes += 1
+        for _ in range(2):
+            self.load()
+            yield torch.zeros(10, 1), None
 
 
 def test_the_loaders_start_is_left_out_of_its_speed(monkeypatch):
-    class Loader:
-        def __iter__(self):
-            if not passes:
-                time.sleep(0.5)
-            passes.append(1)
-            for _ in range(2):
-                time.sleep(0.01)
-                yield torch.zeros(10, 1), None
-
-    passes = []
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.2)
-    assert 300 < probe.loader_images_per_second(Loader(), torch.device("cpu")) < 1001 and len(passes) > 5
+    source = Source(lambda: time.sleep(0.01))
+    speed = probe.loader_speed(source, 3, torch.device("cpu"))
+    assert speed.num_workers == 3 and 300 < speed.images_per_second < 1001 and source.passes > 5
+
+
+def compute(seconds=0.01):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+class Computing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        compute()
+        return torch.zeros(1), 0
+
+
+def test_what_a_loader_computes_counts_in_this_process_and_in_its_workers(monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.3)
+    cpu = torch.device("cpu")
+    assert 0.001 <= probe.loader_speed(Source(compute), 0, cpu).cpu_seconds_per_image < 0.002
+    assert probe.loader_speed(Source(lambda: time.sleep(0.01)), 0, cpu).cpu_seconds_per_image < 0.0005
+    workers = torch.utils.data.DataLoader(Computing(), 2, num_workers=2, persistent_workers=True)
+    assert 0.005 < probe.loader_speed(workers, 2, cpu).cpu_seconds_per_image < 0.02
 
 
 def test_the_largest_difference_of_any_parameter():

@@ -11,7 +11,6 @@ import pytest
 from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
-from common.probe import LoaderSpeed
 from comparison import analysis, equivalence, results_file
 from comparison.analysis import analyse
 from comparison.diff import describe_difference
@@ -264,36 +263,78 @@ def row_of(method, count=1, workers=2):
 
 LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in
                   ((100, 40.0), (50, 24.0), (25, 15.0))],
-        "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],
-        "loaders": [{"num_workers": 2, "images_per_second": 5000.0}]}
+        "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],  # 10 ms for two devices
+        "loaders": [{"num_workers": 2, "images_per_second": 5000.0, "cpu_seconds_per_image": 3e-4}]}  # 20, 30 ms
 
 
-def test_projection_uses_the_step_at_a_part_of_the_batch_and_stops_at_the_loader():
-    report = report_of(row_of("single"), row_of("ddp", 2), project=[2, 4], probe=LINK)
-    first, second, third = analyse(report).projection.points
-    assert (first.epoch_seconds, first.all_reduce_milliseconds, first.speed_up) == (pytest.approx(0.4), 0, 1)
-    assert second.all_reduce_milliseconds == pytest.approx(10)  # 10 MB at 1 GB/s, 2 (N-1)/N = 1
-    assert second.epoch_seconds == pytest.approx(10 * (24 + 10) / 1000) and second.speed_up == pytest.approx(40 / 34)
-    assert third.epoch_seconds == pytest.approx(10 * (15 + 15) / 1000)
-    assert (second.measured_seconds, second.error) == (0.5, pytest.approx(-0.32)) and third.measured_seconds is None
-    assert first.error == pytest.approx(-0.2)
-    slow = replace(report.probe, loaders=(LoaderSpeed(2, 2500.0),))
-    limited = analyse(replace(report, probe=slow)).projection.points
-    assert [point.epoch_seconds for point in limited] == [pytest.approx(0.4)] * 3
-    given = analyse(replace(report, settings={**report.settings, "link_gbps": 80.0})).projection.points
-    assert given[1].all_reduce_milliseconds == pytest.approx(1)
-    table = projection_table(analyse(report), "simple")
-    assert table.count("projected") == 3 and cells(table)[1][-1] == "-32%" and cells(table)[2][-1] == "–"
-    assumptions = " ".join(analyse(report).projection.assumptions)
-    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "8.00 Gbit/s (measured"):
-        assert text in assumptions
+def projected(*rows, cores=2, loader=LINK["loaders"][0], **settings):
+    report = report_of(*rows or [row_of("single"), row_of("ddp", 2)], project=[2, 4],
+                       probe={**LINK, "loaders": [loader]}, **settings)
+    return analyse(replace(report, environment={**report.environment, "cores": cores}))
+
+
+def modelled(*rows, **values):
+    return [point.step.milliseconds for point in projected(*rows, **values).projection.points]
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_devices_loader_and_cores():
+    slow = {**LINK["loaders"][0], "images_per_second": 2000.0}
+    assert modelled(cores=8) == pytest.approx([40, 24 + 10, 15 + 15])  # the devices
+    assert modelled(cores=8, loader=slow) == pytest.approx([50, 50, 50])
+    assert modelled(cores=2) == pytest.approx([40, (30 + 2 * 24) / 2 + 10, (30 + 4 * 15) / 2 + 15])
+    assert modelled(cores=8, link_gbps=80.0) == pytest.approx([40, 24 + 1, 20])  # a fast link: then the loader
+
+
+def test_a_device_of_several_threads_takes_as_many_cores():
+    row = (configuration(num_workers=2, threads=2), runs())
+    assert modelled(row, cores=2) == pytest.approx([(30 + 80) / 2, (30 + 96) / 2 + 10, (30 + 120) / 2 + 15])
+
+
+def test_gpus_do_not_compute_on_the_cores():
+    row = (configuration(num_workers=2, device="gpu"), runs())
+    analysis = projected(row, cores=1)
+    assert [point.step.milliseconds for point in analysis.projection.points] == pytest.approx([40, 34, 30])
+    assert cells(projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
+    assert "the cores that feed them" in " ".join(analysis.projection.assumptions)
 
 
 def test_without_workers_every_process_loads_its_part_before_the_step():
-    probe = {**LINK, "loaders": [{"num_workers": 0, "images_per_second": 5000.0}]}
-    first, second, _ = analyse(report_of(row_of("single", workers=0), project=[2, 4], probe=probe)).projection.points
-    assert first.epoch_seconds == pytest.approx(10 * (40 + 20) / 1000)
-    assert second.epoch_seconds == pytest.approx(10 * (24 + 10 + 10) / 1000)
+    loader, row = {"num_workers": 0, "images_per_second": 5000.0, "cpu_seconds_per_image": 2e-4}, row_of("single", 1, 0)
+    assert modelled(row, cores=8, loader=loader) == pytest.approx([40 + 20, 24 + 10 + 10, 15 + 5 + 15])
+    assert modelled(row, cores=1, loader=loader) == pytest.approx([40 + 20, 2 * 24 + 20 + 10, 4 * 15 + 20 + 15])
+
+
+def test_an_older_probe_did_not_measure_what_the_loader_takes_of_the_cores():
+    old = {"num_workers": 2, "images_per_second": 5000.0}
+    assert modelled(cores=2, loader=old)[1] == pytest.approx((2 * 20 + 2 * 24) / 2 + 10)
+    assert modelled(cores=1, loader=old)[1] == pytest.approx(20 + 2 * 24 + 10)
+    assert modelled(row_of("single", 1, 0), cores=1, loader={**old, "num_workers": 0})[1] == pytest.approx(20 + 48 + 10)
+    text = " ".join(projected(loader=old).projection.assumptions)
+    assert "which an older probe did not measure" in text and "between two idle ranks" in text
+
+
+def test_the_projection_begins_with_what_one_device_was_measured_to_take():
+    analysis = projected(cores=8)
+    first, second, third = analysis.projection.points
+    assert (first.epoch_seconds, first.speed_up, first.error) == (pytest.approx(0.5), 1, None)  # 10 steps of 40 ms
+    assert second.epoch_seconds == pytest.approx(0.5 * 34 / 40) and second.speed_up == pytest.approx(40 / 34)
+    assert (second.measured_seconds, second.error) == (0.5, pytest.approx(-0.15))
+    assert third.epoch_seconds == pytest.approx(0.5 * 30 / 40) and third.measured_seconds is None
+    table = projection_table(analysis, "simple")
+    assert table.count("projected") == 2 and [row[-1] for row in cells(table)] == ["–", "-15%", "–"]
+    assumptions = " ".join(analysis.projection.assumptions)
+    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "two ranks that train",
+                 "8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)",
+                 "1.25 times"):
+        assert text in assumptions
+
+
+def test_without_a_row_of_one_device_the_projection_is_what_the_probe_makes_it():
+    analysis = projected(row_of("ddp", 2), cores=8)
+    first, second, _ = analysis.projection.points
+    assert (first.epoch_seconds, second.epoch_seconds) == pytest.approx((0.4, 0.34)) and first.measured_seconds is None
+    assert second.error == pytest.approx(-0.32)
+    assert "No row shows what one device takes" in " ".join(analysis.projection.assumptions)
 
 
 def test_a_step_that_did_not_fit_leaves_no_projection():

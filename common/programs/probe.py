@@ -3,8 +3,9 @@
     python -m common.programs.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
-How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question. --link: how fast two
-ranks exchange gradients. Last, how much memory all that took. It also puts the data set in place, for all runs.
+How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question, and how much of the
+cores it takes. --link: how fast two ranks that train exchange gradients. Last, how much memory all that took. It also
+puts the data set in place, for all runs.
 """
 
 import argparse
@@ -14,8 +15,11 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from types import SimpleNamespace
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,26 +45,48 @@ from common.timing import Stopwatch, command_start, synchronize
 SECONDS_PER_MEASUREMENT = 1.0
 
 
-def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, batch: int, device) -> float:
-    """Return the median time of a training step on `batch` random images like those of a data set.
-
-    The first two do not count. At least 5 steps, and as many more as fit into SECONDS_PER_MEASUREMENT, up to 50.
-    """
+def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, device) -> Callable[[], None]:
+    """Return what trains `model` for a step on `batch` random images like those of a data set, always the same ones."""
     images = torch.randn(batch, *image_set.image_shape, device=device)  # (B, C, H, W)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(len(image_set.classes), (batch,), device=device)
-    seconds = []
-    while len(seconds) < 7 or (len(seconds) < 52 and sum(seconds) < SECONDS_PER_MEASUREMENT):
-        with Stopwatch([device]) as watch:
-            nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        seconds.append(watch.seconds)
-    return 1000 * statistics.median(seconds[2:])
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
-def loader_images_per_second(loader, device: torch.device) -> float:
-    """Return how many images a second a training loader delivers to `device` while nothing else works.
+def wants_more(steps: int, seconds: float) -> bool:
+    """Return whether to measure another step: 2 to warm up, then at least 5, and up to 50 as time allows."""
+    return steps < 7 or (steps < 52 and seconds < SECONDS_PER_MEASUREMENT)
+
+
+def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: list[int], device) -> dict[int, float]:
+    """Return batch → the median time of a training step on so many random images, for each of `sizes`.
+
+    The first two steps of each do not count. The sizes take turns, step by step, so that whatever slows the machine
+    down for a while slows all alike. One that does not fit into memory is left out.
+    """
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    steps = {}
+    while left := [size for size, times in seconds.items() if wants_more(len(times), sum(times))]:
+        for size in left:
+            try:
+                if size not in steps:
+                    steps[size] = random_step(model, optimizer, image_set, size, device)
+                with Stopwatch([device]) as watch:
+                    steps[size]()
+                seconds[size].append(watch.seconds)
+            except torch.OutOfMemoryError:
+                del seconds[size]
+    return {size: 1000 * statistics.median(times[2:]) for size, times in seconds.items()}
+
+
+def loader_speed(loader, workers: int, device: torch.device) -> LoaderSpeed:
+    """Return what a training loader delivers to `device` while nothing else works, and what that takes of the cores.
 
     Its start, up to the first batch, is left out. Goes through the data again until SECONDS_PER_MEASUREMENT are over.
     """
@@ -69,45 +95,69 @@ def loader_images_per_second(loader, device: torch.device) -> float:
         for images, _ in loader:
             if start is None:
                 synchronize([device])
-                start = time.perf_counter()
+                start, computed = time.perf_counter(), cpu_seconds()
                 continue
             count += len(images)
             if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
                 synchronize([device])
-                return count / (time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                return LoaderSpeed(workers, count / seconds, (cpu_seconds() - computed) / count)
 
 
-def link_gbps(size: int, kind: str) -> float | None:
-    """Return the bandwidth of an all-reduce of `size` bytes between two ranks, in gigabits per second.
+def cpu_seconds() -> float:
+    """Return for how long this process and the living ones that it started, as a loader's workers, have computed."""
+    children = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(times.user + times.system for times in children)
 
-    It is the "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x
-    2 (N-1)/N, which is bytes ÷ seconds for N = 2. None where there is only one GPU, and so no link.
+
+def link_gbps(arguments, model: str, size: int, image_set: ImageSet, kind: str) -> float | None:
+    """Return the bandwidth of an all-reduce of `size` bytes between two ranks that train, in gigabits per second.
+
+    Each trains `model` on half a batch before every exchange, because an exchange between idle ranks is several times
+    as fast. It lasts as long as DistributedDataParallel would wait for it on average over the ranks, the slower rank's
+    last moments included: a step pays for them too. It is the "bus bandwidth" of NCCL's tests
+    (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N, which is bytes ÷ seconds for N = 2.
+    None where there is only one GPU, and so no link.
     """
-    on_gpu = kind == "cuda"
-    if on_gpu and torch.cuda.device_count() < 2:
+    if kind == "cuda" and torch.cuda.device_count() < 2:
         return None
+    if kind == "cuda":
+        torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU
+    like = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
     with tempfile.TemporaryDirectory() as directory:
-        spawn(_exchange, (directory, size, on_gpu), 2)
+        spawn(_exchange, (directory, arguments, model, size, like, kind), 2)
         with open(os.path.join(directory, "seconds")) as file:
             return 8e-9 * size / float(file.read())
 
 
-def _exchange(rank, directory, size, on_gpu):
+def _exchange(rank, directory, arguments, name, size, image_set, kind):
     end_with_parent()
+    on_gpu = kind == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    torch.set_num_threads(1)
+    prepare_process(arguments, device, processes=2)
     dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2,
                             device_id=device if on_gpu else None)
-    gradients, seconds = torch.ones(max(1, size // 4), device=device), []
-    for _ in range(22):
+    model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
+    model.to(device)
+    step = random_step(model, build_optimizer(model.parameters(), arguments), image_set,
+                       max(1, arguments.batch_size[0] // 2), device)
+    gradients, exchanges, spent = torch.ones(max(1, size // 4), device=device), [], 0.0
+    while wants_more(len(exchanges), spent):
+        with Stopwatch([device]) as training:
+            step()
         with Stopwatch([device]) as watch:
             dist.all_reduce(gradients)
-        seconds.append(watch.seconds)
+        exchanges.append(watch.seconds)
+        together = torch.tensor([training.seconds + watch.seconds], device=device)
+        dist.all_reduce(together)  # so that both ranks end with the same step
+        spent += together.item() / 2
+    seconds = torch.tensor(exchanges, device=device)
+    dist.all_reduce(seconds)
     if rank == 0:
         with open(os.path.join(directory, "seconds"), "w") as file:
-            file.write(str(statistics.median(seconds[2:])))
+            file.write(str(statistics.median(seconds[2:].tolist()) / 2))
     shutdown()
 
 
@@ -150,19 +200,18 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         if arguments.compile:
             model.compile()
         optimizer = build_optimizer(model.parameters(), arguments)
-        for size in arguments.sizes:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                milliseconds = step_milliseconds(model, optimizer, image_set, size, device)
-                steps.append(StepTime(name, size, milliseconds))
+        times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
+        steps += [StepTime(name, size, milliseconds) for size, milliseconds in times.items()]
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        models.append(ModelLink(name, size, link_gbps(size, device.type) if arguments.link else None))
+        link = link_gbps(arguments, name, size, image_set, device.type) if arguments.link else None
+        models.append(ModelLink(name, size, link))
 
-    loaders = [LoaderSpeed(workers, loader_images_per_second(loaders_of(arguments.loader, workers)[0], device))
+    loaders = [loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
                for workers in (arguments.num_workers if arguments.ceiling else ())]
     resident = None
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
-            resident = loader_images_per_second(loaders_of("resident", 0)[0], device)
+            resident = loader_speed(loaders_of("resident", 0)[0], 0, device).images_per_second
     return Probe(len(image_set.train_labels), len(image_set.test_labels), startup_seconds, tuple(steps), tuple(models),
                  tuple(loaders), resident, memory=memory_use(device))
 
