@@ -18,6 +18,7 @@ from torch import nn
 from common.config import RunConfig
 from common.errors import add_error_context
 from common.results import EpochRecord, PhaseTimes, RankTimes
+from common.sharded import is_cut
 from common.timing import CoreClock, PhaseTimer, Stopwatch
 
 
@@ -90,9 +91,11 @@ class Evaluation:
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
 
-    Fused: one kernel updates all parameters.
+    Fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them (2.15).
     """
-    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    parameters = list(parameters)
+    fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, **common)
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)

@@ -33,6 +33,14 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 
+def test_no_step_is_recorded_in_which_a_method_exchanges_something():
+    sharded = build_model("lenet", (1, 28, 28), 0)
+    sharded.__class__ = type("FSDPNetwork", (Network,), {})  # what fully_shard() does to it
+    with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
+        replace_network(make_context(sharded, method="fsdp"), (2, 1, 28, 28), make_config(cuda_graph=True))
+    assert caught.value.exit_code == USAGE
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_compiled_training_gives_the_same_weights(train, tmp_path, monkeypatch):
