@@ -97,15 +97,15 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
 def shard(model: nn.Sequential, device: torch.device, world_size: int) -> None:  # FSDP:
     """Cut every parameter of `model` along its first dimension into one share for each rank, block by block.
 
-    Blocks that have a weight in common with another one are put together all at once.
+    Blocks that have a weight in common with another one are put together all at once. Gradients are summed and then
+    divided: of a mean, gloo made a sum without a word (github.com/pytorch/pytorch/issues/162338).
     """
     model.to(memory_format=torch.contiguous_format)  # others cannot be cut; the images decide how convolutions compute
     mesh = init_device_mesh(device.type, (world_size,))
-    blocks = Counter(parameter for block in model for parameter in block.parameters())
-    for block in model:
-        if all(blocks[parameter] == 1 for parameter in block.parameters()):
-            fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    uses = Counter(parameter for block in model for parameter in block.parameters())
+    blocks = [block for block in model if all(uses[parameter] == 1 for parameter in block.parameters())]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh).set_force_sum_reduction_for_comms(True)
 
 
 if __name__ == "__main__":
