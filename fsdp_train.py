@@ -90,6 +90,7 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
         before_epoch=sampler.set_epoch,
         **rank_traits(model, rank, world_size),  # DDP:
         method="fsdp", note="forward and backward contain what the ranks exchange in them",  # FSDP:
+        uncompilable="its weights come and go in every step",  # FSDP:
     )
     run(context, train_step, model, optimizer, loaders, image_set, config, options)
 

@@ -28,9 +28,9 @@ def replace_network(context, batch_shape: tuple[int, int, int, int], config: Run
 
 
 def _compile(context):
-    if not context.compilable:
-        raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
-                         "leave out --compile", USAGE)
+    if context.uncompilable:
+        raise SuiteError(f"--compile does not go with {context.method}", context.uncompilable, "leave out --compile",
+                         USAGE)
     if not has_compiler():
         raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run",
                          "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)

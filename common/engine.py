@@ -34,8 +34,7 @@ class ParallelContext:
     a launcher, this process's parent, started it as a rank. simulated, note: see RunResult (`note` becomes its
     `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
     every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
-    together. method_milliseconds(): see RunResult. compilable: whether torch.compile may rewrite the network; not where
-    the method makes copies of it in every step.
+    together. method_milliseconds(): see RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
     """
 
     method: str
@@ -57,7 +56,7 @@ class ParallelContext:
     before_evaluation: Callable[[], None] = lambda: None
     shutdown: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
-    compilable: bool = True
+    uncompilable: str = ""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     assert not compiled
     replace_network(make_context(stages), (2, *shape), config)
     assert compiled == [stages.stage0, stages.stage1]
-    with pytest.raises(SuiteError, match="--compile does not go with dp; .*leave out --compile") as caught:
-        replace_network(make_context(model, method="dp", compilable=False), (2, *shape), config)
+    with pytest.raises(SuiteError, match="--compile does not go with dp; it copies; leave out --compile") as caught:
+        replace_network(make_context(model, method="dp", uncompilable="it copies"), (2, *shape), config)
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 
