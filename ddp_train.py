@@ -138,10 +138,12 @@ def names(options) -> dict:  # DDP:
     """Return what the method is called, and what a reader must know of it."""
     if options.no_sync:
         return {"method": "ddp-no-sync", "note": "gradients are not exchanged, every rank trains a model of its own"}
-    notes = [f"gradients are exchanged in {options.compress}"] if options.compress != "none" else []
+    notes = {}
+    if options.compress != "none":
+        notes[options.compress] = f"gradients are exchanged in {options.compress}"
     if options.zero:
-        notes.append("each rank updates its share of the weights and sends it to the others, as part of the update")
-    return {"method": "ddp", "note": ", ".join(notes)}
+        notes["zero"] = "each rank updates its share of the weights and sends it to the others, as part of the update"
+    return {"method": "-".join(["ddp", *notes]), "note": ", ".join(notes.values())}
 
 
 if __name__ == "__main__":

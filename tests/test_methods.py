@@ -85,7 +85,7 @@ def distance(weights, others):
 @pytest.mark.parametrize("command", [
     ("fsdp_train.py",), pytest.param(("ddp_train.py", "--zero"), marks=pytest.mark.slow)])
 def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command, train, three_steps_of_ddp):
-    result, weights, _ = train(*command, "--spawn", 2, *THREE_STEPS)
+    result, weights, printed = train(*command, "--spawn", 2, *THREE_STEPS)
     assert distance(weights, three_steps_of_ddp) == 0.0
     parts, size = result["memory_parts"], 4 * result["parameters"]
     held = {name: size for name in parts}
@@ -96,6 +96,7 @@ def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command
     assert parts["parameters"] == pytest.approx(held["parameters"], rel=0.01)
     assert parts["gradients"] == pytest.approx(held["gradients"], rel=0.01)
     assert parts["optimizer state"] == pytest.approx(2 * size / 2, rel=0.2)  # ZeRO deals out whole weights
+    assert f"; parameters {parts['parameters'] / 2**20:.1f}, gradients " in printed.partition("\nMemory (MiB): ")[2]
 
 
 @pytest.mark.slow
@@ -132,7 +133,7 @@ def test_fsdp_keeps_blocks_together_that_share_a_weight(train, tmp_path):
 def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kind, train, three_steps_of_ddp):
     result, weights, _ = train("ddp_train.py", "--spawn", 2, "--compress", kind, *THREE_STEPS)
     assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # Adam: at most the learning rate, in each step
-    assert result["reason"] == f"gradients are exchanged in {kind}"
+    assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
 
 
 NO_THREADS_LEFT = """
