@@ -153,7 +153,8 @@ def traits(parallel: nn.Module, devices: int, options) -> dict:  # DP:
                "note": f"{options.simulate_devices} replicas take turns on one device"}
     else:
         return {"method": "single"}
-    return {"method": "dp", "method_milliseconds": parallel.timers.milliseconds, "compilable": False, **own}
+    return {"method": "dp", "method_milliseconds": parallel.timers.milliseconds,
+            "uncompilable": "it copies the network in every step", **own}
 
 
 def choose_devices(config, options) -> list[torch.device]:  # DP:

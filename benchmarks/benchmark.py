@@ -22,7 +22,7 @@ from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores, available_devices
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns",
-           "planted_causes")
+           "planted_causes", "sharding")
 FAST = ("--recipe", "fast", "--methods", "single")
 COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),

@@ -40,7 +40,7 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
-    one_device = SimpleNamespace(method="single", model=model, input_device=device, compilable=True)
+    one_device = SimpleNamespace(method="single", model=model, input_device=device, uncompilable="")
     replace_network(one_device, images.shape, config)
     optimizer, calls = optimizer_of(model.parameters(), config), CALLS[device.type]
 

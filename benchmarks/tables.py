@@ -159,9 +159,23 @@ def planted_causes(results: dict) -> str:
             "intervals of what was planted contain its size.")
 
 
+def sharding(results: dict) -> str:
+    rows, steps = [], results["steps"]
+    for name, parts in results["memory_parts"].items():
+        cells = [f"{size / 2**20:.1f}" for size in parts.values()]
+        for seconds in results["seconds"].values():
+            cells += [f"{1000 * statistics.median(seconds[name]) / steps:,.0f}",
+                      str(paired(seconds[name], seconds["DDP"]))]
+        rows.append((name, *cells))
+    parts = [f"{part} (MiB)" for part in next(iter(results["memory_parts"].values()))]
+    times = [text for rate in results["seconds"] for text in (f"{rate}: step (ms)", "÷ DDP [95 %]")]
+    return lay_out(rows, (f"{results['model']}, {results['ranks']} ranks", *parts, *times), "github")
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
     "roofline": roofline, "startup": startup, "turns": turns, "planted_causes": planted_causes,
+    "sharding": sharding,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-94-cifar10", "one-device", "worker-study")
 

@@ -13,6 +13,7 @@ from common.config import RunConfig, flags_that, option
 from common.data.image_set import ImageSet, checksum
 from common.errors import DATA, USAGE, SuiteError
 from common.results import EpochRecord, epoch_from_dict
+from common.sharded import cut_like
 from common.words import count
 from common.writing import replacing
 
@@ -29,19 +30,18 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
     return content
 
 
-def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], model: nn.Module, optimizer,
-                    schedule, records: list[EpochRecord], random_states: list[dict]) -> None:
+def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], states: dict[str, dict], schedule,
+                    records: list[EpochRecord], random_states: list[dict]) -> None:
     """Write what is known after an epoch to `config.checkpoint`, all or nothing.
 
-    options: the script's own flags. content: what content_of() gave when the training began. random_states: what
-    random_state() gives, of every rank in turn.
+    options: the script's own flags. content: what content_of() gave when the training began. states: the state_dicts of
+    "model" and "optimizer", whole. random_states: what random_state() gives, of every rank in turn.
     """
     state = {
         "format": FORMAT,
         "config": _decisive(config, options),
         "content": content,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        **states,
         "schedule": schedule.state_dict(),
         "records": [asdict(record) for record in records],
         "random": random_states,
@@ -97,9 +97,16 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
 
 def restore(state: dict, rank: int, gpus: list[torch.device], model: nn.Module, optimizer,
             schedule) -> list[EpochRecord]:
-    """Put a training back to where `state` was saved; return the records of its epochs. gpus: this process's."""
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    """Put a training back to where `state` was saved; return the records of its epochs. gpus: this process's.
+
+    Where the model's weights are cut among ranks, each takes its share of them and of the optimizer's state.
+    """
+    own = model.state_dict()
+    model.load_state_dict({name: cut_like(value, own.get(name)) for name, value in state["model"].items()})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.load_state_dict({**state["optimizer"], "state": {
+        number: {name: cut_like(value, parameters[number]) for name, value in values.items()}
+        for number, values in state["optimizer"]["state"].items()}})
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"][rank]["cpu"])
     for device, generator_state in zip(gpus, state["random"][rank]["gpus"], strict=True):

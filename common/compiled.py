@@ -28,9 +28,9 @@ def replace_network(context, batch_shape: tuple[int, int, int, int], config: Run
 
 
 def _compile(context):
-    if not context.compilable:
-        raise SuiteError(f"--compile does not go with {context.method}", "it copies the network in every step",
-                         "leave out --compile", USAGE)
+    if context.uncompilable:
+        raise SuiteError(f"--compile does not go with {context.method}", context.uncompilable, "leave out --compile",
+                         USAGE)
     if not has_compiler():
         raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run",
                          "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)
@@ -58,11 +58,11 @@ def _capture(context, images):
     Batches of another shape, as the last one may be, and evaluation go the usual way.
     """
     network = context.model
-    if images.device.type != "cuda":
-        raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
-    if not isinstance(network, Network):
+    if type(network) is not Network:  # a shard's class is made from it
         raise SuiteError(f"--cuda-graph does not go with {context.method}", "it wraps the network into its own steps",
                          "leave it out, or train on one device", USAGE)
+    if images.device.type != "cuda":
+        raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
     images = images.to(memory_format=torch.channels_last)
     usual, buffers = network.forward, [buffer.clone() for buffer in network.buffers()]
     torch.cuda.make_graphed_callables(network, (images,))

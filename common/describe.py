@@ -45,8 +45,9 @@ def training_seconds(result: RunResult) -> float:
 
 
 def describe_end(result: RunResult) -> str:
-    """Total time and final accuracies, as a block of text."""
+    """Total time, final accuracies and what a device had in memory, as a block of text."""
     classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
+    parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in result.memory_parts.items())
     own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
     target = result.config.get("target_accuracy")
     words = "" if target is None else f" to a test accuracy of {target:.2%}"
@@ -55,5 +56,6 @@ def describe_end(result: RunResult) -> str:
     return (
         f"Training took {training_seconds(result):.2f} s{words}; "
         f"{result.total_seconds:.2f} s from start to end\n"
-        f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}{own}"
+        f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}\n"
+        f"Memory (MiB):  {max(result.peak_memory_bytes) / 2**20:.0f} at its peak on a device; {parts}{own}"
     )

@@ -36,6 +36,14 @@ ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MAST
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
 
+def refuse_without_ranks(options) -> None:
+    """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks."""
+    if not options.spawn and "RANK" not in os.environ:
+        script = Path(sys.argv[0]).name
+        raise SuiteError(f"{script} runs one process per device", "found neither torchrun nor --spawn",
+                         f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2", USAGE)
+
+
 def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
     """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
 

@@ -18,6 +18,7 @@ from torch import nn
 from common.config import RunConfig
 from common.errors import add_error_context
 from common.results import EpochRecord, PhaseTimes, RankTimes
+from common.sharded import is_cut
 from common.timing import CoreClock, PhaseTimer, Stopwatch
 
 
@@ -33,8 +34,7 @@ class ParallelContext:
     a launcher, this process's parent, started it as a rank. simulated, note: see RunResult (`note` becomes its
     `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
     every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
-    together. method_milliseconds(): see RunResult. compilable: whether torch.compile may rewrite the network; not where
-    the method makes copies of it in every step.
+    together. method_milliseconds(): see RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
     """
 
     method: str
@@ -56,7 +56,7 @@ class ParallelContext:
     before_evaluation: Callable[[], None] = lambda: None
     shutdown: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
-    compilable: bool = True
+    uncompilable: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ class Evaluation:
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
 
-    Fused: one kernel updates all parameters.
+    Fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them (2.15).
     """
-    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    parameters = list(parameters)
+    fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, **common)
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)

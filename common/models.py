@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from common.errors import USAGE, SuiteError
+from common.sharded import whole
 from common.timing import Stopwatch
 
 AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
@@ -66,9 +67,12 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
 
 
 def plain_state(network: Network) -> dict[str, torch.Tensor]:
-    """Return the weights as the module that was wrapped into a Network would name them, on the CPU."""
+    """Return the weights as the module that was wrapped into a Network would name them, whole and on the CPU.
+
+    Where they are cut among ranks, all ranks call it.
+    """
     module = network.get_submodule(WHOLE) if block_names(network) == [WHOLE] else network
-    return {name: value.cpu() for name, value in module.state_dict().items()}
+    return {name: value.cpu() for name, value in whole(module.state_dict()).items()}
 
 
 def block_names(network: nn.Sequential) -> list[str]:

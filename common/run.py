@@ -23,6 +23,7 @@ from common.machine.turns import Turns
 from common.models import plain_state
 from common.plots import draw_curves
 from common.results import RunResult, write_result
+from common.sharded import own_share, whole
 from common.timing import command_start
 from common.totals import total_workers
 from common.words import count
@@ -67,12 +68,16 @@ def run(
     def after_epoch(records):
         """Say what the epoch was, and put on disk what would be needed if it was the last."""
         say(describe_epoch(records[-1], config.epochs))
-        states = context.gather(random_state(gpus)) if config.checkpoint else None
-        if context.rank != 0 or not is_finite(records[-1]):
+        if not is_finite(records[-1]):
             return
-        _write_unfinished(result, records, config)
+        first = context.rank == 0
+        if first:
+            _write_unfinished(result, records, config)
         if config.checkpoint:
-            save_checkpoint(config, options, content, model, optimizer, schedule, records, states)
+            random_states = context.gather(random_state(gpus))
+            states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
+            if first:
+                save_checkpoint(config, options, content, states, schedule, records, random_states)
 
     turns = Turns(context.rank, context.world_size)
     records, evaluations = fit(
@@ -87,8 +92,9 @@ def run(
         best = max(record.test_accuracy for record in records)
         reason = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
         result = replace(result, status="not reached", reason=reason)
+    weights = plain_state(model) if config.save and result.status != "diverged" else None
     if context.rank == 0:
-        _conclude(result, model, config, say)
+        _conclude(result, weights, config, say)
     context.shutdown()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
@@ -110,14 +116,14 @@ def _write_unfinished(result, records, config):
         write_result(replace(result, status="failed", reason="it ended early", epochs=tuple(records)), config.output)
 
 
-def _conclude(result, model, config, say):
+def _conclude(result, weights, config, say):
     if config.output:
         write_result(result, config.output)
     if result.status == "diverged":
         return
-    if config.save:
+    if weights:
         with replacing(config.save) as file:
-            torch.save(plain_state(model), file)
+            torch.save(weights, file)
     say(describe_end(result))
     say(f"Curves:        {draw_curves(result, config.figure_dir)}")
 
@@ -186,11 +192,12 @@ def peak_resident_bytes() -> int:
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
-    """Return the bytes on `device` of parameters, gradients and optimizer state.
+    """Return the bytes on `device` of parameters, gradients and optimizer state; of what is cut among ranks, its share.
 
     Gradients: what they take in a step, as large as the parameters that have them; after a step they may be freed.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.device == device]
+    optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
     state = [value for values in optimizer.state.values() for value in values.values()
              if isinstance(value, torch.Tensor) and value.device == device]
     return {"parameters": _bytes(parameters),
@@ -199,4 +206,4 @@ def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str,
 
 
 def _bytes(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(own_share(tensor).numel() * tensor.element_size() for tensor in tensors)

@@ -46,7 +46,8 @@ class Method:
     """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
-    differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do.
+    differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
+    what it rounds to fewer bits on purpose, so that its weights differ by more than others'.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
     cuts: it cuts the network in two. package: what it needs besides the project's own requirements. called: its name in
     a sentence, where there is one about it. parts: see Parts. without_exchange: the flags that leave out the exchange
@@ -59,6 +60,7 @@ class Method:
     uses: tuple[str, ...] = ()
     divides: bool = False
     differs: str = ""
+    rounds: str = ""
     all_cores: bool = False
     cuts: bool = False
     package: str = ""
@@ -107,9 +109,17 @@ def _ddp_1(devices, machine, micro_batches):
     return _ddp(1, machine, micro_batches)
 
 
-def _ddp_no_sync(devices, machine, micro_batches):
-    label, command, needed = _ddp(devices, machine, micro_batches)
-    return f"{label}, no exchange", [*command, *NO_EXCHANGE], needed
+def _ddp_with(words, *flags):
+    def build(devices, machine, micro_batches):
+        label, command, needed = _ddp(devices, machine, micro_batches)
+        return f"{label}, {words}", [*command, *flags], needed
+
+    return build
+
+
+def _fsdp(devices, machine, micro_batches):
+    backend = "NCCL" if machine.gpus else "gloo"
+    return f"FSDP ×{devices}, {backend}", [script("fsdp_train.py"), "--spawn", str(devices)], devices
 
 
 def _mp(devices, machine, micro_batches):
@@ -129,7 +139,8 @@ def _accelerate(devices, machine, micro_batches):
     return f"Accelerate ×{devices}", [*launcher, script("accelerate_train.py")], devices
 
 
-# Colours: Okabe and Ito's (2008), which colour-blind readers can tell apart; line and marker repeat the difference.
+# Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
+# the difference.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
@@ -137,12 +148,22 @@ METHODS = {
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL),
     "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
     "ddp-no-sync": Method(
-        _ddp_no_sync, Look("#D55E00", (0, (1, 2)), ">"), uses=("nproc",), divides=True,
+        _ddp_with("no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=("nproc",), divides=True,
         differs="it exchanges no gradients", by_default=False, rung=True),
     "ddp": Method(
         _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
         projected=True),
+    "ddp-bf16": Method(
+        _ddp_with("gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=("nproc",),
+        divides=True, rounds="gradients to bf16", by_default=False),
+    "ddp-fp16": Method(
+        _ddp_with("gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=("nproc",),
+        divides=True, rounds="gradients to fp16", by_default=False),
+    "ddp-zero": Method(
+        _ddp_with("ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=("nproc",), divides=True,
+        by_default=False),
+    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=("nproc",), divides=True),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True),

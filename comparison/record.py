@@ -89,7 +89,7 @@ class Row:
 class Equivalence:
     """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
 
-    status: ok, expected (it differs on purpose) or failed; `reason` says why where it is not ok.
+    status: ok, expected (it differs on purpose) or failed; `reason` says why where it is not ok, or what is rounded.
     """
 
     difference: float | None

@@ -137,12 +137,15 @@ def queued_share(results: Sequence[RunResult]) -> Excess | None:
 def cores_computing(results: Sequence[RunResult]) -> Excess | None:
     """Return how many cores the rank with the most work kept busy, at most, in forward, backward and update.
 
-    All that it computed is taken as done in these phases. None if they, or what it computed, are not known.
+    All that it computed is taken as done in these phases. None if they, or what it computed, are not known, or if ranks
+    may wait for one another in them, as no exchange is told apart.
     """
     ranks = [critical_rank(result) for result in results]
     names = ("forward", "backward", "update")
-    if not all(rank and all(name in rank.phases for name in names) for rank in ranks):
-        return None
+    for rank, result in zip(ranks, results, strict=True):
+        needed = (*names, "exchange") if result.world_size > 1 else names
+        if not rank or any(name not in rank.phases for name in needed):
+            return None
     return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in names) for rank in ranks])
 
 

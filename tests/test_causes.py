@@ -154,6 +154,11 @@ def test_threads_that_have_nothing_to_do_are_named():
     assert names == ["idle threads"] and "keeps at most 1.1 ± 0.0 cores busy with its 2 threads" in words
     assert judged(single(), all_cores(1.9))[0] == []
     assert judged(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4)))[0] == []  # one thread each
+    two = {"threads_per_process": 2}
+    assert judged(single(**two), ddp(*[rank(halves(), cpu=1.0)] * 2, **two))[0] == ["idle threads"]
+    mixed = halves(exchange=None, forward=5.0)  # forward and backward contain what the ranks wait for one another
+    ranks = [RankTimes(0.2, PhaseTimes(**mixed), 0.2, 0.0)] * 2
+    assert "idle threads" not in judged(single(**two), ddp(*ranks, **two))[0]
 
 
 def test_epochs_that_get_longer_are_named():

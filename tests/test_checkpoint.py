@@ -79,23 +79,27 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks, model", [(2, "mlp"), (4, "lenet")])  # four sum in an order that matters
-def test_ranks_go_on_too(ranks, model, project, data_root, tmp_path):
-    def ddp(name, epochs, *flags):
-        done = project("ddp_train.py", "--spawn", ranks, "--model", model, "--output", tmp_path / f"{name}.json",
+@pytest.mark.parametrize("script, ranks, model", [
+    ("ddp_train.py", 2, "mlp"), ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
+    ("fsdp_train.py", 2, "strided"), ("fsdp_train.py", 3, "lenet")])  # shares of the optimizer's state, uneven ones too
+def test_ranks_go_on_too(script, ranks, model, project, data_root, tmp_path):
+    def ranked(name, epochs, *flags):
+        done = project(script, "--spawn", ranks, "--model", model, "--output", tmp_path / f"{name}.json",
                        "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
                        tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
                        "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, *flags, tiny=False)
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 
-    whole, weights, _ = ddp("whole", 2)
-    ddp("half", 1)
-    rest, same, output = ddp("rest", 2, "--resume", tmp_path / "half.pt")
+    whole, weights, _ = ranked("whole", 2)
+    ranked("half", 1)
+    rest, same, output = ranked("rest", 2, "--resume", tmp_path / "half.pt")
     assert "resumed after epoch 1" in output
     assert rest == whole
     assert_same(same, weights)
-    states = torch.load(tmp_path / "rest.pt", weights_only=True)["random"]
+    last, other = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "rest"))
+    assert_same(other, last)
+    states = last["random"]
     assert len(states) == ranks and not torch.equal(states[0]["cpu"], states[1]["cpu"])  # every rank draws its own
 
 

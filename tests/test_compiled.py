@@ -28,9 +28,17 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     assert not compiled
     replace_network(make_context(stages), (2, *shape), config)
     assert compiled == [stages.stage0, stages.stage1]
-    with pytest.raises(SuiteError, match="--compile does not go with dp; .*leave out --compile") as caught:
-        replace_network(make_context(model, method="dp", compilable=False), (2, *shape), config)
+    with pytest.raises(SuiteError, match="--compile does not go with dp; it copies; leave out --compile") as caught:
+        replace_network(make_context(model, method="dp", uncompilable="it copies"), (2, *shape), config)
     assert caught.value.exit_code == USAGE and len(compiled) == 2
+
+
+def test_no_step_is_recorded_in_which_a_method_exchanges_something():
+    sharded = build_model("lenet", (1, 28, 28), 0)
+    sharded.__class__ = type("FSDPNetwork", (Network,), {})  # what fully_shard() does to it
+    with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
+        replace_network(make_context(sharded, method="fsdp"), (2, 1, 28, 28), make_config(cuda_graph=True))
+    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.slow

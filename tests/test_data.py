@@ -9,6 +9,7 @@ import pytest
 from common.config import LOADERS, RunConfig, script_parser
 from common.data import image_set as data
 from common.data.image_set import ImageSet, load_image_set
+from common.data.loaders import EVALUATION_BATCH
 from common.errors import DATA, USAGE, SuiteError
 from training import CPU, make_loaders
 
@@ -84,6 +85,16 @@ def test_every_test_image_is_evaluated_once(world_size):
         _, test_loader = make_loaders(make_image_set(59), make_config(batch_size=12), CPU, rank, world_size)
         seen += [int(value) for images, _ in test_loader for value in (images[:, 0, 0, 0] * 255).round()]
     assert sorted(seen) == list(range(59))
+
+
+@pytest.mark.parametrize("images, ranks", [(1001, 2), (1500, 2), (2000, 3)])
+def test_all_ranks_evaluate_as_many_batches(images, ranks):
+    # 501 and 500 images would be two batches and one: ranks that exchange something in each would wait for ever
+    loaders = [make_loaders(make_image_set(images), make_config(batch_size=12), CPU, rank, ranks)[1]
+               for rank in range(ranks)]
+    sizes = [[len(labels) for _, labels in loader] for loader in loaders]
+    assert len({len(rank) for rank in sizes}) == 1 and sum(map(sum, sizes)) == images
+    assert max(map(max, sizes)) <= EVALUATION_BATCH
 
 
 @pytest.mark.parametrize("flag", ["batch_size", "num_workers"])

@@ -8,7 +8,7 @@ import torch
 
 from common.engine import build_optimizer, build_schedule, train_one_epoch
 from common.models import build_model
-from comparison.equivalence import TOLERANCE, check_equivalence
+from comparison.equivalence import TOLERANCE, _judge, check_equivalence
 from comparison.methods import Machine
 from comparison.plan import make_plan
 from data_parallel_train import SimulatedDataParallel
@@ -67,17 +67,29 @@ def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_
         assert (distance <= TOLERANCE) == eval_mode
 
 
+@pytest.mark.parametrize("difference, rounds, status", [
+    (9e-5, "", "ok"), (2e-4, "", "failed"), (2e-4, "gradients to bf16", "ok"), (2e-3, "gradients to bf16", "failed"),
+    (float("nan"), "gradients to bf16", "failed")])
+def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds, status):
+    check = _judge(difference, rounds)
+    assert check.status == status and (check.reason == "") == (status == "ok" and not rounds)
+    if status == "ok" and rounds:
+        assert check.reason == "it rounds gradients to bf16, which is taken for the cause up to 1e-03"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "strided"])
 def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0])
-    rows = [row for row in make_plan(arguments, Machine(0, 2), shared)
-            if row.method in ("single", "dp", "ddp", "mp", "mp-micro")]
+    right = ("single", "dp", "ddp", "ddp-bf16", "ddp-zero", "fsdp", "mp", "mp-micro")
+    arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0],
+                               methods=[(method, {}) for method in right])
+    rows = make_plan(arguments, Machine(0, 2), shared)
     (ddp,) = (row for row in rows if row.method == "ddp")
     mistake = replace(ddp, name="mistake", command=(*ddp.command, "--no-sync"))
     found = check_equivalence([*rows, mistake], shared, 480)
-    assert {row.name: found[row.name].status for row in rows} == dict.fromkeys(
-        ("single", "dp", "ddp", "mp", "mp-micro"), "ok")
+    assert {row.name: found[row.name].status for row in rows} == dict.fromkeys(right, "ok")
     assert found["ddp"].difference > 0  # it is another order of additions
+    assert found["ddp"].difference == found["ddp-zero"].difference == found["fsdp"].difference
+    assert found["ddp-bf16"].difference > 100 * found["ddp"].difference and "to bf16" in found["ddp-bf16"].reason
     assert found["mistake"].status == "failed" and found["mistake"].difference > 10 * TOLERANCE

@@ -23,27 +23,40 @@ from training import make_loaders
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
 SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05, "--max-steps", 6, "--threads", 1)
+THREE_STEPS = ("--model", "strided", "--max-steps", 3, "--threads", 1)
 METHODS = {
     "dp": ("data_parallel_train.py", "--simulate-devices", 3),
     "ddp": ("ddp_train.py", "--spawn", 2),
     "ddp of three ranks": ("ddp_train.py", "--spawn", 3),
+    "fsdp": ("fsdp_train.py", "--spawn", 2),
+    "fsdp of three ranks": ("fsdp_train.py", "--spawn", 3),  # of which one has no share of some weights
     "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
     "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
     "mp-control": ("model_parallel_train.py",),
 }
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory, data_root):
-    """The weights of one device after six steps."""
-    weights = tmp_path_factory.mktemp("reference") / "weights.pth"
-    command = ["data_parallel_train.py", *SAME_STEPS, "--dataset", "synthetic-mnist", "--data-root", data_root,
-               "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save", weights,
-               "--figure-dir", weights.parent, "--quiet"]
+def weights_of(tmp_path_factory, data_root, *command):
+    """The weights that a script leaves."""
+    weights = tmp_path_factory.mktemp("weights") / "weights.pth"
+    command = [*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size",
+               48, "--num-workers", 0, "--epochs", 1, "--save", weights, "--figure-dir", weights.parent, "--quiet"]
     done = subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT, check=True, env=child_environment(),
                           capture_output=True, text=True)
     assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, data_root):
+    """The weights of one device after six steps."""
+    return weights_of(tmp_path_factory, data_root, "data_parallel_train.py", *SAME_STEPS)
+
+
+@pytest.fixture(scope="module")
+def three_steps_of_ddp(tmp_path_factory, data_root):
+    """Its weights and buffers after three steps of Adam, of a network with BatchNorm."""
+    return weights_of(tmp_path_factory, data_root, "ddp_train.py", "--spawn", 2, *THREE_STEPS)
 
 
 def assert_same(weights, reference):
@@ -55,12 +68,72 @@ def assert_same(weights, reference):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if "three" in name or "control" in name else name for name in METHODS])
+    pytest.param(name, marks=pytest.mark.slow) if "three" in name or name in ("mp-control", "fsdp") else name
+    for name in METHODS])
 def test_method_gives_the_weights_of_one_device(name, train, reference):
     result, weights, _ = train(*METHODS[name], *SAME_STEPS)
     assert_same(weights, reference)
     assert result["method"] == name.split()[0]
     assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
+
+
+def distance(weights, others):
+    assert weights.keys() == others.keys()
+    return max((value - others[name]).abs().max().item() for name, value in weights.items())
+
+
+@pytest.mark.parametrize("command", [
+    ("fsdp_train.py",), pytest.param(("ddp_train.py", "--zero"), marks=pytest.mark.slow)])
+def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command, train, three_steps_of_ddp):
+    result, weights, printed = train(*command, "--spawn", 2, *THREE_STEPS)
+    assert distance(weights, three_steps_of_ddp) == 0.0
+    parts, size = result["memory_parts"], 4 * result["parameters"]
+    held = {name: size for name in parts}
+    if command[0] == "fsdp_train.py":
+        held = {name: size / 2 for name in parts}
+        assert result["epochs"][0]["phases"]["exchange"] is None  # it is in forward and backward, and the row says so
+        assert "contain what the ranks exchange" in result["reason"]
+    assert parts["parameters"] == pytest.approx(held["parameters"], rel=0.01)
+    assert parts["gradients"] == pytest.approx(held["gradients"], rel=0.01)
+    assert parts["optimizer state"] == pytest.approx(2 * size / 2, rel=0.2)  # ZeRO deals out whole weights
+    assert f"; parameters {parts['parameters'] / 2**20:.1f}, gradients " in printed.partition("\nMemory (MiB): ")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [
+    ("--model", "lenet", "--optimizer", "sgd", "--lr", 0.05),
+    ("--model", "strided", "--optimizer", "nesterov", "--precision", "bf16", "--allow-slow-precision")])
+def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
+    (_, weights, _), (_, others, _) = (train(script, "--spawn", 2, *THREE_STEPS, *flags)
+                                       for script in ("ddp_train.py", "fsdp_train.py"))
+    assert distance(weights, others) == 0.0
+
+
+TIED = """from torch import nn
+
+
+def build(shape, classes):
+    first, second = nn.Linear(784, 784), nn.Linear(784, 784)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(784, classes))
+"""
+
+
+@pytest.mark.slow
+def test_fsdp_keeps_blocks_together_that_share_a_weight(train, tmp_path):
+    (tmp_path / "net.py").write_text(TIED)
+    flags = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build")
+    (_, weights, _), (_, others, _) = (train(*command, *flags) for command in (
+        ("data_parallel_train.py",), ("fsdp_train.py", "--spawn", 2)))
+    assert distance(weights, others) < 1e-5 and torch.equal(others["1.weight"], others["3.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kind, train, three_steps_of_ddp):
+    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--compress", kind, *THREE_STEPS)
+    assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # Adam: at most the learning rate, in each step
+    assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
 
 
 NO_THREADS_LEFT = """
@@ -74,7 +147,8 @@ sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
-@pytest.mark.parametrize("script", ["ddp_train.py", pytest.param("accelerate_train.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", ["ddp_train.py", *(
+    pytest.param(script, marks=pytest.mark.slow) for script in ("fsdp_train.py", "accelerate_train.py"))])
 def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")
@@ -220,23 +294,23 @@ def test_real_mnist_is_learned(real_data, project, tmp_path):
 
 # ---- the scripts as lessons
 
-MARKS = {"data_parallel_train.py": "DP", "ddp_train.py": "DDP", "model_parallel_train.py": "MP",
-         "accelerate_train.py": "ACC"}
+MARKS = {"data_parallel_train.py": "DP", "ddp_train.py": "DDP", "fsdp_train.py": "FSDP|DDP",
+         "model_parallel_train.py": "MP", "accelerate_train.py": "ACC"}
 
 
 def body(script: str) -> list[tuple[str, bool]]:
-    """The lines of a script without its docstring and imports, each with whether it bears the method's mark.
+    """The lines of a script without its docstring and imports, each with whether it bears a mark of the method's.
 
     A function or class whose first line bears it does so as a whole.
     """
     text = (PROJECT / script).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
     text = re.sub(r"^from [\w.]+ import \([^)]*\)\n", "", text, flags=re.MULTILINE)
-    lines, inside = [], False
+    lines, inside, mark = [], False, re.compile(rf"# ({MARKS[script]}):")
     for line in text.splitlines():
         if line and not line.startswith((" ", ")")):
-            inside = line.startswith(("def ", "class ", "@")) and f"# {MARKS[script]}:" in line and "train(" not in line
+            inside = line.startswith(("def ", "class ", "@")) and bool(mark.search(line)) and "train(" not in line
         if line.strip() and not re.match(r"(import|from) ", line):
-            lines.append((line, inside or f"# {MARKS[script]}:" in line))
+            lines.append((line, inside or bool(mark.search(line))))
     return lines
 
 
@@ -251,6 +325,12 @@ def test_every_line_that_differs_bears_its_methods_mark(script):
             assert unmarked == []
         if kind == "delete":
             assert [line for line, marked in reference[start:end] if not marked] == []
+
+
+def test_what_fsdp_marks_as_ddps_stands_there_too_in_the_same_order():
+    ddp = iter([line for line, _ in body("ddp_train.py")])
+    same = [line for line, _ in body("fsdp_train.py") if "# DDP:" in line]
+    assert len(same) >= 20 and [line for line in same if line not in ddp] == []
 
 
 def test_the_scripts_have_one_order_of_statements():

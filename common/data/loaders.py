@@ -14,7 +14,7 @@ from common.machine.environment import free_memory
 from common.machine.lifetime import end_with_parent
 from common.totals import per_process, total_workers
 
-EVALUATION_BATCH = 500  # images, at least: without gradients, a larger batch costs little memory and saves time
+EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
 class AugmentedImages:
@@ -111,7 +111,8 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     seed and epoch and with drop_last: at most num_replicas - 1 images per epoch are left out, so that all take equally
     many steps, and none is used twice. Batch k of all shares together is the same set of images for any number of them,
     because a DistributedSampler deals out one permutation in turn. Test: every num_replicas-th image, without padding,
-    so that over all shares each image counts once; always resident, in batches of EVALUATION_BATCH or more.
+    so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
+    training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
     Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
     does not fit.
     """
@@ -134,5 +135,6 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
             worker_init_fn=end_with_parent, generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
-    return train_loader, ResidentLoader(image_set.test_images[shard], image_set.test_labels[shard], image_set,
-                                        max(batch_size, EVALUATION_BATCH), device)
+    test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]
+    batches = -(-len(image_set.test_labels) // (shares * max(batch_size, EVALUATION_BATCH)))
+    return train_loader, ResidentLoader(test_images, test_labels, image_set, -(-len(test_labels) // batches), device)

@@ -18,14 +18,19 @@ from test_results import make_result
 CONTENT = {"the data set's images and labels, by their checksum": "0123", "net.py, by its checksum": "4567"}
 
 
+def write_checkpoint(config, content, steps_per_epoch):
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    save_checkpoint(config, Namespace(), content, states, build_schedule(optimizer, config, steps_per_epoch),
+                    make_result().epochs[:1], [random_state([])])
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """The path of a proper checkpoint of an mlp."""
     config = make_config(checkpoint=str(tmp_path / "file.pt"), model="mlp")
-    model = build_model("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, Namespace(), CONTENT, model, optimizer, build_schedule(optimizer, config, 1),
-                    make_result().epochs[:1], [random_state([])])
+    write_checkpoint(config, CONTENT, steps_per_epoch=1)
     assert read_checkpoint(make_config(resume=config.checkpoint, model="mlp"), Namespace(), {}, 1)["records"]
     return tmp_path / "file.pt"
 
@@ -94,10 +99,7 @@ def test_of_a_format_that_is_no_more(checkpoint, refused):
 
 def test_of_a_shorter_cycle(tmp_path, refused):
     config = make_config(schedule="one-cycle", epochs=4, model="mlp", checkpoint=str(tmp_path / "file.pt"))
-    model = build_model("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), config)
-    save_checkpoint(config, Namespace(), {}, model, optimizer, build_schedule(optimizer, config, 2),
-                    make_result().epochs[:1], [random_state([])])
+    write_checkpoint(config, {}, steps_per_epoch=2)
     again = replace(config, resume=config.checkpoint)
     assert read_checkpoint(again, Namespace(), {}, 1)["records"]
     with refused("one-cycle checkpoint, other --epochs", USAGE, "that was another training", "--epochs 4 → 6"):

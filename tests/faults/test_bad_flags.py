@@ -151,9 +151,15 @@ def test_a_target_that_is_not_reached(command, project, data_root, tmp_path, rep
     assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)
 
 
-def test_one_checkpoint_for_many_models(project, reported, tmp_path):
-    done = project("ddp_train.py", "--spawn", 2, "--no-sync", "--checkpoint", tmp_path / "file")
-    reported("--no-sync --checkpoint", done, 2, "leave out --checkpoint")
+@pytest.mark.parametrize("flags, remedy", [
+    (("--no-sync", "--checkpoint", "file"), "leave out --checkpoint"),
+    (("--zero", "--checkpoint", "file"), "leave --zero out, or use fsdp_train.py"),
+    (("--zero", "--resume", "file"), "leave --zero out, or use fsdp_train.py"),
+    (("--no-sync", "--compress", "bf16"), "leave out --no-sync"),
+    (("--no-sync", "--zero"), "leave out --no-sync")])
+def test_flags_of_ddp_that_do_not_go_together(flags, remedy, project, reported):
+    done = project("ddp_train.py", "--spawn", 2, *flags)
+    reported(" ".join(flags), done, 2, remedy)
 
 
 @pytest.mark.parametrize("flag", ["--output", "--figure-dir", "--checkpoint"])

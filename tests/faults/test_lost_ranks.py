@@ -72,9 +72,10 @@ def test_a_rank_out_of_memory(lost):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
-def test_a_rank_that_hangs(command, lost):
-    lost(f"a rank hangs ({'torchrun' if command is TORCHRUN else 'spawn'}, --dist-timeout 3)", command,
+@pytest.mark.parametrize("name, command", [
+    ("spawn", SPAWN), ("torchrun", TORCHRUN), ("FSDP", ("fsdp_train.py", *SPAWN[1:]))])
+def test_a_rank_that_hangs(name, command, lost):
+    lost(f"a rank hangs ({name}, --dist-timeout 3)", command,
          "time.sleep(1000)", "epoch 2: lost contact with another rank; rank 1 did not answer in time", AFTER,
          flags=("--num-workers", 0, "--dist-timeout", 3))
 
