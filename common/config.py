@@ -1,15 +1,15 @@
 """What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 from common.arguments import OneLineParser, fraction, non_negative_int, one_of, positive_float, positive_int
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
 from common.totals import check_workers
-from common.writing import check_writable
+from common.writing import check_writable, file_behind
 
 DEFAULT_MODEL = {
     "cifar10": "vgg",
@@ -219,12 +219,28 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
         values["num_workers"] = 0
     config = RunConfig(**{name: values.pop(name) for name in FLAGS})
     check_writable(config.figure_dir)
-    for file in (config.output, config.save, config.checkpoint):
-        if file:
-            check_writable(Path(file).parent)
-            if Path(file).is_dir():
-                raise SuiteError(f"cannot write {file}", "it is a directory", "name a file instead", USAGE)
+    _check_files(config)
     return config, argparse.Namespace(**values)
+
+
+def _check_files(config):
+    """Raise SuiteError (USAGE) unless --output, --save and --checkpoint can be written, each to a file of its own."""
+    own_model, _, _ = config.model.rpartition(".py:")
+    read = {"--model": own_model and f"{own_model}.py", "--resume": config.resume}
+    taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
+    for name in ("checkpoint", "output", "save"):
+        path, typed = getattr(config, name), option(name)
+        if path is None:
+            continue
+        file = file_behind(path)
+        check_writable(file.parent)
+        if not os.access(file, os.W_OK) and file.exists():
+            raise SuiteError(f"cannot write {path}", "it may only be read", "name another file, or change its rights",
+                             USAGE)
+        other = taken.get(str(file))
+        if other and (typed, other) != ("--checkpoint", "--resume"):
+            raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
+        taken[str(file)] = typed
 
 
 def default_model(dataset: str) -> str:

@@ -4,6 +4,7 @@ import re
 
 from common.results import EpochRecord, RunResult
 from common.words import count
+from common.writing import short_name
 
 
 def result_name(result: RunResult) -> str:
@@ -11,7 +12,7 @@ def result_name(result: RunResult) -> str:
     simulated = "-simulated" if result.simulated else ""
     count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
     names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
-    return f"{names}-{result.method}{simulated}{count}"
+    return f"{short_name(names)}-{result.method}{simulated}{count}"
 
 
 def describe_start(result: RunResult) -> str:

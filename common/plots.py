@@ -4,6 +4,7 @@ from pathlib import Path
 
 from common.describe import result_name
 from common.results import RunResult
+from common.writing import replacing
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
 
@@ -26,7 +27,8 @@ def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5):
 def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG of 150 dots per inch; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=150)
     return path
 
 

@@ -1,35 +1,121 @@
 """Files that are there whole or not at all."""
 
 import contextlib
+import fcntl
+import glob
+import hashlib
 import json
 import os
+import secrets
+import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import USAGE, SuiteError
 
+KINDS = {stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO",
+         stat.S_IFSOCK: "a socket"}
+LONGEST_NAME = 255  # bytes, on all of Linux's and macOS's file systems
+TORN = "[a-z0-9_]" * 8 + ".part"  # what follows the name of a file that is being written
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path):
-    """Yield a binary file that becomes `path` once all of it is on disk; until then, `path` is what it was before."""
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    """Yield a binary file that becomes `path` once all of it is on disk; until then, `path` is what it was before.
+
+    Where `path` is a symbolic link, what it leads to is replaced. The file keeps its mode and its owner; a new one gets
+    what the umask leaves of 0666. Raises SuiteError (USAGE) if `path` is anything but a file.
+    """
+    path = file_behind(path)
+    remove_torn([path])
+    part = _new_part(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp lets only the owner read
-        os.replace(temporary, path)
+        with part:
+            yield part
+            part.flush()
+            _keep_mode(part.fileno(), path)
+            os.fsync(part.fileno())
+            os.replace(part.name, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        Path(part.name).unlink(missing_ok=True)
         raise
+
+
+def file_behind(path: str | Path) -> Path:
+    """Return the file that is written where `path` is named, which may be a symbolic link; it may be missing yet.
+
+    Raises SuiteError (USAGE) if it is a device, a directory or the like, or if its name cannot be one.
+    """
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        kind = stat.S_IFREG
+    except (OSError, ValueError) as error:  # a circle of links; a name that is too long, or has a 0 in it
+        raise SuiteError(f"cannot write {path}", getattr(error, "strerror", None) or str(error), "name another file",
+                         USAGE) from None
+    if kind != stat.S_IFREG:
+        raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", "name a file instead", USAGE)
+    return Path(os.path.realpath(path))
+
+
+def remove_torn(files: Iterable[Path]) -> None:
+    """Delete what programs that were killed while they wrote one of `files` have left: see TORN.
+
+    One that is still at work holds a lock, wherever it runs: in another container, say.
+    """
+    for file in files:
+        for torn in file.parent.glob(glob.escape(_shortened(file.name)) + TORN):
+            with contextlib.suppress(OSError):  # somebody else's, or locked
+                descriptor = os.open(torn, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    torn.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def _new_part(path):
+    """A new file beside `path`, locked as long as it is open."""
+    while True:
+        name = path.with_name(f"{_shortened(path.name)}{secrets.token_hex(4)}.part")
+        part = open(name, "xb")  # noqa: SIM115 - for the caller
+        with contextlib.suppress(OSError):  # a file system without locks; then nobody can take it for torn either
+            fcntl.flock(part, fcntl.LOCK_EX)
+        if os.fstat(part.fileno()).st_nlink:
+            return part
+        part.close()  # remove_torn() came in between
+
+
+def _shortened(name):
+    return os.fsdecode(os.fsencode(name)[:LONGEST_NAME - len("12345678.part")])
+
+
+def short_name(name: str) -> str:
+    """Return `name`, or, where it leaves no room for an ending in the name of a file, its beginning and a checksum."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= 200 else f"{os.fsdecode(encoded[:180])}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+
+
+def _keep_mode(descriptor, path):
+    with contextlib.suppress(FileNotFoundError):
+        before = path.stat()
+        with contextlib.suppress(PermissionError):  # only root may give a file away
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        os.fchmod(descriptor, before.st_mode & 0o777)
 
 
 def write_json(value: dict, path: str | Path) -> None:
     """Write `value` as JSON, all or nothing; NaN and infinity, which JSON does not have, become null."""
+    text = json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:
-        file.write(json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False).encode())
+        file.write(text.encode(errors="backslashreplace"))  # of a path that is no UTF-8: JSON's way to write it
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text in UTF-8, all or nothing; what it has of a path that is no UTF-8 keeps its bytes."""
+    with replacing(path) as file:
+        file.write(text.encode(errors="surrogateescape"))
 
 
 def without_nan(value):

@@ -22,6 +22,7 @@ from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
 from common.machine.turns import Gate
 from common.results import RunResult, read_result
+from common.writing import short_name
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration
 
@@ -144,8 +145,8 @@ def run_once(
 
 
 def file_name(name: str) -> str:
-    """Return a Configuration's name without what has a meaning in a path: --model takes paths."""
-    return re.sub(r"[^\w.=-]+", "-", name)
+    """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
+    return short_name(re.sub(r"[^\w.=-]+", "-", name))
 
 
 def busy_seconds() -> float | None:

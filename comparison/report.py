@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from common.errors import SuiteError
 from common.words import count
+from common.writing import write_text
 from comparison.analysis import Analysis, RowAnalysis, analyse
 from comparison.counterparts import BEFORE, TWIN
 from comparison.fairness import effective
@@ -216,10 +218,11 @@ def how_rows_ran(report: Report) -> str:
 def write_csv(analysis: Analysis, path: Path) -> None:
     """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
     rows = [_csv_row(analysis, entry) for entry in analysis.rows]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(text.getvalue(), path)
 
 
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
@@ -277,7 +280,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
         "## Every epoch, run by run", epoch_table(report, "github"),
         "## Commands", "```\n" + "\n".join(outcome.command for outcome in report.outcomes) + "\n```",
     ]
-    path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    write_text("\n\n".join(part for part in parts if part) + "\n", path)
 
 
 def not_measured(report: Report) -> list[str]:

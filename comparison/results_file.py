@@ -1,6 +1,5 @@
 """A comparison as results.json, out and in: raw, with a checksum, of this schema or an older one."""
 
-import glob
 import hashlib
 import json
 from dataclasses import asdict, replace
@@ -27,13 +26,6 @@ def write_results(report: Report, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": SCHEMA_VERSION, **_values(report)}
     write_json({**values, "sha256": _checksum(values)}, directory / "results.json")
-
-
-def remove_torn(files: list[Path]) -> None:
-    """Delete what a program that was killed while it wrote one of `files` has left: NAME, 8 characters, ".part"."""
-    for file in files:
-        for torn in file.parent.glob(f"{glob.escape(file.name)}{'[a-z0-9_]' * 8}.part"):
-            torn.unlink()
 
 
 def _values(report):

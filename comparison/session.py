@@ -15,6 +15,7 @@ from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count
+from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
 from comparison.launch import Outcome, Run, ask, file_name, run_once
@@ -22,7 +23,7 @@ from comparison.methods import Machine
 from comparison.plan import type_flags
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report
-from comparison.results_file import remove_torn, write_results
+from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
 from comparison.turns import take_turns, why_not_in_turns
 from comparison.verdict import resolution

@@ -1,0 +1,152 @@
+"""Files that a command is to write, where something else lies, or that a writer has left half-written."""
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import USAGE
+from common.writing import replacing, write_json
+from processes import PROJECT, child_environment, give_up_root
+
+FLAGS = ("--output", "--save", "--checkpoint")
+
+
+def make_device(path):
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # another /dev/null
+    except PermissionError:
+        pytest.skip("only root may make a device")
+
+
+def make_socket(path):
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:  # its whole path may be too long
+        listener.bind(path.name)
+
+
+SPECIAL = {"a device": make_device, "a FIFO": os.mkfifo, "a socket": make_socket, "a directory": os.mkdir}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("linked", [False, True], ids=["named", "linked"])
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_not_replaced(kind, linked, flag, parsed, tmp_path, refused):
+    path = tmp_path / "special"
+    SPECIAL[kind](path)
+    before = path.lstat()
+    if linked:
+        path = tmp_path / "link"
+        path.symlink_to("special")
+    with refused(f"{flag} {'leads to' if linked else 'is'} {kind}", USAGE, f"cannot write {path}; it is {kind}"):
+        parsed(flag, path)
+    assert (tmp_path / "special").lstat() == before
+
+
+def test_a_circle_of_links(parsed, tmp_path, refused):
+    (tmp_path / "link").symlink_to("link")
+    with refused("--output is a circle of links", USAGE, f"cannot write {tmp_path / 'link'}; Too many levels of symb"):
+        parsed("--output", tmp_path / "link")
+
+
+@pytest.mark.parametrize("first, second", [
+    (("--output", "a"), ("--save", "a")), (("--checkpoint", "a"), ("--output", "b/../a")),
+    (("--checkpoint", "a"), ("--save", "link")), (("--resume", "a"), ("--save", "a")),
+    (("--model", "net.py:build"), ("--output", "net.py")),
+])
+def test_two_flags_that_name_one_file(first, second, parsed, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    for flags in ((first, second), (second, first)):
+        with refused(f"{' '.join((*flags[0], *flags[1]))} are one file", USAGE, f"{first[0]} and {second[0]} need a ",
+                     f"file each; both are {tmp_path}"):
+            parsed(*flags[0], *flags[1])
+    parsed("--checkpoint", "a", "--resume", "a")  # which is what going on needs
+
+
+def test_a_file_that_may_only_be_read_is_refused(project, tmp_path, reported):
+    (tmp_path / "file").touch(0o444)
+    done = project("data_parallel_train.py", "--output", tmp_path / "file", "--figure-dir", tmp_path,
+                   preexec_fn=give_up_root)
+    reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
+
+
+@pytest.mark.parametrize("leads_to", ["there", "nowhere yet"])
+def test_a_link_stays_one(leads_to, tmp_path):
+    (tmp_path / "below").mkdir()
+    if leads_to == "there":
+        (tmp_path / "below" / "file").write_text("old")
+    (tmp_path / "link").symlink_to("below/file")
+    write_json({}, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "below" / "file").read_text() == "{}"
+    assert len([*tmp_path.rglob("*")]) == 3
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_keeps_its_mode_and_its_owner(mode, tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(mode)
+    if os.getuid() == 0:
+        os.chown(path, 1234, 4321)
+    before = path.stat()
+    write_json({}, path)
+    after = path.stat()
+    assert stat.S_IMODE(after.st_mode) == mode
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino  # it was replaced
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_the_mode_that_the_umask_leaves(umask, mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        write_json({}, tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_the_files_of_a_run_keep_links_and_modes(train, tmp_path):
+    (tmp_path / "weights.pth").touch(0o600)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "result.json").symlink_to("elsewhere/file")
+    result, weights, _ = train("data_parallel_train.py", "--model", "mlp", "--checkpoint", tmp_path / "checkpoint")
+    assert result["status"] == "ok" and weights
+    assert (tmp_path / "result.json").is_symlink() and (tmp_path / "elsewhere" / "file").stat().st_size
+    assert stat.S_IMODE((tmp_path / "weights.pth").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["file", "中" * 83, "x" * 255], ids=["short", "Chinese", "long"])
+def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name, tmp_path, keep):
+    path = tmp_path / name
+    code = ("import sys, time; from common.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
+            "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)")
+    writers = [subprocess.Popen([sys.executable, "-c", code, path], cwd=PROJECT, stdout=subprocess.PIPE,
+                                env={**child_environment(), "PYTHONPATH": str(PROJECT)}) for _ in range(2)]
+    try:
+        for writer in writers:
+            writer.stdout.readline()
+        (tmp_path / f"{name[:200]}.part").touch()  # a person's own
+        assert len([*tmp_path.iterdir()]) == 3
+        writers[0].send_signal(signal.SIGKILL)
+        writers[0].wait()
+        with replacing(path) as file:
+            file.write(b"new")
+            assert len([*tmp_path.iterdir()]) == 3  # the killed writer's is gone
+        assert path.read_bytes() == b"new"
+        writers[1].send_signal(signal.SIGKILL)
+        writers[1].wait()
+        write_json({}, path)
+        keep(f"SIGKILL to a writer of a file whose name has {len(os.fsencode(name))} bytes", -9, "", 0.0)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    assert {file.name for file in tmp_path.iterdir()} == {name, f"{name[:200]}.part"}
