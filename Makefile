@@ -1,7 +1,7 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test test-faults benchmark
+.PHONY: compare test test-faults test-slow benchmark
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
@@ -10,10 +10,14 @@ test: .venv/installed-dev
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest -m "not slow and not fault"
 
-# Every fault is injected, the slow ones too; figures/faults/faults.json gets what came of each.
+# Every fault is injected; figures/faults/faults.json gets what came of each.
 test-faults: .venv/installed-dev
 	mkdir -p figures/faults
-	FAULTS_JSON=figures/faults/faults.json .venv/bin/python -m pytest -m "fault or slow"
+	FAULTS_JSON=figures/faults/faults.json .venv/bin/python -m pytest -m fault
+
+# What takes longer: whole comparisons, real plants, steady resumes.
+test-slow: .venv/installed-dev
+	.venv/bin/python -m pytest -m "slow and not fault"
 
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
 benchmark: .venv/installed-dev
