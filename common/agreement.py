@@ -40,8 +40,7 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
 def _start_of(device, config, options, image_set):
     """What must be equal in all ranks, name → value."""
     flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
-    files = ("checkpoint", "resume", "save")  # their names may differ
-    flags |= {name: getattr(config, name) and "a file" for name in files}
+    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
     flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
     code = hashlib.sha256()
     for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])):

@@ -92,7 +92,8 @@ def run(
         best = max(record.test_accuracy for record in records)
         reason = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
         result = replace(result, status="not reached", reason=reason)
-    weights = plain_state(model) if config.save and result.status != "diverged" else None
+    saves = context.gather(config.save)[0]  # what rank 0 is to do concerns all: each may hold a share of the weights
+    weights = plain_state(model) if saves and result.status != "diverged" else None
     if context.rank == 0:
         _conclude(result, weights, config, say)
     context.shutdown()

@@ -30,6 +30,7 @@ from comparison.tables import (
     epoch_table,
     lay_out,
     main_table,
+    memory_table,
     projection_table,
     rank_table,
     settings_table,
@@ -267,6 +268,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
         *(["## Where the time goes", *account_tables(analysis, "github"), bullets(ACCOUNTING)]
           if account_tables(analysis, "github") else []),
         *(["## Every rank", ranks, RANKS] if (ranks := rank_table(analysis, "github")) else []),
+        *(["## Memory of a device", held] if (held := memory_table(analysis, "github")) else []),
         "## What was equal", settings_table(report, "github"),
         *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),
         *([f"## Projection ({LABEL})", projection_table(analysis, "github"),

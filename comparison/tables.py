@@ -175,6 +175,17 @@ def rank_table(analysis: Analysis, tablefmt: str) -> str:
     return lay_out(rows, header, tablefmt) if rows else ""
 
 
+def memory_table(analysis: Analysis, tablefmt: str) -> str:
+    """Return what a device of each row holds, beside the row's time; nothing where that is not known."""
+    held = [(entry, entry.summary.memory) for entry in analysis.done
+            if entry.summary.memory and entry.summary.memory.parts]
+    rows = [[entry.label, cell(entry.summary.epoch_seconds, ".2f"), mebibytes(memory.peak),
+             *map(mebibytes, memory.parts.values()), mebibytes(memory.rest)] for entry, memory in held]
+    names = [name.capitalize() for _, memory in held[:1] for name in memory.parts]
+    header = ("Method", "Time per epoch (s)", "Peak (MiB)", *names, "The rest")
+    return lay_out(rows, header, tablefmt) if held else ""
+
+
 def projection_table(analysis: Analysis, tablefmt: str) -> str:
     """Return the projection beside what was measured; the heading says that it is none."""
     header = ("Devices", "One device's step (ms)", "All-reduce (ms)", "Loader's limit (ms)", "Cores' limit (ms)",

@@ -48,6 +48,20 @@ def test_what_is_left_beside_rows_and_blocks():
     assert turns.residual([[1, 1], [1, math.e]]) == pytest.approx(0.5)  # 4 parts of 1/4, 1 degree of freedom
 
 
+def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
+    results = {"model": "net", "ranks": 2, "steps": 2, "memory_parts": {
+        "DDP": {"parameters": 2**21, "gradients": 2**21, "optimizer state": 2**22},
+        "FSDP": {"parameters": 2**20, "gradients": 2**20, "optimizer state": 2**21}},
+        "seconds": {"no limit": {"DDP": [0.2, 0.4], "FSDP": [0.3, 0.6]},
+                    "1 Gbit/s": {"DDP": [1.0, 1.0], "FSDP": [1.5, 1.5]}}}
+    header, _, ddp, fsdp = tables.sharding(results).splitlines()
+    assert [text.strip() for text in header.strip("| ").split("|")][1:5] == [
+        "parameters (MiB)", "gradients (MiB)", "optimizer state (MiB)", "no limit: step (ms)"]
+    assert [text.strip() for text in fsdp.strip("| ").split("|")] == [
+        "FSDP", "1.0", "1.0", "2.0", "225", "1.50 [1.50, 1.50]", "750", "1.50 [1.50, 1.50]"]
+    assert "1.00 [1.00, 1.00]" in ddp
+
+
 def test_every_benchmark_has_a_table():
     assert [*benchmark.SCRIPTS, *benchmark.COMPARISONS, *benchmark.ON_A_GPU] == [*tables.TABLES, *tables.COMPARISONS]
 

@@ -1,6 +1,7 @@
 """Peak memory and its parts: how they are measured, and what a comparison makes of them."""
 
 import csv
+import re
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ from torch import nn
 from common.run import memory_parts
 from comparison.analysis import analyse
 from comparison.plots import _memory_finding, draw_all
-from comparison.report import definitions, terminal_text, write_csv
-from comparison.tables import main_table
+from comparison.report import definitions, terminal_text, write_csv, write_markdown
+from comparison.tables import main_table, memory_table
 from comparison.verdict import verdict
 from processes import PROJECT
 from reports import configuration, report_of, runs
@@ -93,6 +94,19 @@ def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
     report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("dp"), simulated))
     assert "MiB" not in verdict(analyse(report))[1]
     assert _memory_finding(analyse(report).done) == "Peak memory of a device"
+
+
+def test_the_report_shows_what_a_device_holds_beside_its_time(tmp_path):
+    analysis = analyse(compared(150, 150))
+    header, _, ddp = memory_table(analysis, "simple").splitlines()
+    assert re.split("  +", header)[1:] == [
+        "Time per epoch (s)", "Peak (MiB)", "Parameters", "Gradients", "Optimizer state", "The rest"]
+    assert re.split("  +", ddp) == ["DDP", "1.00", "150", "2.0", "2.0", "4.0", "142"]  # the other row has no parts
+    write_markdown(analysis, tmp_path / "report.md", [])
+    assert memory_table(analysis, "github") in (tmp_path / "report.md").read_text()
+    unknown = analyse(report_of((configuration(), runs(peak_memory_bytes=(MIB,)))))
+    write_markdown(unknown, tmp_path / "report.md", [])
+    assert memory_table(unknown, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
 def test_figure_file_and_definition(tmp_path):

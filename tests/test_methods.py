@@ -223,14 +223,17 @@ def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
 
 
 @pytest.mark.slow
-def test_ranks_that_know_no_more_than_env_needs(tmp_path, data_root, reference, free_port):
-    command = [sys.executable, "ddp_train.py", *SAME_STEPS[:-2], "--dataset", "synthetic-mnist", "--data-root",
-               data_root, "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1, "--save",
-               tmp_path / "weights.pth", "--output", tmp_path / "result.json", "--figure-dir", tmp_path]
+@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py"])
+def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, reference, free_port):
+    command = [sys.executable, script, *SAME_STEPS[:-2], "--dataset", "synthetic-mnist", "--data-root",
+               data_root, "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1,
+               "--dist-timeout", 20, "--figure-dir", tmp_path]
+    files = [["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"], []]  # rank 0 alone is told
     described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
-    ranks = [subprocess.Popen([*map(str, command)], cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                              text=True, env={**child_environment(), **described, "RANK": str(rank)})
-             for rank in (0, 1)]
+    ranks = [subprocess.Popen([*map(str, command + own)], cwd=PROJECT, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True,
+                              env={**child_environment(), **described, "RANK": str(rank)})
+             for rank, own in enumerate(files)]
     assert [rank.communicate(timeout=120)[1] for rank in ranks] == ["", ""]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert_same(torch.load(tmp_path / "weights.pth", weights_only=True), reference)

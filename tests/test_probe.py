@@ -97,6 +97,19 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(monkeypatch):
     assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
 
 
+@pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
+def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [
+        "probe", "--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--model", "mlp",
+        "--loader", "resident", "--batch-size", "48", "--sizes", "24", "48", "--link"])
+    monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
+    monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
+    monkeypatch.setattr(probe, "link_gbps", lambda *_: 2.0)
+    probe.main()
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model["link_gbps"] == link
+
+
 class Source:
     """A loader of two batches of 10 images, each of which takes load(); its start takes longer."""
 

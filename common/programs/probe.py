@@ -203,7 +203,8 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
         steps += [StepTime(name, size, milliseconds) for size, milliseconds in times.items()]
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        link = link_gbps(arguments, name, size, image_set, device.type) if arguments.link else None
+        fits = arguments.batch_size[0] not in set(arguments.sizes) - set(times)  # or half of it may not fit either
+        link = link_gbps(arguments, name, size, image_set, device.type) if arguments.link and fits else None
         models.append(ModelLink(name, size, link))
 
     loaders = [loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
