@@ -214,9 +214,11 @@ def test_what_may_differ():
 
 
 def test_a_difference_above_rounding_fails():
-    assert equivalence._judge(1e-7).status == "ok"
-    assert equivalence._judge(0.5).status == "failed" and "5.0e-01" in equivalence._judge(0.5).reason
-    assert equivalence._judge(math.nan).status == "failed"
+    assert equivalence._judge(1e-7, "").status == "ok"
+    assert equivalence._judge(0.5, "").status == "failed" and "5.0e-01" in equivalence._judge(0.5, "").reason
+    assert equivalence._judge(math.nan, "").status == "failed"
+    assert equivalence._judge(5e-4, "").status == equivalence._judge(5e-3, "gradients").status == "failed"
+    assert equivalence._judge(5e-4, "gradients").status == "ok"
 
 
 def test_failed_maths_leave_no_speed_up():
