@@ -34,7 +34,7 @@ from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
 from comparison.report import PROOF, keep_earlier, present, read_proof
 from comparison.results_file import read_results, resumed, write_results
-from comparison.session import find_machine, find_uncut, only_writer, print_commands, run_comparison
+from comparison.session import find_blocks, find_machine, only_writer, print_commands, run_comparison
 from comparison.statistics import EQUAL_WITHIN
 
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
@@ -53,7 +53,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--baseline", type=one_of(METHODS), default=default_baseline(), metavar="NAME",
         help="of the speed-ups (%(default)s)")
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
-    add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro (4)")
+    add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro and pipeline (4)")
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
     add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
         help="strong: --batch-size over all devices | weak: --batch-size on each device")
@@ -105,7 +105,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
     """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
     machine, environment = find_machine(arguments, directory)
-    plan = make_plan(arguments, machine, shared_flags, find_uncut(arguments.model, shared_flags))
+    blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
+    plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin

@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler
 
 from common.arguments import positive_int
 from common.config import parse, script_parser
+from common.cuts import balanced_cut
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
@@ -24,7 +25,7 @@ from common.entry import run_script
 from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.machine.setup import prepare_process
-from common.models import balanced_split, block_names, build_model, refuse_uncut, split_index
+from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
 from common.run import run
 from common.timing import SampledTimers
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=positive_int, default=1, metavar="M",  # MP:
                         help="cut every batch into M parts (%(default)s)")  # MP:
     parser.add_argument("--split-at", metavar="BLOCK",  # MP:
-                        help="first block of the second stage (balances measured forward time)")  # MP:
+                        help="first block of the second stage (balances measured time)")  # MP:
     config, options = parse(parser)
     train(config, options)
 
@@ -110,7 +111,7 @@ def choose_devices(config, options) -> list[torch.device]:  # MP:
 def choose_cut(model: nn.Sequential, images: torch.Tensor, options) -> int:  # MP:
     """Return the index of the second stage's first block: --split-at, or where the stages' times are most equal."""
     refuse_uncut(model)
-    cut = split_index(model, options.split_at) if options.split_at else balanced_split(model, images)
+    cut = split_index(model, options.split_at) if options.split_at else balanced_cut(block_seconds(model, images), 2)[0]
     if {*model[:cut].parameters()} & {*model[cut:].parameters()}:
         raise SuiteError("both stages would have the same weights", f"it is cut before {block_names(model)[cut]}",
                          "give each part weights of its own, or another --split-at", USAGE)

@@ -95,23 +95,63 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
     return state
 
 
-def restore(state: dict, rank: int, gpus: list[torch.device], model: nn.Module, optimizer,
-            schedule) -> list[EpochRecord]:
-    """Put a training back to where `state` was saved; return the records of its epochs. gpus: this process's.
+def restore(state: dict, rank: int, gpus: list[torch.device], load, schedule) -> list[EpochRecord]:
+    """Put a training back to where `state` was saved; return the records of its epochs.
 
-    Where the model's weights are cut among ranks, each takes its share of them and of the optimizer's state.
+    gpus: this process's. load(states): takes the states that save_checkpoint() was given.
     """
-    own = model.state_dict()
-    model.load_state_dict({name: cut_like(value, own.get(name)) for name, value in state["model"].items()})
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    optimizer.load_state_dict({**state["optimizer"], "state": {
-        number: {name: cut_like(value, parameters[number]) for name, value in values.items()}
-        for number, values in state["optimizer"]["state"].items()}})
+    load(state)
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"][rank]["cpu"])
     for device, generator_state in zip(gpus, state["random"][rank]["gpus"], strict=True):
         torch.cuda.set_rng_state(generator_state, device)
     return [epoch_from_dict(values) for values in state["records"]]
+
+
+def load_states(model: nn.Module, optimizer, states: dict[str, dict]) -> None:
+    """Take whole state_dicts of "model" and "optimizer"; where they are cut among ranks, each takes its share."""
+    own = model.state_dict()
+    model.load_state_dict({name: cut_like(value, own.get(name)) for name, value in states["model"].items()})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.load_state_dict({**states["optimizer"], "state": {
+        number: {name: cut_like(value, parameters[number]) for name, value in values.items()}
+        for number, values in states["optimizer"]["state"].items()}})
+
+
+def states_on_cpu(model: nn.Module, optimizer) -> dict[str, dict]:
+    """Return the state_dicts of "model" and "optimizer", all tensors on the CPU."""
+    return _on_cpu({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def _on_cpu(value):
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    return {name: _on_cpu(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def join_states(parts: list[dict[str, dict]]) -> dict[str, dict]:
+    """Return the states that the whole network and one optimizer of it would have.
+
+    parts: those of its parts, in their order (see states_on_cpu); each optimizer has one group of parameters.
+    """
+    model, state, parameters = {}, {}, 0
+    for part in parts:
+        (group,) = part["optimizer"]["param_groups"]
+        model |= part["model"]
+        state |= {parameters + number: values for number, values in part["optimizer"]["state"].items()}
+        parameters += len(group["params"])
+    groups = [{**group, "params": [*range(parameters)]}]
+    return {"model": model, "optimizer": {"state": state, "param_groups": groups}}
+
+
+def part_of_states(states: dict[str, dict], part: nn.Module, before: int) -> dict[str, dict]:
+    """Return what join_states() was given for one part of a network; before: how many parameters precede it."""
+    numbers = range(sum(1 for _ in part.parameters()))
+    (group,) = states["optimizer"]["param_groups"]
+    state = {number: states["optimizer"]["state"][before + number] for number in numbers
+             if before + number in states["optimizer"]["state"]}
+    return {"model": {name: states["model"][name] for name in part.state_dict()},
+            "optimizer": {"state": state, "param_groups": [{**group, "params": [*numbers]}]}}
 
 
 def random_state(gpus: list[torch.device]) -> dict:
@@ -121,6 +161,7 @@ def random_state(gpus: list[torch.device]) -> dict:
 
 def _decisive(config, options):
     """What a run that goes on must have in common with the run that began."""
-    own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    indifferent = ("spawn", "dist_timeout", "split_at")  # where a network is cut changes nothing that is computed
+    own = {name: value for name, value in vars(options).items() if name not in indifferent}
     length = {"epochs": config.epochs} if config.schedule == "one-cycle" else {}  # it ends with the last epoch
     return {**{name: getattr(config, name) for name in flags_that("decides")}, **length, **own}

@@ -58,9 +58,10 @@ def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.devi
     return devices[local_rank]
 
 
-def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) -> None:
+def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int | None = None) -> None:
     """Call `train(config, options, init_method)` in `world_size` new processes, with torchrun's environment variables.
 
+    data_ranks: among how many of them each batch is divided, all by default.
     What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
     rank that fails; its siblings are stopped then.
     """
@@ -68,8 +69,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options) ->
     device = rank_device(config.device, 0, world_size)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)
-    per_process("--batch-size", config.batch_size, world_size)
-    per_process("--num-workers", total_workers(config.num_workers, world_size), world_size)
+    data_ranks = data_ranks or world_size
+    per_process("--batch-size", config.batch_size, data_ranks)
+    per_process("--num-workers", total_workers(config.num_workers, data_ranks), data_ranks)
     image_set = load_image_set(config)
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)

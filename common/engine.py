@@ -34,7 +34,9 @@ class ParallelContext:
     a launcher, this process's parent, started it as a rank. simulated, note: see RunResult (`note` becomes its
     `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
     every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
-    together. method_milliseconds(): see RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
+    together. whole_states(): where each rank has some of the blocks, the state_dicts of the whole "model" and
+    "optimizer"; all ranks call it. load_states(states): puts them back. method_milliseconds(): see RunResult.
+    uncompilable: why torch.compile may not rewrite the network, if so.
     """
 
     method: str
@@ -55,6 +57,8 @@ class ParallelContext:
     gather: Callable[[object], list] = lambda value: [value]
     before_evaluation: Callable[[], None] = lambda: None
     shutdown: Callable[[], None] = lambda: None
+    whole_states: Callable[[], dict[str, dict]] | None = None
+    load_states: Callable[[dict[str, dict]], None] | None = None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     uncompilable: str = ""
 

@@ -66,13 +66,14 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
     return network
 
 
-def plain_state(network: Network) -> dict[str, torch.Tensor]:
+def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     """Return the weights as the module that was wrapped into a Network would name them, whole and on the CPU.
 
-    Where they are cut among ranks, all ranks call it.
+    Where they are cut among ranks, all ranks call it. state: the network's state_dict, where this rank lacks blocks.
     """
-    module = network.get_submodule(WHOLE) if block_names(network) == [WHOLE] else network
-    return {name: value.cpu() for name, value in whole(module.state_dict()).items()}
+    prefix = f"{WHOLE}." if block_names(network) == [WHOLE] else ""
+    state = whole(network.state_dict()) if state is None else state
+    return {name.removeprefix(prefix): value.cpu() for name, value in state.items()}
 
 
 def block_names(network: nn.Sequential) -> list[str]:
@@ -263,23 +264,23 @@ def split_index(model: nn.Sequential, block: str) -> int:
     return names.index(block)
 
 
-@torch.no_grad()
-def balanced_split(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> int:
-    """Return the index of the block at which the measured forward time of both parts is most nearly equal.
+def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
+    """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
 
-    images: (B, C, H, W) on the model's device. Each block's time is the shortest of `repeats` forward passes in
-    evaluation mode (so that BatchNorm's statistics stay as they are), after one that is not counted.
+    images: (B, C, H, W) on the device in question, which has room for one block at least. It is a copy of each that
+    trains, so that BatchNorm's statistics stay as they are.
     """
-    model.eval()
-    images, seconds = images.to(memory_format=torch.channels_last), []  # as in training
+    images, seconds = images.to(memory_format=torch.channels_last), []
     for index in range(len(model)):
-        block, times = model[index:index + 1], []  # a slice, which computes in the model's precision
+        # a slice, which computes in the model's precision
+        block, times = copy.deepcopy(model[index:index + 1]).to(images.device).train(), []
+        images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:
                 outputs = block(images)
+                if outputs.requires_grad:
+                    outputs.backward(torch.ones_like(outputs))
             times.append(watch.seconds)
         seconds.append(min(times[1:]))
         images = outputs
-    model.train()
-    imbalance = [abs(sum(seconds[:index]) - sum(seconds[index:])) for index in range(1, len(seconds))]
-    return 1 + imbalance.index(min(imbalance))
+    return seconds

@@ -16,6 +16,15 @@ class StepTime:
 
 
 @dataclass(frozen=True)
+class BlockTime:
+    """The time of the forward and backward pass of one block of a model, by which it is cut into stages."""
+
+    model: str
+    block: str
+    milliseconds: float
+
+
+@dataclass(frozen=True)
 class ModelLink:
     """A model's gradients in bytes, and the gigabits per second at which two ranks exchange so many, if asked for.
 
@@ -57,7 +66,8 @@ class Probe:
 
     loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
     None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside. memory: of the CPU
-    and, where the steps ran on one, the GPU; empty if it was not measured yet.
+    and, where the steps ran on one, the GPU; empty if it was not measured yet. blocks: of the models that are to be
+    cut, in their order.
     """
 
     train_images: int
@@ -69,6 +79,7 @@ class Probe:
     resident_images_per_second: float | None = None
     wall_seconds: float | None = None
     memory: tuple[MemoryUse, ...] = ()
+    blocks: tuple[BlockTime, ...] = ()
 
     def step_milliseconds(self, model: str) -> dict[int, float]:
         """Return batch → milliseconds of a model's training step."""
@@ -82,5 +93,5 @@ def probe_from_dict(values: dict) -> Probe:
     """
     parts = {name: tuple(kind(**part) for part in values.get(name, ()))
              for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed),
-                                ("memory", MemoryUse))}
+                                ("memory", MemoryUse), ("blocks", BlockTime))}
     return Probe(**{**values, **parts})

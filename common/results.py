@@ -11,8 +11,8 @@ from common.errors import FAILED, SuiteError
 from common.writing import write_json
 
 # 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
-# "exchange", which was part of "backward"
-SCHEMA_VERSION = 4
+# "exchange", which was part of "backward"; 5 added data_ranks
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class PhaseTimes:
     transfer: float | None = None  # host to device
     forward: float | None = None  # with the loss
     backward: float | None = None
-    exchange: float | None = None  # from a rank's own last gradient until the mean over all ranks is there
+    exchange: float | None = None  # from a rank's own last gradient until the mean over all ranks is there; of a stage
+    # of a pipeline, all that it waits for the others' features and gradients, and to send its own
     update: float | None = None  # optimizer step
     rest: float | None = None  # what the method's step does in none of these
 
@@ -84,6 +85,8 @@ class RunResult:
     most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
     its loader workers.
     memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
+    data_ranks: among how many ranks the images are divided, each with workers_per_process; None in an older result,
+    where these are all ranks.
     """
 
     method: str
@@ -108,7 +111,18 @@ class RunResult:
     epochs: tuple[EpochRecord, ...] = ()
     precision: str = "float32"
     memory_parts: dict[str, int] | None = None
+    data_ranks: int | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def loading_ranks(self) -> int:
+        """How many ranks load images: the stages of a pipeline see the same ones, which the first loads."""
+        return self.data_ranks or self.world_size
+
+    @property
+    def loader_workers(self) -> int:
+        """How many processes load images, over all ranks."""
+        return self.workers_per_process * self.loading_ranks
 
 
 def write_result(result: RunResult, path: str | Path) -> None:

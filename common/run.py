@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.checkpoint import content_of, random_state, read_checkpoint, restore, save_checkpoint
+from common.checkpoint import content_of, load_states, random_state, read_checkpoint, restore, save_checkpoint
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
 from common.describe import describe_end, describe_epoch, describe_start
@@ -32,8 +32,8 @@ from common.writing import replacing
 
 def run(
     context: ParallelContext, train_step, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options
-) -> None:
-    """Announce, train, and let rank 0 print, write and draw what was found.
+) -> RunResult:
+    """Announce, train, and let rank 0 print, write and draw what was found; return it.
 
     train_step: what the method does with one batch (see common.engine). model: the plain network inside
     `context.model`; its weights are what `--save` writes. options: the Namespace of the script's own flags, kept in the
@@ -51,9 +51,10 @@ def run(
                          + (f"after epoch {len(state['records'])}" if state else "missing"),
                          "put the file where all machines see it", USAGE)
     if state:
-        if context.world_size > 1:
+        if context.data_ranks > 1:
             _settle(context, train_step, image_set.image_shape, optimizer)
-        records = restore(state, context.rank, gpus, model, optimizer, schedule)
+        load = context.load_states or partial(load_states, model, optimizer)
+        records = restore(state, context.rank, gpus, load, schedule)
         note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
     images = min(config.batch_size, len(image_set.train_labels))
@@ -75,7 +76,10 @@ def run(
             _write_unfinished(result, records, config)
         if config.checkpoint:
             random_states = context.gather(random_state(gpus))
-            states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
+            if context.whole_states:
+                states = context.whole_states()
+            else:
+                states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
             if first:
                 save_checkpoint(config, options, content, states, schedule, records, random_states)
 
@@ -93,7 +97,9 @@ def run(
         reason = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
         result = replace(result, status="not reached", reason=reason)
     saves = context.gather(config.save)[0]  # what rank 0 is to do concerns all: each may hold a share of the weights
-    weights = plain_state(model) if saves and result.status != "diverged" else None
+    weights = None
+    if saves and result.status != "diverged":
+        weights = plain_state(model, context.whole_states and context.whole_states()["model"])
     if context.rank == 0:
         _conclude(result, weights, config, say)
     context.shutdown()
@@ -102,6 +108,7 @@ def run(
     if context.rank == 0 and result.status == "not reached":
         raise SuiteError(f"--target-accuracy {config.target_accuracy} was not reached", result.reason,
                          "give more --epochs, or a lower target", FAILED)
+    return result
 
 
 def _settle(context, train_step, image_shape, optimizer):
@@ -145,6 +152,7 @@ def _before(context, model, config, options):
         global_batch_size=config.batch_size,
         per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
         workers_per_process=workers // context.data_ranks,
+        data_ranks=context.data_ranks,
         threads_per_process=torch.get_num_threads(),
         precision=_precision(model, context.devices),
     )

@@ -31,13 +31,14 @@ GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
 SAVED = 0.02  # of a step, by the resident loader
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
-IDLE = 0.10  # of the forward pass, per device
+IDLE = 0.10  # of the passes through the network, per device
 
 PLACES = {
     "data": "in waiting for data", "transfer": "in the transfer to the device", "forward": "in the forward pass",
     "backward": "in the backward pass", "exchange": "in the exchange of gradients", "update": "in the update",
     OUTSIDE: "in none of the phases",
 }
+WAITING_FOR_STAGES = "in waiting for the other stages and sending to them"
 WHOLE_BACKWARD = "in the backward pass, with whatever the devices exchange in it"
 STAGES = {"start-up": "start-up", "warm-up": "the first epoch's warm-up", "evaluation": "evaluation"}
 
@@ -91,6 +92,7 @@ def find_causes(
         _unequal(standing), _noise(row, standing), *_parts_of_steps(report, row, accounts.steps, summaries),
         _waiting(report, row, own, accounts.steps, summaries), _straggler(row, own), _queued(row), _idle_threads(row),
         _growth(row), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
+        _bubble(row),
         *_parts_of_runs(row, standing, accounts.runs, summaries),
     )
     return tuple(cause for cause in causes if cause)
@@ -114,8 +116,11 @@ def _noise(row, standing):
 def _parts_of_steps(report, row, steps, summaries):
     for part in steps.proved if steps else ():
         if abs(part.value) >= WORTH * steps.value:
-            together = part.name == "backward" and all(other.name != "exchange" for other in steps.parts)
-            place = WHOLE_BACKWARD if together else PLACES[part.name]
+            place = PLACES[part.name]
+            if part.name == "backward" and all(other.name != "exchange" for other in steps.parts):
+                place = WHOLE_BACKWARD
+            elif part.name == "exchange" and method_of(row.configuration.method).staged:
+                place = WAITING_FOR_STAGES
             advice = f" ({_loading_advice(report, row, summaries)})" if part.name == "data" and part.value > 0 else ""
             yield Cause(part.name, f"{part} ms {'more' if part.value > 0 else 'less'} {place}{advice}", "step")
 
@@ -133,7 +138,7 @@ def _loading_advice(report, row, summaries):
     result, planned = row.results[0], row.configuration.planned
     if result.config["loader"] == "resident":
         return "batches are cut out of memory, so that the network is small beside its data"
-    workers = result.workers_per_process * result.world_size
+    workers = result.loader_workers
     more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
             and other.configuration.planned.num_workers > planned.num_workers
             and replace(other.configuration.planned, num_workers=planned.num_workers) == planned]
@@ -157,16 +162,18 @@ def _straggler(row, own):
     straggler = find_straggler(row.results)
     if not straggler or straggler.longer.low is None or straggler.longer.low < STRAGGLING * own.step_milliseconds:
         return None
+    advice = "look for what its core or device has to do besides"
+    if method_of(row.configuration.method).staged:
+        advice = "another --split-at may give the stages more equal parts"
     return Cause("straggler", f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
-                 f"which wait for it, most of it {PLACES[straggler.phase]}: look for what its core or device has to do "
-                 "besides.")
+                 f"which wait for it, most of it {PLACES[straggler.phase]}: {advice}.")
 
 
 def _queued(row):
     share, result = queued_share(row.results), row.results[0]
     if share is None or share.low is None or share.low < QUEUED:
         return None
-    threads, workers = result.world_size * result.threads_per_process, result.workers_per_process * result.world_size
+    threads, workers = result.world_size * result.threads_per_process, result.loader_workers
     words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
     if workers and threads + workers > row.cores:
         return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
@@ -200,7 +207,7 @@ def _resident(report, row, own):
     speed, result = report.probe and report.probe.resident_images_per_second, row.results[0]
     if not speed or result.config["loader"] != "workers":
         return None
-    step, needed = own.step_milliseconds, 1000 * result.global_batch_size / result.world_size / speed
+    step, needed = own.step_milliseconds, 1000 * result.global_batch_size / result.loading_ranks / speed
     saved = own.phases.data - needed
     if saved / step < SAVED:
         return None
@@ -246,6 +253,22 @@ def _idle_stage(row, own):
     return Cause("idle stage", f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
                  f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
                  f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
+
+
+def _bubble(row):
+    """How much of the time between a batch's first pass and its last the stages of a pipeline do not compute."""
+    ranks = mean_ranks(row.results)
+    if not method_of(row.configuration.method).staged or not all("exchange" in rank.phases for rank in ranks):
+        return None
+    waiting = sum(rank.exchange for rank in ranks)
+    computing = sum(rank.phases["forward"] + rank.phases["backward"] for rank in ranks)
+    if not waiting or waiting / (waiting + computing) < IDLE:
+        return None
+    stages, micro_batches = len(ranks), row.results[0].config["micro_batches"]
+    ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019
+    return Cause("bubble", "From the first forward pass of a batch to its last backward pass, the stages wait and send "
+                 f"for {waiting / (waiting + computing):.0%} of the time, ideally {ideal:.0%}, (P-1)/(M+P-1) with "
+                 f"P = {stages} stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
 
 
 def _parts_of_runs(row, standing, runs, summaries):

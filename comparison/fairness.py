@@ -38,7 +38,7 @@ def effective(result: RunResult) -> Effective:
         batch_size=result.global_batch_size,
         per_device_batch_size=result.per_device_batch_size,
         steps_per_epoch=result.epochs[-1].steps,
-        num_workers=result.workers_per_process * result.world_size,
+        num_workers=result.loader_workers,
         threads=result.threads_per_process,
         precision=result.precision,
         loader=result.config["loader"],

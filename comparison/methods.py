@@ -49,10 +49,11 @@ class Method:
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
     what it rounds to fewer bits on purpose, so that its weights differ by more than others'.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
-    cuts: it cuts the network in two. package: what it needs besides the project's own requirements. called: its name in
-    a sentence, where there is one about it. parts: see Parts. without_exchange: the flags that leave out the exchange
-    of gradients. baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless
-    --methods says otherwise. rung: it is one of --methods ladder. projected: what --project computes is about it.
+    cuts: it cuts the network into stages, --nproc of them where it uses that, else two. package: what it needs besides
+    the project's own requirements. called: its name in a sentence, where there is one about it. parts: see Parts.
+    without_exchange: the flags that leave out the exchange of gradients. baseline: the others are compared with it
+    unless --baseline says otherwise. by_default: it runs unless --methods says otherwise. rung: it is one of --methods
+    ladder. projected: what --project computes is about it.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -71,6 +72,11 @@ class Method:
     by_default: bool = True
     rung: bool = False
     projected: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether its devices are the stages of one network, so that each sees the whole batch."""
+        return self.cuts and "nproc" in self.uses
 
     @property
     def times_only(self) -> bool:
@@ -133,6 +139,16 @@ def _mp_micro(devices, machine, micro_batches):
     return label, [*command, "--micro-batches", str(micro_batches)], needed
 
 
+def _pipeline(devices, machine, micro_batches):
+    command = [script("pipeline_train.py"), "--spawn", str(devices), "--micro-batches", str(micro_batches)]
+    return f"pipeline ×{devices}, {count(micro_batches, 'micro-batch', 'es')}", command, devices
+
+
+def _pipeline_1(devices, machine, micro_batches):
+    _, command, needed = _pipeline(1, machine, micro_batches)
+    return f"one device, {count(micro_batches, 'micro-batch', 'es')}", command, needed
+
+
 def _accelerate(devices, machine, micro_batches):
     # torchrun, because without a GPU `accelerate launch` starts one process whatever it is asked for
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
@@ -167,6 +183,11 @@ METHODS = {
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True),
+    "pipeline-1": Method(_pipeline_1, Look("#882255", (0, (6, 1, 1, 1)), "d"), uses=("micro_batches",),
+                         by_default=False),
+    "pipeline": Method(
+        _pipeline, Look("#44AA99", (0, (3, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True,
+        by_default=False),
     "accelerate": Method(
         _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
 }

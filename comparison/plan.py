@@ -9,7 +9,9 @@ from pathlib import Path
 
 from common.arguments import one_of
 from common.config import FLAGS, RunConfig, flags_that, option
+from common.cuts import balanced_cut
 from common.errors import USAGE, SuiteError
+from common.probe import Probe
 from common.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
@@ -52,7 +54,7 @@ class Configuration:
 
     values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
     here, if so. role: what a counterpart of another row, which runs beside it and is in no table of methods, is there
-    for (see comparison.counterparts); against: the name of that other row.
+    for (see comparison.counterparts); against: the name of that other row. stages: into how many its network is cut.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Configuration:
     skip: str = ""
     role: str = ""
     against: str = ""
+    stages: int = 1
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
@@ -84,13 +87,13 @@ def _nothing(text):
 
 
 def make_plan(
-    arguments, machine: Machine, shared_flags: list[str], uncut: set[str] = frozenset()
+    arguments, machine: Machine, shared_flags: list[str], blocks: dict[str, int] | None = None
 ) -> list[Configuration]:
     """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
 
-    shared_flags: the training flags that all rows get. uncut: the models that cannot be cut in two. Raises SuiteError
-    (USAGE) if a method has no combination whose batch and workers divide by the number of devices; one of several that
-    does not is skipped with its reason.
+    shared_flags: the training flags that all rows get. blocks: of the models that may have too few of them to be cut,
+    how many they have. Raises SuiteError (USAGE) if a method has no combination whose batch and workers divide by the
+    number of devices; one of several that does not is skipped with its reason.
     """
     devices = arguments.nproc or [machine.gpus or 2]
     resident = arguments.loader == "resident"
@@ -113,7 +116,7 @@ def make_plan(
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
             threads = machine.cores if METHODS[method].all_cores else share
-            choice = {**vars(arguments), "share": share, "threads": threads, "uncut": uncut,
+            choice = {**vars(arguments), "share": share, "threads": threads, "blocks": blocks or {},
                       **{name: swept[name][0] for name in SWEEPS}, **values, **own}
             configurations.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in configurations if error]
@@ -127,14 +130,18 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     """Return (configuration, SuiteError or None): the error says why these values do not go together."""
     kind, devices = METHODS[method], choice["nproc"]
     label, command, needed = kind.build(devices, machine, choice["micro_batches"])
-    batch = choice["batch_size"] * (devices if scaling == "weak" and "nproc" in kind.uses else 1)
+    shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
+    batch = choice["batch_size"] * (shares if scaling == "weak" else 1)
     skip, error = "", None
     if machine.gpus and needed > machine.gpus:
         skip = f"needs {needed} GPUs, found {machine.gpus}"
     if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
         skip = "it would be the same as one device, which has all cores"
-    if kind.cuts and choice["model"] in choice["uncut"]:
-        skip = f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more"
+    stages = devices if kind.staged else 2 if kind.cuts else 1
+    blocks = choice["blocks"].get(choice["model"], stages)
+    if blocks < stages:
+        skip = (f"{choice['model']} has {blocks} blocks, too few for {stages} stages" if blocks > 1 else
+                f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more")
     skip = kind.missing or skip
     try:
         check_workers(choice["loader"], choice["num_workers"])
@@ -148,10 +155,22 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     name = row_name(method, {**shown, **own})
     label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
     settings = {**choice, "batch_size": batch, "device": "gpu" if machine.gpus else "cpu",
-                "per_device_batch_size": -(-batch // devices) if "nproc" in kind.uses else batch}
+                "per_device_batch_size": -(-batch // shares)}
     planned = Planned(**{field.name: settings[field.name] for field in fields(Planned)})
     typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
-    return Configuration(name, method, label, shown, planned, typed, skip), error
+    return Configuration(name, method, label, shown, planned, typed, skip, stages), error
+
+
+def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
+    """Return a row whose command says where its network is cut, by the times that the probe measured of its blocks.
+
+    So all its runs have the same stages, and so have all rows with equally many.
+    """
+    blocks = [block for block in probe.blocks if block.model == row.planned.model] if probe else []
+    if row.stages == 1 or len(blocks) < row.stages:
+        return row
+    cut = balanced_cut([block.milliseconds for block in blocks], row.stages)
+    return replace(row, command=(*row.command, "--split-at", *(blocks[index].block for index in cut)))
 
 
 def words_of(name: str) -> str:

@@ -75,7 +75,8 @@ def _predicted(entry, cause):
 def _change(entry, cause):
     """What takes the cause away: what it is called, and the flags; None if nothing is known that does."""
     result, planned = entry.row.results[0], entry.row.configuration.planned
-    exchange = method_of(entry.row.configuration.method).without_exchange
+    method = method_of(entry.row.configuration.method)
+    exchange = method.without_exchange
     told_apart = entry.accounts.steps and any(part.name == "exchange" for part in entry.accounts.steps.parts)
     if cause in ("data", "waiting for data") and result.config["loader"] == "workers":
         return "loader resident", ("--loader", "resident", "--num-workers", "0")
@@ -84,7 +85,7 @@ def _change(entry, cause):
     if exchange and (cause == "exchange" or (cause == "backward" and not told_apart)):
         return "no exchange", exchange
     more = units(result) / units(entry.standing.baseline.results[0]) if entry.standing.baseline else 1
-    if cause in COMPUTATION and more > 1:
+    if cause in COMPUTATION and more > 1 and not method.staged:  # a stage sees the whole batch already
         batch = round(planned.batch_size * more)
         return f"batch {batch}", ("--batch-size", str(batch))
     return None

@@ -20,7 +20,7 @@ from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
 from comparison.launch import Outcome, Run, ask, file_name, run_once
 from comparison.methods import Machine
-from comparison.plan import type_flags
+from comparison.plan import type_flags, with_cut
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report
 from comparison.results_file import write_results
@@ -50,13 +50,16 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
 
 
-def find_uncut(models: list[str], shared_flags: list[str]) -> set[str]:
-    """Return which of the models cannot be cut in two; a reader's own that does not work ends the program."""
-    own = [model for model in models if model not in MODELS]
-    if not own:
-        return set()
-    networks = json.loads(ask("common.programs.model", *shared_flags, "--model", *own, "--json"))
-    return {model for model, numbers in networks.items() if len(numbers["blocks"]) < 2}
+def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
+    """Return how many blocks each of the models has that could be too few for so many stages, or for two.
+
+    Each of the suite's own has two. A reader's own that does not work ends the program.
+    """
+    doubtful = [model for model in models if model not in MODELS or stages > 2]
+    if not doubtful:
+        return {}
+    networks = json.loads(ask("common.programs.model", *shared_flags, "--model", *doubtful, "--json"))
+    return {model: len(numbers["blocks"]) for model, numbers in networks.items()}
 
 
 @contextlib.contextmanager
@@ -90,6 +93,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         print(f"Rows run whole, one after the other, and not in turns: {obstacle}" if obstacle else
               "The rows of a block take turns, epoch by epoch, so that their runs end together")
         report = replace(report, probe=probe, in_turns=not obstacle)
+        _tell_cuts(report)
     if report.settings["check_maths"] and not report.equivalence:
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
@@ -121,7 +125,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
 
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
     """Run these configurations of a block; yield what became of each as soon as it has ended."""
-    plan = {configuration.name: configuration for configuration in report.plan}
+    plan = {configuration.name: with_cut(configuration, report.probe) for configuration in report.plan}
     seed, timeout = report.settings["seed"] + block - 1, report.settings["timeout"]
     if report.in_turns:
         yield from take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed)
@@ -139,6 +143,17 @@ def _tell_block(report, block):
         print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
 
 
+def _tell_cuts(report):
+    """Where networks are cut into stages, and by which times."""
+    cuts = {(row.planned.model, row.stages): with_cut(row, report.probe).command[1 - row.stages:]
+            for row in report.plan if row.stages > 1 and not row.skip}
+    for (model, stages), blocks in cuts.items():
+        times = ", ".join(f"{block.block} {block.milliseconds:.1f}" for block in report.probe.blocks
+                          if block.model == model)
+        if times:
+            print(f"{model} in {stages} stages is cut before {', '.join(blocks)}: its blocks take {times} ms")
+
+
 def _left(report):
     """The planned runs that have not ended yet."""
     done = {(outcome.block, outcome.configuration) for outcome in report.outcomes}
@@ -151,6 +166,8 @@ def _probe(report, shared_flags):
     sizes |= {first.batch_size // devices for devices in (1, *report.settings["project"])}
     lists = {name: list(dict.fromkeys(getattr(row, name) for row in planned)) for name in ("model", "num_workers")}
     flags = [*shared_flags, *type_flags({**first.flags, **lists}), "--sizes", *map(str, sorted(sizes))]
+    if any(row.stages > 1 and not row.skip for row in report.plan):
+        flags += ["--cut", str(-(-first.batch_size // report.settings["micro_batches"][0]))]
     if report.settings["project"]:
         flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
     start = time.perf_counter()

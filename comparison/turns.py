@@ -23,8 +23,9 @@ def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
     trained each model; each loader worker, and what launches several devices, with half of that. On a GPU, each row
     counts with the most that PyTorch had there in the probe, and GPU_BASE.
     """
-    rows = [row.planned for row in plan if not row.skip]
-    devices = [-(-row.batch_size // row.per_device_batch_size) for row in rows]
+    able = [row for row in plan if not row.skip]
+    rows = [row.planned for row in able]
+    devices = [max(row.stages, -(-row.planned.batch_size // row.planned.per_device_batch_size)) for row in able]
     helpers = sum(row.num_workers for row in rows) + sum(count > 1 for count in devices)
     processes = sum(devices) + helpers / 2
     for memory in probe.memory:

@@ -172,6 +172,29 @@ def test_epochs_that_get_longer_are_named():
         assert "growing" not in judged(single(), steady)[0]
 
 
+def pipeline(*stages):
+    configured, results = row("pipeline", [run(*stages, factors=(factor,) * 3) for factor in JITTER])
+    for result in results:
+        result.config["micro_batches"] = 4
+    return configured, results
+
+
+@pytest.mark.parametrize("waiting, share", [(5.5, "27%"), (1.0, "")])
+def test_a_bubble_is_measured_beside_its_formula(waiting, share):
+    stage = rank(halves(exchange=waiting))
+    names, words = judged(single(), pipeline(stage, stage))
+    assert ("bubble" in names) == bool(share)
+    assert "exchange" in names and "ms more in waiting for the other stages and sending to them" in words
+    if share:
+        assert f"send for {share} of the time, ideally 20%, (P-1)/(M+P-1) with P = 2 stages and M = 4" in words
+    assert "bubble" not in judged(single(), ddp(stage, stage))[0]
+
+
+def test_an_uneven_cut_is_named_as_such():
+    names, words = judged(single(), pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0))))
+    assert "straggler" in names and "another --split-at may give the stages more equal parts" in words
+
+
 def test_what_only_the_whole_run_contains_is_told_apart_from_the_speed_up():
     late = ddp(rank(halves()), rank(halves()), startup_seconds=7.0)
     names, words = judged(single(), late)

@@ -19,7 +19,7 @@ from common.results import write_result
 from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
 from comparison.methods import METHODS, Machine, ladder
-from comparison.plan import baseline_of, make_order, make_plan, parse_method
+from comparison.plan import baseline_of, make_order, make_plan, parse_method, with_cut
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.results_file import read_results
 from processes import PROJECT, child_environment
@@ -116,6 +116,43 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
     assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
     assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
+
+
+def test_every_stage_of_a_pipeline_sees_the_whole_batch():
+    ways = [("single", {}), ("pipeline-1", {}), ("pipeline", {})]
+    for scaling in ("strong", "weak"):
+        rows = plan(methods=ways, nproc=[3], batch_size=[65], num_workers=[1], micro_batches=[6], scaling=scaling)
+        assert {row.planned.per_device_batch_size for row in rows.values()} == {65}
+        assert {flag(row, "--batch-size") for row in rows.values()} == {"65"}
+        refuse_unequal(list(rows.values()), "single", scaling)
+    assert (flag(rows["pipeline"], "--spawn"), flag(rows["pipeline-1"], "--spawn")) == ("3", "1")
+    assert flag(rows["pipeline"], "--micro-batches") == flag(rows["pipeline-1"], "--micro-batches") == "6"
+    assert "a micro-batch needs an image" in plan(methods=ways, micro_batches=[4, 65])["pipeline-micro_batches=65"].skip
+
+
+def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
+    arguments = plan_arguments(methods=[(name, {}) for name in ("mp", "pipeline-1", "pipeline")], nproc=[2, 3])
+    skips = [{row.name: row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})}
+             for blocks in (1, 2, 3)]
+    whole = "lenet cannot be cut: it is no plain nn.Sequential of two parts or more"
+    assert skips[0] == {"mp": whole, "pipeline-1": "", "pipeline-nproc=2": whole, "pipeline-nproc=3": whole}
+    few = "lenet has 2 blocks, too few for 3 stages"
+    assert skips[1] == {"mp": "", "pipeline-1": "", "pipeline-nproc=2": "", "pipeline-nproc=3": few}
+    assert not any(skips[2].values())
+
+
+def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
+    times = [{"model": "lenet", "block": block, "milliseconds": value}
+             for block, value in (("conv1", 1.0), ("conv2", 1.0), ("full1", 1.0), ("head", 4.0))]
+    probe = probe_from_dict({**PROBE, "blocks": times})
+    rows = plan(methods=[(name, {}) for name in ("single", "mp", "pipeline")], nproc=[2, 3, 5], num_workers=[0])
+    assert {name: row.stages for name, row in rows.items()} == {
+        "single": 1, "mp": 2, "pipeline-nproc=2": 2, "pipeline-nproc=3": 3, "pipeline-nproc=5": 5}
+    cuts = {name: with_cut(row, probe).command[len(row.command):] for name, row in rows.items()}
+    assert cuts["mp"] == cuts["pipeline-nproc=2"] == ("--split-at", "head")
+    assert cuts["pipeline-nproc=3"] == ("--split-at", "conv2", "head")
+    assert cuts["single"] == cuts["pipeline-nproc=5"] == ()  # the latter cannot be
+    assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], probe_from_dict(PROBE))
 
 
 def test_the_same_value_twice_is_no_sweep():

@@ -110,6 +110,8 @@ def test_a_recorded_step_is_refused_where_the_method_wraps_the_network(project):
     ("fsdp_train.py", "--spawn", 2),
     ("model_parallel_train.py", "--use-model-parallel"),
     ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+    ("pipeline_train.py", "--spawn", 2),
+    ("pipeline_train.py", "--spawn", 2, "--pipeline-schedule", "1f1b"),
 ])
 def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
     result = assert_same_training(train, *command)

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from common.config import MODELS
+from common.cuts import balanced_cut
 from common.errors import SuiteError
-from common.models import balanced_split, build_model, split_index
+from common.models import block_seconds, build_model, split_index
 from common.timing import SAMPLE_FIRST
 from data_parallel_train import SimulatedDataParallel
 from model_parallel_train import TwoStage
@@ -59,14 +60,24 @@ class Sleep(nn.Module):
 
 def test_the_split_balances_measured_time():
     model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09))
-    assert balanced_split(model, torch.zeros(1, 1, 1, 1), repeats=2) == 3
+    assert balanced_cut(block_seconds(model, torch.zeros(1, 1, 1, 1), repeats=2), 2) == [3]
     assert model.training
+
+
+@pytest.mark.parametrize("stages, cut", [(1, []), (2, [3]), (3, [2, 4]), (4, [1, 2, 4]), (5, [1, 2, 3, 4])])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages, cut):
+    assert balanced_cut([1.0, 1.0, 8.0, 1.0, 9.0], stages) == cut
+
+
+def test_the_best_of_many_cuts_is_found_at_once():
+    cut = balanced_cut([1.0] * 96, 8)
+    assert cut == [12, 24, 36, 48, 60, 72, 84]
 
 
 def test_the_split_leaves_batch_norm_alone():
     model = build_model("vgg", (3, 32, 32), 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    balanced_split(model, torch.randn(4, 3, 32, 32), repeats=1)
+    block_seconds(model, torch.randn(4, 3, 32, 32), repeats=1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -77,7 +77,8 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
 
 @pytest.mark.parametrize("command", [
     pytest.param(command, marks=pytest.mark.slow) for command in (
-        (SCRIPT,), MODEL_PARALLEL, ("ddp_train.py", "--spawn", 2), ("accelerate_train.py",))])
+        (SCRIPT,), MODEL_PARALLEL, ("ddp_train.py", "--spawn", 2),
+        ("pipeline_train.py", "--spawn", 2), ("accelerate_train.py",))])
 def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
     if command[0] == "accelerate_train.py":
         pytest.importorskip("accelerate")

@@ -13,7 +13,7 @@ import torch
 
 from common.errors import SuiteError
 from common.machine import environment
-from common.models import build_model
+from common.models import block_names, build_model
 from common.programs import probe
 from common.programs.weights import difference
 from processes import PROJECT, child_environment
@@ -39,7 +39,7 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
          "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--num-workers", "0", "--sizes",
-         "12", "48", "--threads", "1", "--ceiling", "--link"],
+         "12", "48", "--threads", "1", "--ceiling", "--link", "--cut", "12"],
         cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
@@ -53,6 +53,9 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
     halves = Counter(line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 24"))
     first, second = halves.values()  # two ranks, each of which trains on its half before every exchange
     assert first == second >= 7
+    lenet = [("lenet", block) for block in block_names(build_model("lenet", (1, 28, 28), 0))]
+    assert [(block["model"], block["block"]) for block in measured["blocks"]] == [*lenet, (network, "network")]
+    assert all(block["milliseconds"] > 0 for block in measured["blocks"])
     assert measured["resident_images_per_second"] > 10_000
     (memory,) = measured["memory"]
     assert memory["device"] == "cpu" and 2**27 < memory["peak_bytes"] < 2**33 and memory["free_bytes"] > 0

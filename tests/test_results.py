@@ -64,7 +64,7 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2],
-    lambda text: text.replace('"schema_version": 4', '"schema_version": 5'),
+    lambda text: text.replace('"schema_version": 5', '"schema_version": 6'),
     lambda text: text.replace('"world_size"', '"world"'),
     lambda text: "[]",
 ])

@@ -98,6 +98,30 @@ def test_rows_of_a_block_take_turns_and_each_is_on_disk_when_it_has_ended(in_tur
     assert report.in_turns and read_results(tmp_path / "results.json") == report
 
 
+def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, tmp_path, capsys):
+    blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in (("a", 4.0), ("b", 3.25))]
+    rows = [(configuration(), runs()), (replace(configuration("pipeline"), stages=2), runs("pipeline", count=2))]
+    made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
+    asked, commands = [], []
+
+    def run_once(row, block, *_):
+        commands.append(row.command)
+        return made[row.name, block]
+
+    def ask(module, *flags):
+        asked.append(flags)
+        return json.dumps({**PROBE, "steps": STEPS, "blocks": blocks})
+
+    monkeypatch.setattr(session, "run_once", run_once)
+    monkeypatch.setattr(session, "ask", ask)
+    report = run_comparison(replace(report_of(*rows, micro_batches=[3]), outcomes=(), probe=None), [], tmp_path)
+    (flags,) = asked
+    assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch, of 100
+    assert {command[2:] for command in commands} == {(), ("--split-at", "b")} and len(commands) == 6
+    assert "lenet in 2 stages is cut before b: its blocks take a 4.0, b 3.2 ms\n" in capsys.readouterr().out
+    assert [row.command for row in report.plan] == [configured.command for configured, _ in rows]
+
+
 def test_an_interrupted_block_is_repeated_for_the_rows_without_a_result(in_turns, tmp_path, monkeypatch):
     run, calls = in_turns
     with pytest.raises(KeyboardInterrupt):

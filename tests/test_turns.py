@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -160,6 +161,8 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
     assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 10 * GIB))) == (
         "together they could need 11.0 GiB of the machine's memory, 10.0 are free")
     assert "not known" in why_not_in_turns(plan, probe_of())
+    plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3, and what launches them
+    assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
 
 
 def test_rows_on_gpus_also_need_room_there():

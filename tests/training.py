@@ -35,5 +35,6 @@ def make_sampler(image_set, config, rank=0, world_size=1, epoch=0) -> Distribute
     return sampler
 
 
-def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0):
-    return loaders.make_loaders(image_set, config, device, make_sampler(image_set, config, rank, world_size, epoch))
+def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0, labels_only=False):
+    sampler = make_sampler(image_set, config, rank, world_size, epoch)
+    return loaders.make_loaders(image_set, config, device, sampler, labels_only)

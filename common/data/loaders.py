@@ -1,6 +1,7 @@
 """The batches of one rank: which images, in which order, augmented how, one at a time by workers or all at once."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -104,7 +105,8 @@ def _check_memory(size, device):
                          MACHINE)
 
 
-def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler):
+def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler,
+                 labels_only: bool = False):
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
     device: where it trains. sampler: which of the training images it sees, `rank` of `num_replicas` shares, shuffled by
@@ -113,9 +115,13 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     because a DistributedSampler deals out one permutation in turn. Test: every num_replicas-th image, without padding,
     so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
     training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
+    labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
     Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
     does not fit.
     """
+    if labels_only:
+        pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
+        image_set, config = replace(image_set, **pixels), replace(config, loader="resident", augment=False)
     shares = sampler.num_replicas
     batch_size = per_process("--batch-size", config.batch_size, shares)
     workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)

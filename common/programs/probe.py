@@ -3,9 +3,9 @@
     python -m common.programs.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
-How many images/s the resident loader delivers to nobody; --ceiling: also the loader in question, and how much of the
-cores it takes. --link: how fast two ranks that train exchange gradients. Last, how much memory all that took. It also
-puts the data set in place, for all runs.
+--cut: the time of each of its blocks. How many images/s the resident loader delivers to nobody; --ceiling: also the
+loader in question, and how much of the cores it takes. --link: how fast two ranks that train exchange gradients. Last,
+how much memory all that took. It also puts the data set in place, for all runs.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from common.errors import SuiteError
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
-from common.models import build_model
-from common.probe import LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
+from common.models import block_names, block_seconds, build_model
+from common.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.run import peak_resident_bytes
 from common.timing import Stopwatch, command_start, synchronize
 
@@ -191,12 +191,18 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         return make_loaders(image_set, config, device, sampler)
 
     own_loaders = loaders_of(arguments.loader, 0)  # all the time, so that the peak of the memory contains the images
-    steps, models = [], []
+    steps, models, blocks = [], [], []
     for name in arguments.model or [default_model(arguments.dataset)]:
         model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
         model.to(device)
         with contextlib.suppress(torch.OutOfMemoryError):
             evaluate_batch(model, own_loaders[1], device)
+        if arguments.cut:
+            images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                seconds = block_seconds(model, images)
+                blocks += [BlockTime(name, block, 1000 * value)
+                           for block, value in zip(block_names(model), seconds, strict=True)]
         if arguments.compile:
             model.compile()
         optimizer = build_optimizer(model.parameters(), arguments)
@@ -214,7 +220,7 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         with contextlib.suppress(SuiteError):  # it may be too large
             resident = loader_speed(loaders_of("resident", 0)[0], 0, device).images_per_second
     return Probe(len(image_set.train_labels), len(image_set.test_labels), startup_seconds, tuple(steps), tuple(models),
-                 tuple(loaders), resident, memory=memory_use(device))
+                 tuple(loaders), resident, memory=memory_use(device), blocks=tuple(blocks))
 
 
 def main() -> None:
@@ -222,6 +228,7 @@ def main() -> None:
     add_training_flags(parser, several=True)
     parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N")
     parser.add_argument("--threads", type=positive_int, metavar="N")
+    parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")
     arguments = parse_with_recipe(parser, several=True)

@@ -179,3 +179,40 @@ def test_an_output_directory_that_cannot_be_written_is_found_before_the_comparis
 def test_debug_shows_the_traceback(project):
     done = project(SCRIPT, "--epochs", "0", "--debug")
     assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+STAGES = ("pipeline_train.py", "--spawn")
+
+
+@pytest.mark.parametrize("stages, flags, message", [
+    (6, ("--model", "lenet"), "every stage needs a block; 6 ranks, and lenet has 5 blocks; start fewer ranks"),
+    pytest.param(2, ("--micro-batches", 49), "--micro-batches 49, --batch-size 48", marks=pytest.mark.slow),
+    pytest.param(3, ("--pipeline-schedule", "1f1b", "--micro-batches", 2),
+                 "1f1b needs a micro-batch for every stage; --micro-batches 2, 3 stages", marks=pytest.mark.slow),
+    pytest.param(3, ("--split-at", "full1", "conv2"),
+                 "in their order; found full1 conv2 for 3 stages; choose 2 of conv2", marks=pytest.mark.slow),
+    pytest.param(2, ("--split-at", "conv9"), "found 'conv9'; choose from conv2", marks=pytest.mark.slow),
+    pytest.param(2, ("--split-at", "conv2", "full1"), "for 2 stages; choose 1 of conv2", marks=pytest.mark.slow),
+])
+def test_stages_that_cannot_be(stages, flags, message, project, reported):
+    reported(f"{stages} stages {' '.join(map(str, flags))}", project(*STAGES, stages, *flags), 2, message)
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_a_network_that_cannot_be_cut(project, reported, tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+                                     "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n")
+    done = project(*STAGES, 2, "--model", f"{tmp_path / 'net.py'}:build")
+    reported("a pipeline of a network that is no plain nn.Sequential", done, 2, "this model cannot be cut")
+
+
+@pytest.mark.slow
+def test_a_stage_without_weights(project, reported, tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+                                     "nn.Flatten(), nn.Linear(784, classes))\n")
+    done = project(*STAGES, 2, "--model", f"{tmp_path / 'net.py'}:build", "--split-at", "1")
+    reported("a stage without weights", done, 2, "every stage needs weights to train; it is cut before 1")
+
+
+def test_a_pipeline_without_ranks(project, reported):
+    reported("a pipeline without ranks", project("pipeline_train.py"), 2, "found neither torchrun nor --spawn")

@@ -12,6 +12,7 @@ from processes import PROJECT, child_environment
 from reports import configuration
 
 SPAWN = ("ddp_train.py", "--spawn", "2")
+STAGES = ("pipeline_train.py", "--spawn")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 
 
@@ -78,6 +79,19 @@ def test_a_rank_that_hangs(name, command, lost):
     lost(f"a rank hangs ({name}, --dist-timeout 3)", command,
          "time.sleep(1000)", "epoch 2: lost contact with another rank; rank 1 did not answer in time", AFTER,
          flags=("--num-workers", 0, "--dist-timeout", 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages, rank", [(2, 0), (2, 1), (3, 1)])
+def test_a_stage_that_hangs(stages, rank, lost):
+    lost(f"stage {rank} of {stages} hangs (--dist-timeout 3)", (*STAGES, str(stages)), "time.sleep(1000)",
+         f"epoch 2: lost contact with another rank; rank {rank} did not answer in time", AFTER,
+         flags=("--num-workers", 0, "--dist-timeout", 3, "--model", "lenet"), rank=rank)
+
+
+@pytest.mark.slow
+def test_a_stage_that_leaves(lost):
+    lost("a stage calls os._exit(3)", (*STAGES, "2"), "os._exit(3)", "rank 1 ended without a word; exit code 3", AFTER)
 
 
 @pytest.mark.slow
