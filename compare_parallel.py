@@ -28,7 +28,7 @@ from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
-from comparison.methods import METHODS, default_baseline, ladder, python
+from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
 from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
@@ -48,8 +48,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add_training_flags(parser, several=True)
     add = parser.add_argument
     add("--methods", type=parse_method, nargs="+", metavar="NAME",
-        help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (all but "
-             f"{' and '.join(name for name, method in METHODS.items() if not method.by_default)})")
+        help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
+             f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})")
     add("--baseline", type=one_of(METHODS), default=default_baseline(), metavar="NAME",
         help="of the speed-ups (%(default)s)")
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")

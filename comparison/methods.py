@@ -52,8 +52,9 @@ class Method:
     cuts: it cuts the network into stages, --nproc of them where it uses that, else two. package: what it needs besides
     the project's own requirements. called: its name in a sentence, where there is one about it. parts: see Parts.
     without_exchange: the flags that leave out the exchange of gradients. baseline: the others are compared with it
-    unless --baseline says otherwise. by_default: it runs unless --methods says otherwise. rung: it is one of --methods
-    ladder. projected: what --project computes is about it.
+    unless --baseline says otherwise. by_default: it runs unless --methods says otherwise, where there are default_gpus:
+    what fewer GPUs would simulate, another method may do in truth. rung: it is one of --methods ladder. projected: what
+    --project computes is about it.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -70,6 +71,7 @@ class Method:
     without_exchange: tuple[str, ...] = ()
     baseline: bool = False
     by_default: bool = True
+    default_gpus: int = 0
     rung: bool = False
     projected: bool = False
 
@@ -180,14 +182,14 @@ METHODS = {
         _ddp_with("ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=("nproc",), divides=True,
         by_default=False),
     "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=("nproc",), divides=True),
-    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True),
+    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2),
     "mp-micro": Method(
-        _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True),
-    "pipeline-1": Method(_pipeline_1, Look("#882255", (0, (6, 1, 1, 1)), "d"), uses=("micro_batches",),
+        _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
+        default_gpus=2),
+    "pipeline-1": Method(_pipeline_1, Look("#999933", (0, (6, 1, 1, 1)), "d"), uses=("micro_batches",),
                          by_default=False),
     "pipeline": Method(
-        _pipeline, Look("#44AA99", (0, (3, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True,
-        by_default=False),
+        _pipeline, Look("#44AA99", (0, (3, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True),
     "accelerate": Method(
         _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
 }
@@ -221,7 +223,8 @@ def all_cores_methods() -> list[str]:
 
 def default_methods(machine: Machine) -> list[str]:
     """Return the methods that a comparison on `machine` consists of, unless --methods says otherwise."""
-    return [name for name, method in METHODS.items() if method.by_default and not (method.all_cores and machine.gpus)]
+    return [name for name, method in METHODS.items() if method.by_default and machine.gpus >= method.default_gpus
+            and not (method.all_cores and machine.gpus)]
 
 
 def script(name: str) -> str:

@@ -53,8 +53,8 @@ class Configuration:
     """One row of the table: a method with one value of every swept setting, to be run several times.
 
     values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
-    here, if so. role: what a counterpart of another row, which runs beside it and is in no table of methods, is there
-    for (see comparison.counterparts); against: the name of that other row. stages: into how many its network is cut.
+    here, if so. stages: into how many its network is cut. role: what a counterpart of another row, which runs beside it
+    and is in no table of methods, is there for (see comparison.counterparts); against: the name of that other row.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Configuration:
     planned: Planned
     command: tuple[str, ...]
     skip: str = ""
+    stages: int = 1
     role: str = ""
     against: str = ""
-    stages: int = 1
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:

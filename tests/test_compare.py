@@ -47,12 +47,16 @@ def flag(row, name):
 # ---- plan
 
 
-def test_a_cpu_gets_two_ranks_and_simulated_methods():
+def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_for_them():
     rows = plan()
+    assert list(rows) == ["single", "single-all-cores", "dp", "ddp", "fsdp", "pipeline", "accelerate"]
     assert flag(rows["ddp"], "--spawn") == "2" and "gloo" in rows["ddp"].label
     assert flag(rows["dp"], "--simulate-devices") == "2"
-    assert [name for name, row in rows.items() if "simulated" in row.label] == ["dp", "mp", "mp-micro"]
-    assert flag(rows["mp-micro"], "--micro-batches") == "4"
+    assert [name for name, row in rows.items() if "simulated" in row.label] == ["dp"]
+    assert flag(rows["pipeline"], "--micro-batches") == "4"
+    asked = plan(methods=[(name, {}) for name in ("mp", "mp-micro")])
+    assert all("simulated" in row.label for row in asked.values())
+    assert flag(asked["mp-micro"], "--micro-batches") == "4"
 
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
@@ -89,7 +93,8 @@ def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
     assert rows["ddp"].skip == rows["dp"].skip == "needs 4 GPUs, found 2"
     assert not rows["single"].skip and not rows["mp"].skip
     rows = plan(gpus=1)
-    assert "simulated" in rows["mp"].label and not rows["mp"].skip and flag(rows["ddp"], "--spawn") == "1"
+    assert "mp" not in rows and flag(rows["ddp"], "--spawn") == "1"
+    assert "simulated" in plan(gpus=1, methods=[("mp", {})])["mp"].label
 
 
 def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
@@ -108,7 +113,7 @@ def test_the_rungs_of_the_ladder():
 
 
 def test_several_values_make_one_row_each_where_the_method_has_them():
-    rows = plan(nproc=[1, 2], num_workers=[0, 2], model=list(MODELS[:2]), micro_batches=[2, 8])
+    rows = plan(nproc=[1, 2], num_workers=[0, 2], model=list(MODELS[:2]), micro_batches=[2, 8], methods=ALL)
     of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
     assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
     assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
@@ -164,7 +169,7 @@ def test_combinations_that_do_not_divide_are_skipped_unless_none_is_left():
     rows = plan(methods=parse_method("ladder"), num_workers=[1, 2])
     assert "must divide" in rows["ddp-num_workers=1"].skip and not rows["ddp-num_workers=2"].skip
     assert not rows["single-num_workers=1"].skip
-    assert "a micro-batch needs an image" in plan(micro_batches=[4, 65])["mp-micro-micro_batches=65"].skip
+    assert "a micro-batch needs an image" in plan(micro_batches=[4, 65])["pipeline-micro_batches=65"].skip
     with pytest.raises(SuiteError, match="105 workers would be the fewest"):
         plan(nproc=[3, 5, 7])
     with pytest.raises(SuiteError, match="--num-workers is a total and must divide.*found 1 for 2"):

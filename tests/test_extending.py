@@ -97,7 +97,7 @@ def test_an_own_network_is_trained_and_compared(follow, copy):
     assert "\nVerdict\n" in follow(command("compare_parallel.py", "my_net.py"))
     report = compared(copy)
     ways = {row.configuration.method for row in report.rows if row.results}
-    assert ways >= {"single", "dp", "ddp"} and {row.configuration.method for row in report.rows} - ways >= {"mp"}
+    assert ways >= {"single", "dp", "ddp"} and {row.configuration.method for row in report.rows} - ways >= {"pipeline"}
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_comparison_hands_the_recipe_to_every_run(dataset, planned, capsys):
     values = RECIPES["fast"][dataset]
     print_commands(planned("--recipe", "fast", "--dataset", dataset))
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert len(commands) == 9  # with the baseline's twin
+    assert len(commands) == 8  # with the baseline's twin
     for command in commands:
         given = {flag: command[index + 1] for index, flag in enumerate(command[:-1]) if flag.startswith("--")}
         expected = {"--recipe": "fast", "--dataset": dataset, "--model": values["model"], "--epochs":
