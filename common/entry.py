@@ -40,6 +40,8 @@ def run_script(main, as_rank: bool = False) -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            if as_rank and "RANK" in os.environ:
+                os._exit(READER_GONE)  # the interpreter's end may abort a rank that leaves the others without a word
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
