@@ -104,7 +104,7 @@ def shard(model: nn.Sequential, device: torch.device, world_size: int) -> None: 
     model.to(memory_format=torch.contiguous_format)  # others cannot be cut; the images decide how convolutions compute
     mesh = init_device_mesh(device.type, (world_size,))
     uses = Counter(parameter for block in model for parameter in block.parameters())
-    blocks = [block for block in model if all(uses[parameter] == 1 for parameter in block.parameters())]
+    blocks = [block for block in model if {uses[parameter] for parameter in block.parameters()} == {1}]
     for module in (*blocks, model):
         fully_shard(module, mesh=mesh).set_force_sum_reduction_for_comms(True)
 

@@ -29,7 +29,7 @@ METHODS = {
     "ddp": ("ddp_train.py", "--spawn", 2),
     "ddp of three ranks": ("ddp_train.py", "--spawn", 3),
     "fsdp": ("fsdp_train.py", "--spawn", 2),
-    "fsdp of three ranks": ("fsdp_train.py", "--spawn", 3),  # of which one has no share of some weights
+    "fsdp of three ranks": ("fsdp_train.py", "--spawn", 3),
     "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
     "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
     "mp-control": ("model_parallel_train.py",),
@@ -118,17 +118,18 @@ TIED = """from torch import nn
 def build(shape, classes):
     first, second = nn.Linear(784, 784), nn.Linear(784, 784)
     second.weight = first.weight
-    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(784, classes))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(784, 4), nn.ReLU(), nn.Linear(4, classes))
 """
 
 
 @pytest.mark.slow
-def test_fsdp_keeps_blocks_together_that_share_a_weight(train, tmp_path):
-    (tmp_path / "net.py").write_text(TIED)
-    flags = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build")
-    (_, weights, _), (_, others, _) = (train(*command, *flags) for command in (
-        ("data_parallel_train.py",), ("fsdp_train.py", "--spawn", 2)))
-    assert distance(weights, others) < 1e-5 and torch.equal(others["1.weight"], others["3.weight"])
+@pytest.mark.parametrize("flags, most", [((), 1e-5), (("--optimizer", "adam", "--lr", 0.001), 6 * 0.001)])
+def test_fsdp_cuts_weights_that_two_blocks_share_and_weights_of_which_a_rank_gets_nothing(flags, most, train, tmp_path):
+    (tmp_path / "net.py").write_text(TIED)  # a layer of 4 rows: 2, 2 and 0
+    same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags)
+    (_, weights, _), (_, others, _) = (train(*command, *same) for command in (
+        ("data_parallel_train.py",), ("fsdp_train.py", "--spawn", 3)))
+    assert distance(weights, others) < most and torch.equal(others["1.weight"], others["3.weight"])
 
 
 @pytest.mark.slow
