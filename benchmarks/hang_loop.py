@@ -59,8 +59,8 @@ def start(number: int, steps: int, dist_timeout: float, directory: Path) -> Star
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=positive_int, default=20, metavar="N", help="(%(default)s)")
-    parser.add_argument("--steps", type=positive_int, default=500, metavar="N", help="of each (%(default)s)")
+    parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--steps", type=positive_int, default=100, metavar="N", help="of each (%(default)s)")
     parser.add_argument("--load", type=non_negative_int, default=11, metavar="N", help="busy processes (%(default)s)")
     parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
     parser.add_argument("--output-dir", type=Path, default=Path("figures/faults"), metavar="DIR", help="(%(default)s)")

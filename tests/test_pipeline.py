@@ -1,5 +1,7 @@
 """A pipeline computes, bit for bit, what one device computes that goes through the same micro-batches."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -145,3 +147,13 @@ def test_ranks_without_images_have_the_labels_of_the_same_batches():
             assert len(pairs) == len(loader)
             for (_, labels), (pixels, same) in pairs:
                 assert torch.equal(labels, same) and pixels.shape == (len(labels), 1, 1, 1)
+
+
+@pytest.mark.slow
+def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
+    done = project("benchmarks/hang_loop.py", "--starts", 4, "--steps", 40, "--load", 2, "--output-dir", tmp_path,
+                   tiny=False)
+    assert done.returncode == 0, done.stderr
+    starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
+    assert {(start["schedule"], start["stages"], start["exit_code"]) for start in starts} == {
+        ("gpipe", 2, 0), ("1f1b", 2, 0), ("gpipe", 3, 0), ("1f1b", 3, 0)}
