@@ -120,6 +120,32 @@ def test_the_states_of_parts_are_those_of_the_whole(kind):
         assert_same(part_of_states(states, part[0], before), states_on_cpu(*part))
 
 
+SLEEPS = """import time
+
+from torch import nn
+
+
+class Sleep(nn.Flatten):
+    def forward(self, images):
+        time.sleep(0.05)
+        return super().forward(images)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Sequential(Sleep(), nn.Linear(784, 8)), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
+    (tmp_path / "net.py").write_text(SLEEPS)
+    result, _, printed = train("pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build",
+                               "--micro-batches", 2)
+    first, last = (rank["phases"] for rank in result["epochs"][0]["ranks"])
+    assert first["forward"] > 100 and last["exchange"] > 80  # milliseconds: it sleeps for each micro-batch
+    assert "Bubble: " in printed and "P = 2 and M = 2 is 33%" in printed
+
+
 @pytest.mark.slow
 def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
     def pipeline(name, epochs, *more):
