@@ -59,14 +59,16 @@ def start(number: int, steps: int, dist_timeout: float, directory: Path) -> Star
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=positive_int, default=20, metavar="N", help="(%(default)s)")
-    parser.add_argument("--steps", type=positive_int, default=500, metavar="N", help="of each (%(default)s)")
+    parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--steps", type=positive_int, default=100, metavar="N", help="of each (%(default)s)")
     parser.add_argument("--load", type=non_negative_int, default=11, metavar="N", help="busy processes (%(default)s)")
     parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
     parser.add_argument("--output-dir", type=Path, default=Path("figures/faults"), metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     starts: list[Start] = []
+    found = {"command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
+                        f"{arguments.load}", "environment": describe_environment()}
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(arguments.load)]
     for process in load:
         process.start()
@@ -75,12 +77,11 @@ def main() -> None:
             for number in range(arguments.starts):
                 starts.append(start(number, arguments.steps, arguments.dist_timeout, Path(directory)))
                 print(f"[{number + 1}/{arguments.starts}] {starts[-1]}", flush=True)
+                write_json({**found, "starts": [asdict(training) for training in starts]},
+                           arguments.output_dir / "hang-loop.json")
     finally:
         for process in load:
             process.kill()
-    write_json({"command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
-                           f"{arguments.load}", "environment": describe_environment(),
-                "starts": [asdict(training) for training in starts]}, arguments.output_dir / "hang-loop.json")
     failed = [training for training in starts if training.exit_code]
     if failed:
         raise SuiteError(f"{len(failed)} of {len(starts)} starts did not end well", failed[0].message,

@@ -186,10 +186,9 @@ METHODS = {
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
         default_gpus=2),
-    "pipeline-1": Method(_pipeline_1, Look("#999933", (0, (6, 1, 1, 1)), "d"), uses=("micro_batches",),
-                         by_default=False),
+    "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False),
     "pipeline": Method(
-        _pipeline, Look("#44AA99", (0, (3, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True),
+        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True),
     "accelerate": Method(
         _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
 }

@@ -1,5 +1,7 @@
 """A pipeline computes, bit for bit, what one device computes that goes through the same micro-batches."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -118,6 +120,32 @@ def test_the_states_of_parts_are_those_of_the_whole(kind):
         assert_same(part_of_states(states, part[0], before), states_on_cpu(*part))
 
 
+SLEEPS = """import time
+
+from torch import nn
+
+
+class Sleep(nn.Flatten):
+    def forward(self, images):
+        time.sleep(0.05)
+        return super().forward(images)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Sequential(Sleep(), nn.Linear(784, 8)), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
+    (tmp_path / "net.py").write_text(SLEEPS)
+    result, _, printed = train("pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build",
+                               "--micro-batches", 2)
+    first, last = (rank["phases"] for rank in result["epochs"][0]["ranks"])
+    assert first["forward"] > 100 and last["exchange"] > 80  # milliseconds: it sleeps for each micro-batch
+    assert "Bubble: " in printed and "P = 2 and M = 2 is 33%" in printed
+
+
 @pytest.mark.slow
 def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
     def pipeline(name, epochs, *more):
@@ -145,3 +173,13 @@ def test_ranks_without_images_have_the_labels_of_the_same_batches():
             assert len(pairs) == len(loader)
             for (_, labels), (pixels, same) in pairs:
                 assert torch.equal(labels, same) and pixels.shape == (len(labels), 1, 1, 1)
+
+
+@pytest.mark.slow
+def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
+    done = project("benchmarks/hang_loop.py", "--starts", 4, "--steps", 40, "--load", 2, "--output-dir", tmp_path,
+                   tiny=False)
+    assert done.returncode == 0, done.stderr
+    starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
+    assert {(start["schedule"], start["stages"], start["exit_code"]) for start in starts} == {
+        ("gpipe", 2, 0), ("1f1b", 2, 0), ("gpipe", 3, 0), ("1f1b", 3, 0)}

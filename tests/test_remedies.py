@@ -14,7 +14,7 @@ from comparison.results_file import write_results
 from comparison.verdict import tell_proof
 from reports import configuration, report_of, runs
 from test_causes import ddp as ranks_row
-from test_causes import halves, rank, run, single
+from test_causes import halves, pipeline, rank, run, single
 
 STEADY, NEAR = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)
 
@@ -46,6 +46,12 @@ def test_the_remedy_takes_away_the_cause(phase, change, flags):
     assert remedy.predicted.value == pytest.approx(6.0) and remedy.predicted.low > 5.5
     assert remedy.configuration.command == (*remedy.row.command, *flags)
     assert (remedy.configuration.role, remedy.configuration.against) == ("remedy", "ddp")
+
+
+def test_nothing_is_known_for_a_stage_that_has_more_to_do_as_it_sees_the_whole_batch_already():
+    own = rank(halves(forward=11.0, exchange=5.0))
+    assert "forward" in [cause.kind for cause in analyse(report_of(single(), pipeline(own, own))).rows[1].causes]
+    assert remedies(single(), pipeline(own, own)) == []
 
 
 def test_waiting_for_workers_ends_where_all_data_are_resident():
