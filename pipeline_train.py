@@ -271,7 +271,13 @@ def choose_cut(model, image_shape, device, rank, world_size, config, options) ->
     if not inner and rank == 0:
         images = torch.zeros(math.ceil(config.batch_size / options.micro_batches), *image_shape, device=device)
         inner = balanced_cut(block_seconds(model, images), world_size)
-    cut = [0, *gather(inner)[0], len(model)]
+    if rank == 0:  # who says for all what is wrong with it
+        refuse_cut(model, [0, *inner, len(model)])
+    return [0, *gather(inner)[0], len(model)]
+
+
+def refuse_cut(model, cut: list[int]) -> None:  # Pipeline:
+    """Raise SuiteError (USAGE) if stages would share weights, or one has none to train."""
     stages = [model[start:end] for start, end in itertools.pairwise(cut)]
     weights = [{*stage.parameters()} for stage in stages]
     where = f"it is cut before {', '.join(block_names(model)[index] for index in cut[1:-1])}"
@@ -281,7 +287,6 @@ def choose_cut(model, image_shape, device, rank, world_size, config, options) ->
     if not all(any(weight.requires_grad for weight in some) for some in weights):
         raise SuiteError("every stage needs weights to train", where, "start fewer ranks, or give another --split-at",
                          USAGE)
-    return cut
 
 
 @torch.no_grad()
