@@ -14,7 +14,6 @@ results.json, results.csv and figures to --output-dir.
 
 import argparse
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -144,9 +143,6 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
     arguments, shared_flags = parse()
     if arguments.diff:
         print(describe_difference(*map(read_results, map(Path, arguments.diff))))

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from common.sharded import cut_like
 from common.words import count
 from common.writing import replacing
 
-FORMAT = 2  # 2 added content
+FORMAT = 3  # 3 added begun; 2, which is still read, added content
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
@@ -31,11 +32,12 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
 
 
 def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], states: dict[str, dict], schedule,
-                    records: list[EpochRecord], random_states: list[dict]) -> None:
-    """Write what is known after an epoch to `config.checkpoint`, all or nothing.
+                    records: list[EpochRecord], random_states: list[dict], begun: Iterable = ()) -> None:
+    """Write what is known after an epoch, or in one, to `config.checkpoint`, all or nothing.
 
     options: the script's own flags. content: what content_of() gave when the training began. states: the state_dicts of
-    "model" and "optimizer", whole. random_states: what random_state() gives, of every rank in turn.
+    "model" and "optimizer", whole. random_states: what random_state() gives, of every rank in turn. begun: every rank's
+    Training in an epoch that is not over.
     """
     state = {
         "format": FORMAT,
@@ -45,6 +47,7 @@ def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         "schedule": schedule.state_dict(),
         "records": [asdict(record) for record in records],
         "random": random_states,
+        "begun": [asdict(training) for training in begun],
     }
     with replacing(config.checkpoint) as file:
         torch.save(state, file)
@@ -68,7 +71,8 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
                          "name to begin with it", USAGE)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        wrong = None if state["format"] == FORMAT else f"its format is {state['format']}, not {FORMAT}"
+        wrong = None if state["format"] in (2, FORMAT) else f"its format is {state['format']}, not {FORMAT}"
+        begun = state.setdefault("begun", [])
         before, ranks, epochs = state["config"], len(state["random"]), len(state["records"])
         content_before = state.get("content", {})
     except OSError as error:
@@ -87,12 +91,19 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
                    if content_before.get(name) != found]
     if ranks != world_size:
         changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
-    if epochs > config.epochs:
-        changed.append(f"it is after epoch {epochs}, --epochs {config.epochs}")
+    if epochs + bool(begun) > config.epochs:
+        changed.append(f"it is {'in' if begun else 'after'} epoch {epochs + bool(begun)}, --epochs {config.epochs}")
     if changed:
         raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
                          "type the flags of then, with the files of then, or start anew without --resume", USAGE)
     return state
+
+
+def place_of(epochs: int, begun: list[dict]) -> str:
+    """Return how far a training has come: after so many epochs, and what of the next one each rank has begun."""
+    if begun:
+        return f"in epoch {epochs + 1} after {count(begun[0]['steps'], 'step')}"
+    return f"after epoch {epochs}" if epochs else "before its first epoch"
 
 
 def restore(state: dict, rank: int, gpus: list[torch.device], load, schedule) -> list[EpochRecord]:

@@ -1,5 +1,6 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -24,15 +25,18 @@ from common.checkpoint import content_of, read_checkpoint
 from common.config import RunConfig
 from common.data.image_set import load_image_set
 from common.entry import run_script
-from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
+from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
+from common.machine.ending import end_after_step, told
 from common.machine.environment import available_devices, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher
 from common.machine.setup import check_precision
+from common.timing import synchronize
 from common.totals import per_process, total_workers
 from common.words import count
 
 # what init_process_group's env:// needs, with an example of each
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)))
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
 
@@ -79,14 +83,22 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
         ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the ranks
+
+        def pass_on(number):
+            for process in ranks.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
         try:
-            while not ranks.join():
-                pass
+            with end_after_step(pass_on):
+                while not ranks.join():
+                    pass
         except ProcessExitedException as error:
             spoken = _error_file(directory, error.error_index).exists()
-            if spoken or error.exit_code in (INTERRUPTED, READER_GONE):
+            if spoken or error.exit_code in ENDED:
                 sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
+            if told():  # before its training, a rank ends by the signal itself
+                sys.exit(128 + told())
             killed = error.exit_code == -signal.SIGKILL
             advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
             raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
@@ -155,7 +167,8 @@ def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
     """
     return {"rank": rank, "world_size": world_size, "data_rank": rank, "data_ranks": world_size,
             "data_parallel_size": world_size, "launched": has_launcher(), "evaluation_model": model, "gather": gather,
-            "before_evaluation": lambda: broadcast_buffers(model), "shutdown": shutdown}
+            "before_evaluation": lambda: broadcast_buffers(model), "shutdown": shutdown,
+            "all_end_after": end_together(rank, world_size, next(model.parameters()).device)}
 
 
 def _variable(name):
@@ -214,6 +227,8 @@ def name_lost_ranks(train: Callable) -> Callable:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
+            if told():  # so was the other rank
+                sys.exit(128 + told())
             cause = f"{type(error).__name__}: {error}"
             missing = _missing_ranks() if dist.is_initialized() else []
             if missing:
@@ -235,6 +250,28 @@ def _missing_ranks():
         return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
     except RuntimeError:  # the store was in the process of the rank that is gone
         return []
+
+
+def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[int], bool]:
+    """Return what tells a rank that was told to end whether all ranks end after this step: see ParallelContext.
+
+    Each rank puts into the store after which step it was told; all end after the step that follows the last of those.
+    No rank is beyond it then, as no step is over before all ranks have begun it, nor comes to its end without knowing,
+    as the last to be told had said so when it began that step. Those who are told when it is too late for this epoch
+    learn from one another at its end.
+    """
+    keys = [f"told-{other}" for other in range(world_size)]
+    own = []
+
+    def all_end_after(step):
+        synchronize([device])  # the host runs ahead of a GPU
+        store = group_store()
+        if not own:
+            own.append(step)
+            store.set(keys[rank], str(step))
+        return store.check(keys) and step > max(map(int, store.multi_get(keys)))
+
+    return all_end_after
 
 
 def gather(value) -> list:

@@ -8,6 +8,7 @@ import sys
 import time
 
 from common.errors import FAILED, INTERRUPTED, READER_GONE, SuiteError
+from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
 
@@ -27,9 +28,13 @@ def run_script(main, as_rank: bool = False) -> None:
     `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
     Then the line names the rank, its launcher finds the line where it looks for it, and the process ends with its
     launcher. In any other script a RANK in the environment means nothing: on a cluster, all processes may have one.
+    A signal that ends the program leaves nothing behind; but not in a rank, which may wait for others where Python does
+    not see a signal.
     """
     if as_rank and has_launcher():
         end_with_parent()
+    if not (as_rank and "RANK" in os.environ):
+        end_at_once()
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:

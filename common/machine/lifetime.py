@@ -25,14 +25,24 @@ TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run:
 TEMPORARY = "parallel-training-"  # how the temporary directories of runs begin; their comparison's PID and "-" follow
 
 
-def end_with_parent(*_) -> None:
+def end_with_parent() -> None:
     """Ask the kernel to kill this process as soon as its parent, strictly the thread that started it, has ended.
 
-    Not even SIGKILL to the parent then leaves it behind. Takes any arguments, to serve as a DataLoader's
-    worker_init_fn. Not for what a shell starts: a training under nohup outlives its shell on purpose.
+    Not even SIGKILL to the parent then leaves it behind. Not for what a shell starts: a training under nohup outlives
+    its shell on purpose.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_worker(_: int) -> None:
+    """Let a DataLoader's worker end with its parent, and only with it: a DataLoader's worker_init_fn.
+
+    A signal to the process group of a training, as a cluster, a terminal and timeout(1) send it, then does not reach
+    the workers, which have to load what the last step needs.
+    """
+    end_with_parent()
+    os.setpgid(0, 0)
 
 
 def has_launcher() -> bool:

@@ -93,7 +93,7 @@ def test_of_a_format_that_is_no_more(checkpoint, refused):
     state = torch.load(checkpoint, weights_only=True)
     del state["content"]
     torch.save({**state, "format": 1}, checkpoint)
-    with refused("checkpoint of an old format", DATA, "its format is 1, not 2", "start anew"):
+    with refused("checkpoint of an old format", DATA, "its format is 1, not 3", "start anew"):
         read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
