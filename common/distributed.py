@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from common.entry import run_script
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.ending import end_after_step, told
 from common.machine.environment import available_devices, require_torchvision
-from common.machine.lifetime import end_with_parent, has_launcher
+from common.machine.lifetime import end_with_parent, has_launcher, temporary_directory
 from common.machine.setup import check_precision
 from common.timing import synchronize
 from common.totals import per_process, total_workers
@@ -81,7 +80,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
         read_checkpoint(config, options, content_of(config, image_set), world_size)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
-    with tempfile.TemporaryDirectory() as directory:  # the ranks meet in a file: no port that could be taken
+    with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
         ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
 
         def pass_on(number):
