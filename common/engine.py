@@ -176,7 +176,7 @@ def _after(loader, steps):
     batches = iter(loader)
     with torch.random.fork_rng(devices=[]):  # without workers, images draw from the generator that training uses
         for _ in range(steps):
-            next(batches)
+            next(batches, None)
     return batches
 
 

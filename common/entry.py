@@ -2,12 +2,13 @@
 
 import errno
 import json
+import logging
 import os
 import select
 import sys
 import time
 
-from common.errors import FAILED, INTERRUPTED, READER_GONE, SuiteError
+from common.errors import FAILED, INTERRUPTED, READER_GONE, USAGE, SuiteError
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
@@ -35,6 +36,9 @@ def run_script(main, as_rank: bool = False) -> None:
         end_with_parent()
     if not (as_rank and "RANK" in os.environ):
         end_at_once()
+    if os.path.expanduser("~") == "~":  # a user whom the system does not know
+        os.environ["HOME"] = "/nonexistent"  # with which libraries do better than without one
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says that its cache is elsewhere
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
@@ -76,6 +80,8 @@ def explained(error: Exception) -> SuiteError:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return SuiteError("cannot write all of a file", f"{type(cause).__name__}: {cause}",
                               "free some space, or write elsewhere", FAILED)
+        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
+            return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
     if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
         return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)

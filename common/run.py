@@ -26,7 +26,7 @@ from common.checkpoint import (
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
 from common.describe import describe_end, describe_epoch, describe_start
-from common.engine import ParallelContext, Training, build_schedule, fit, is_finite, reached, steps_of
+from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.ending import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name
@@ -67,8 +67,7 @@ def run(
         if context.data_ranks > 1:
             _settle(context, train_step, image_set.image_shape, optimizer)
         load = context.load_states or partial(load_states, model, optimizer)
-        records = restore(state, context.rank, gpus, load, schedule)
-        begun = Training(**state["begun"][context.rank]) if state["begun"] else None
+        records, begun = restore(config, state, context.rank, gpus, load, schedule)
         note = f"resumed {place}, whose times and those before are of the earlier run"
         if begun:
             note = f"resumed {place}, whose times are sums of both runs' parts; those before are of the earlier run"
@@ -105,7 +104,7 @@ def run(
 
     def when_told(number, records, begun):
         """Put on disk what is needed to go on from this step, and end."""
-        name, place = signal.Signals(number).name, place_of(len(records), [*map(asdict, begun)])
+        name, place = signal.Signals(number).name, place_of(len(records), begun)
         kept = config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
         if kept:
             keep(records, begun)
