@@ -22,6 +22,7 @@ from common.config import add_training_flags, check_image_size, default_model, p
 from common.entry import run_script
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.totals import per_process
+from common.words import count
 from common.writing import check_writable
 from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
@@ -104,6 +105,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
     """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
     machine, environment = find_machine(arguments, directory)
+    if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
+        print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
+              "fast as many devices would be, their times do not say", file=sys.stderr)
     blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:

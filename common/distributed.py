@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +27,7 @@ from common.data.image_set import load_image_set
 from common.entry import run_script
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.ending import end_after_step, told
-from common.machine.environment import available_devices, require_torchvision
+from common.machine.environment import available_cores, available_devices, free_memory, require_torchvision
 from common.machine.lifetime import end_with_parent, has_launcher, temporary_directory
 from common.machine.setup import check_precision
 from common.timing import synchronize
@@ -78,6 +79,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     image_set = load_image_set(config)
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)
+    _refuse_too_many(world_size)
+    if world_size > available_cores() and device.type == "cpu" and not config.quiet:
+        print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
@@ -109,6 +113,14 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 process.join(GRACE_SECONDS)
                 process.kill()  # does nothing to one that has ended
                 process.join()
+
+
+def _refuse_too_many(ranks):
+    """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
+    own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
+    if ranks * own > free:
+        raise SuiteError(f"{ranks} ranks do not fit into memory", f"each takes at least {own / 2**20:,.0f} MiB, "
+                         f"{free / 2**20:,.0f} MiB are free", "start fewer ranks", MACHINE)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def test_a_value_for_one_method_alone_is_refused_with_both_values():
 
 
 @pytest.mark.parametrize("text, message", [
-    ("dpp", "did you mean"), ("ddp:wrokers=4", "unknown name 'wrokers'"), ("ddp:num-workers=-1", "at least 0"),
+    ("dpp", "did you mean"), ("ddp:wrokers=4", "unknown name 'wrokers'"), ("ddp:num-workers=-1", "from 0 to"),
     ("ddp:num-workers", "found ''")])
 def test_methods_that_cannot_be_read(text, message, project):
     done = project("compare_parallel.py", "--methods", text, tiny=False)
@@ -437,7 +437,7 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     pytest.param(("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal",
                  marks=pytest.mark.slow),
     (("--baseline", "singel"), "did you mean single?"), (("--baseline", "ddp-no-sync"), "could be a baseline"),
-    (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "at least 1"),
+    (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "from 1 to"),
     (("--repeats", 3, "--budget", "5m"), "--repeats says how often, --budget how long"),
     (("--budget", "soon"), "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'"),
     (("--equal-within", "0%"), "percent above 0 and below 100"), (("--from", "x.json", "--budget", "9m"), "--budget"),
