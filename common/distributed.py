@@ -1,7 +1,9 @@
 """Starting ranks, and the few things that ranks do together besides averaging gradients."""
 
+import atexit
 import contextlib
 import functools
+import json
 import logging
 import os
 import signal
@@ -89,7 +91,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
 
         def pass_on(number):
             for process in ranks.processes:
-                with contextlib.suppress(ProcessLookupError):
+                if process.is_alive():
                     os.kill(process.pid, number)
 
         try:
@@ -97,7 +99,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 while not ranks.join():
                     pass
         except ProcessExitedException as error:
-            spoken = _error_file(directory, error.error_index).exists()
+            spoken = any(_error_file(directory, rank).exists() for rank in range(world_size))
             if spoken or error.exit_code in ENDED:
                 sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
             if told():  # before its training, a rank ends by the signal itself
@@ -174,8 +176,10 @@ def join_group(place: Place, device: torch.device) -> None:
 def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
     """Return what a ParallelContext says of ranks that each train on a share of every batch.
 
-    They evaluate the plain `model`, after rank 0's buffers went to all.
+    They evaluate the plain `model`, after rank 0's buffers went to all. The others learn where this one runs.
     """
+    process = psutil.Process()
+    group_store().set(_process_key(rank), json.dumps([socket.gethostname(), process.pid, process.create_time()]))
     return {"rank": rank, "world_size": world_size, "data_rank": rank, "data_ranks": world_size,
             "data_parallel_size": world_size, "launched": has_launcher(), "evaluation_model": model, "gather": gather,
             "before_evaluation": lambda: broadcast_buffers(model), "shutdown": shutdown,
@@ -227,8 +231,9 @@ def _error_file(directory, rank):
 def name_lost_ranks(train: Callable) -> Callable:
     """Decorate a function so that a collective which fails in it names the ranks that did not take part.
 
-    Those which wait for a rank that hangs give up after --dist-timeout, and tell one another; who says nothing is the
-    one. If a rank died instead, its launcher stops all others meanwhile, and they say nothing.
+    train(config, options, …): options has dist_timeout. Those which wait for a rank that hangs give up after
+    --dist-timeout, and tell one another; who says nothing is the one, and is killed, as a launcher would wait for it.
+    If a rank died instead, its launcher stops all others meanwhile, and they say nothing.
     """
 
     @functools.wraps(train)
@@ -238,11 +243,12 @@ def name_lost_ranks(train: Callable) -> Callable:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            if told():  # so was the other rank
-                sys.exit(128 + told())
             cause = f"{type(error).__name__}: {error}"
-            missing = _missing_ranks() if dist.is_initialized() else []
+            missing = _missing_ranks(arguments[1].dist_timeout) if dist.is_initialized() else []
+            if told():  # so was the other rank, or its launcher has noticed what became of it
+                sys.exit(128 + told())
             if missing:
+                atexit.register(_kill, missing)  # after the line about it
                 cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
             lost = SuiteError("lost contact with another rank", cause,
                               "see the log of that rank, or give it more time with --dist-timeout", FAILED)
@@ -253,14 +259,35 @@ def name_lost_ranks(train: Callable) -> Callable:
     return wrapped
 
 
-def _missing_ranks():
+def _missing_ranks(dist_timeout):
+    """The ranks that have not lost contact too. One alone is the one; of several, some may still be waiting for it."""
+    start = time.monotonic()
     try:
         store = group_store()
         store.set(f"lost-{dist.get_rank()}", "")
-        time.sleep(GRACE_SECONDS)
-        return [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
+        while True:
+            missing = [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
+            waiting = GRACE_SECONDS + (dist_timeout if len(missing) > 1 else 0)
+            if not missing or told() or time.monotonic() > start + waiting:
+                return missing
+            time.sleep(0.1)
     except RuntimeError:  # the store was in the process of the rank that is gone
         return []
+
+
+def _kill(ranks):
+    """Kill ranks of this machine that hang: one that was stopped would not even end by its launcher's SIGTERM."""
+    for rank in ranks if has_launcher() else ():
+        with contextlib.suppress(RuntimeError, ValueError, psutil.Error, OSError):  # the store or the process is gone
+            store = group_store()
+            if store.check([_process_key(rank)]):
+                host, pid, start = json.loads(store.get(_process_key(rank)))
+                if host == socket.gethostname() and abs(psutil.Process(pid).create_time() - start) < 2:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _process_key(rank):
+    return f"process-{rank}"
 
 
 def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[int], bool]:

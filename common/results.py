@@ -152,6 +152,8 @@ def result_from_dict(values: dict) -> RunResult:
     tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
     result = RunResult(**{**values, **tuples, "epochs": epochs})
     check_types(result, RunResult, "result")
+    if not result.devices:
+        raise ValueError("result.devices are none")
     return result
 
 

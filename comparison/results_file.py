@@ -108,6 +108,8 @@ def _from_values(values):
     check_types(report, Report, "report")
     planned = {configuration.name for configuration in report.plan}
     strange = {*(outcome.configuration for outcome in report.outcomes), *(name for _, name in report.order)} - planned
+    if any(outcome.status == "ok" and outcome.result and not outcome.result.epochs for outcome in report.outcomes):
+        raise ValueError("a run is ok and has no epoch")
     if strange or not planned:
         raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(strange)) or 'it has none'}")
     return report

@@ -131,8 +131,10 @@ def _running():
     runs = defaultdict(list)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
-            if process.pid != os.getpid() and (tag := process.environ().get(TAG)):
-                runs[tag.split("-")[1]].append(process.pid)
+            _, _, rest = process.environ().get(TAG, "").partition("-")
+            parent, _, _ = rest.partition("-")
+            if process.pid != os.getpid() and parent.isdecimal():
+                runs[parent].append(process.pid)
     stray = [str(pid) for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids
              if _same_namespace(pid)]
     if stray:

@@ -169,7 +169,6 @@ def test_something_else(content, tmp_path, refused):
     ("weights that are numbers", put("model", "head.weight", 7)),
     ("an optimizer without groups", put("optimizer", {})),
     ("an optimizer whose groups are numbers", put("optimizer", "param_groups", [1])),
-    ("a schedule that is a number", put("schedule", {"base_lrs": None, 5: 6})),
     ("a random state that is a text", put("random", 0, "cpu", "dice")),
     ("a random state that is missing", put("random", [{}])),
 ])
