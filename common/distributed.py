@@ -142,7 +142,8 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
 
     The store is what init_process_group takes. The numbers come from the environment; a launcher that sets no local
     ones, among the ranks of this machine, is fine: then the ranks count themselves by the names of their hosts. Raises
-    SuiteError (USAGE) if a variable is missing or no number.
+    SuiteError (USAGE) if a variable is missing or no number, or names a place where ranks cannot meet; (FAILED) if not
+    all of them come.
     """
     rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
     if rank >= world_size:
@@ -151,7 +152,15 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
     if init_method == "env://":
         _variable("MASTER_ADDR")
         _whole_number("MASTER_PORT")
-    store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+    try:
+        store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if isinstance(error, dist.DistStoreError):
+            raise SuiteError(f"not all ranks came to {place}", _plain(error), "start the missing ones, or give them "
+                             "more time with --dist-timeout", FAILED) from error
+        raise SuiteError(f"rank {rank} cannot meet the others at {place}", _plain(error), "let MASTER_ADDR be the host "
+                         "of rank 0, and MASTER_PORT a port of it that is free", USAGE) from error
     store.set_timeout(timeout)  # a file's store has not been told
     store = _of_attempt(store)
     hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
@@ -159,6 +168,11 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
         return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
     host = hosts[rank]
     return Place(rank, world_size, hosts[:rank].count(host), hosts.count(host), store, timeout)
+
+
+def _plain(error):
+    """What an error of torch's says, without the C++ frames that may follow."""
+    return str(error).partition("Exception raised from")[0].strip()
 
 
 def join_group(place: Place, device: torch.device) -> None:
@@ -243,7 +257,7 @@ def name_lost_ranks(train: Callable) -> Callable:
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            cause = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {_plain(error)}"
             missing = _missing_ranks(arguments[1].dist_timeout) if dist.is_initialized() else []
             if told():  # so was the other rank, or its launcher has noticed what became of it
                 sys.exit(128 + told())
