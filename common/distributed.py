@@ -190,14 +190,19 @@ def join_group(place: Place, device: torch.device) -> None:
 def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
     """Return what a ParallelContext says of ranks that each train on a share of every batch.
 
-    They evaluate the plain `model`, after rank 0's buffers went to all. The others learn where this one runs.
+    They evaluate the plain `model`, after rank 0's buffers went to all.
     """
+    return {**group_traits(rank, world_size, next(model.parameters()).device), "data_rank": rank,
+            "data_ranks": world_size, "data_parallel_size": world_size, "evaluation_model": model,
+            "before_evaluation": lambda: broadcast_buffers(model)}
+
+
+def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
+    """Return what a ParallelContext says of ranks, whatever each does with a batch; tell the others where this runs."""
     process = psutil.Process()
     group_store().set(_process_key(rank), json.dumps([socket.gethostname(), process.pid, process.create_time()]))
-    return {"rank": rank, "world_size": world_size, "data_rank": rank, "data_ranks": world_size,
-            "data_parallel_size": world_size, "launched": has_launcher(), "evaluation_model": model, "gather": gather,
-            "before_evaluation": lambda: broadcast_buffers(model), "shutdown": shutdown,
-            "all_end_after": end_together(rank, world_size, next(model.parameters()).device)}
+    return {"rank": rank, "world_size": world_size, "launched": has_launcher(), "gather": gather, "shutdown": shutdown,
+            "all_end_after": end_together(rank, world_size, device)}
 
 
 def _variable(name):

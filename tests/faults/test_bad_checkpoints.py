@@ -4,12 +4,13 @@ import pickle
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from test_bad_data import Bomb
 
-from common.checkpoint import random_state, read_checkpoint, restore, save_checkpoint
+from common.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
 from common.engine import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
 from common.models import build_model
@@ -181,7 +182,7 @@ def test_that_does_not_fit(fault, damage, checkpoint, refused):
     optimizer = build_optimizer(model.parameters(), config)
     state = read_checkpoint(config, Namespace(), CONTENT, 1)
     with refused(f"checkpoint with {fault}", DATA, f"cannot resume from {checkpoint}; it is damaged"):
-        restore(config, state, 0, [], model, optimizer, build_schedule(optimizer, config, 1))
+        restore(config, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, config, 1))
 
 
 def test_that_would_become_much_larger(tmp_path, monkeypatch, refused):

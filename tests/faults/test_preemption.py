@@ -17,6 +17,7 @@ SINGLE = ("data_parallel_train.py",)
 SPAWN = ("ddp_train.py", "--spawn", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 ACCELERATE = (*TORCHRUN[:-1], "accelerate_train.py")
+FSDP, PIPELINE = ("fsdp_train.py", "--spawn", "2"), ("pipeline_train.py", "--spawn", "2")
 STEPS = 30
 
 
@@ -67,14 +68,16 @@ GROUP = "os.killpg(os.getpgrp(), signal.{})"
     (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
     (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
     (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),
+    (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+    (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
 ], ids=str)
 def test_told_to_end_and_resumed(command, fault, number, code, flags, training, tmp_path, keep):
     done = training(command, "cut", fault.format(number), *flags)
     seconds = time.time() - float((tmp_path / "time").read_text())
     said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
-    name = {SINGLE: "a script", SPAWN: "spawn", TORCHRUN: "torchrun", ACCELERATE: "torchrun, Accelerate"}[command]
-    whom = {ITSELF: "one rank of ", LAUNCHER: "the launcher of ", GROUP: "all of "}[fault] if command != SINGLE else ""
-    keep(f"{number} to {whom}{name} {flags[-1]}", done.returncode, said[0] if said else done.stderr, seconds)
+    whom = {ITSELF: "a process", LAUNCHER: "the launcher", GROUP: "all processes"}[fault]
+    keep(f"{number} to {whom} of {' '.join((*command, *map(str, flags)))}", done.returncode,
+         said[0] if said else done.stderr, seconds)
     assert done.returncode == code, done.stderr
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
     assert said == [f"Ended by {number} in epoch 2 after {steps}; go on with --resume {tmp_path / 'cut.checkpoint'}"]
