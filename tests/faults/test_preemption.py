@@ -5,12 +5,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from common import distributed
 from processes import PROJECT, child_environment
 
 SINGLE = ("data_parallel_train.py",)
@@ -56,6 +58,29 @@ def learned(tmp_path, name):
 
 ITSELF, LAUNCHER = "os.kill(os.getpid(), signal.{})", "os.kill(os.getppid(), signal.{})"
 GROUP = "os.killpg(os.getpgrp(), signal.{})"
+
+
+@pytest.mark.parametrize("told, last", [
+    ((3, 3), 4), ((3, 9), 10), ((9, 3, 5), 10), ((1, 2, 1), 3), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)])
+def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
+    """told: after which of 20 steps each rank is told to end, whose steps begin together, as those of DDP do."""
+    store, together, ended = distributed.dist.HashStore(), threading.Barrier(len(told), timeout=20), {}
+    monkeypatch.setattr(distributed, "group_store", lambda: store)
+
+    def train(rank):
+        all_end_after = distributed.end_together(rank, len(told), torch.device("cpu"))
+        for step in range(1, 21):
+            together.wait()
+            ended[rank] = step
+            if step >= told[rank] and all_end_after(step):
+                break
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(told))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == dict.fromkeys(range(len(told)), last)
 
 
 @pytest.mark.slow
