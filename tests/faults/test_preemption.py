@@ -20,7 +20,7 @@ SPAWN = ("ddp_train.py", "--spawn", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 ACCELERATE = (*TORCHRUN[:-1], "accelerate_train.py")
 FSDP, PIPELINE = ("fsdp_train.py", "--spawn", "2"), ("pipeline_train.py", "--spawn", "2")
-STEPS = 30
+STEPS = 60
 
 
 @pytest.fixture
