@@ -21,9 +21,8 @@ from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
 from common.results import RunResult, read_result
-from common.writing import short_name
 from comparison.methods import PROJECT, python
-from comparison.plan import Configuration
+from comparison.plan import Configuration, file_name
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
@@ -141,11 +140,6 @@ def run_once(
         while not (outcome := run.take_turn()):
             pass
     return outcome
-
-
-def file_name(name: str) -> str:
-    """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
-    return short_name(re.sub(r"[^\w.=-]+", "-", name))
 
 
 def busy_seconds() -> float | None:

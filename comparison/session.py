@@ -19,9 +19,9 @@ from common.words import count
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
-from comparison.launch import Outcome, Run, ask, file_name, run_once
+from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
-from comparison.plan import type_flags, with_cut
+from comparison.plan import file_name, type_flags, with_cut
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report
 from comparison.results_file import write_results

@@ -205,8 +205,9 @@ def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_
 def test_a_readers_model_is_called_by_its_files_name():
     rows = plan(model=["/home/ada/net.py:build", "lenet"], methods=[("single", {})])
     assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
-    with pytest.raises(SuiteError, match="two models have one name"):
-        plan(model=["a/net.py:build", "b/net.py:build"])
+    for one, other in (("a/net.py:build", "b/net.py:build"), ("my net.py:build", "my-net.py:build")):  # or their files
+        with pytest.raises(SuiteError, match="two models have one name"):
+            plan(model=[one, other])
 
 
 def test_a_value_for_one_method_alone_is_refused_with_both_values():
