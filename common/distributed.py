@@ -100,7 +100,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                     pass
         except ProcessExitedException as error:
             spoken = any(_error_file(directory, rank).exists() for rank in range(world_size))
-            if spoken or error.exit_code in ENDED:
+            if error.exit_code in ENDED:
+                sys.exit(FAILED if spoken else error.exit_code)
+            if spoken:
                 sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
             if told():  # before its training, a rank ends by the signal itself
                 sys.exit(128 + told())
