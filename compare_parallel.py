@@ -14,15 +14,15 @@ results.json, results.csv and figures to --output-dir.
 
 import argparse
 import shlex
-import signal
 import sys
 from pathlib import Path
 
 from common.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
 from common.config import add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
-from common.errors import FAILED, USAGE, SuiteError
+from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.totals import per_process
+from common.words import count
 from common.writing import check_writable
 from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
@@ -32,7 +32,7 @@ from comparison.methods import METHODS, Machine, default_baseline, default_metho
 from comparison.plan import given_flags, make_order, make_plan, parse_method
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
-from comparison.report import PROOF, keep_earlier, present, read_proof
+from comparison.report import PROOF, keep_earlier, present, read_proof, terminal_text
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import find_blocks, find_machine, only_writer, print_commands, run_comparison
 from comparison.statistics import EQUAL_WITHIN
@@ -105,6 +105,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
     """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
     machine, environment = find_machine(arguments, directory)
+    if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
+        print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
+              "fast as many devices would be, their times do not say", file=sys.stderr)
     blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:
@@ -143,18 +146,26 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
         raise
 
 
+def read_sound(file: str) -> Report:
+    """Read a results.json; raise SuiteError (DATA) if it cannot be shown. That its checksum is right says not much."""
+    report = read_results(Path(file))
+    try:
+        terminal_text(analyse(report))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise SuiteError(f"cannot show {file}", f"it is malformed ({type(error).__name__}: {error})",
+                         "name the results.json of a comparison", DATA) from error
+    return report
+
+
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds, and so stops the child
     arguments, shared_flags = parse()
     if arguments.diff:
-        print(describe_difference(*map(read_results, map(Path, arguments.diff))))
+        print(describe_difference(*map(read_sound, arguments.diff)))
         return
     if arguments.source:
         source = Path(arguments.source)
         directory = Path(arguments.output_dir or source.parent)
-        report = read_results(source)
+        report = read_sound(arguments.source)
         check_writable(directory)
         if (directory / "results.json").resolve() != source.resolve():
             with only_writer(directory):

@@ -36,17 +36,16 @@ from common.distributed import (
     Place,
     find_ranks,
     gather,
+    group_traits,
     join_group,
     name_lost_ranks,
     rank_device,
     refuse_without_ranks,
-    shutdown,
     spawn_ranks,
 )
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
 from common.errors import USAGE, SuiteError
-from common.machine.lifetime import has_launcher
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
 from common.run import run
@@ -258,7 +257,7 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
     context = ParallelContext(
         model=parallel, devices=(device,), input_device=device, output_device=device,  # Pipeline:
         before_epoch=sampler.set_epoch,
-        **traits(model, own, optimizer, cut, rank, world_size, options),  # Pipeline:
+        **traits(model, own, optimizer, cut, rank, world_size, device, options),  # Pipeline:
     )
     result = run(context, train_step, model, optimizer, loaders, image_set, config, options)  # Pipeline:
     if rank == 0 < world_size - 1 and not config.quiet:  # Pipeline:
@@ -308,14 +307,13 @@ def find_borders(model, cut, image_shape, device) -> list[tuple]:  # Pipeline:
     return borders
 
 
-def traits(model, own, optimizer, cut, rank, world_size, options) -> dict:  # Pipeline:
+def traits(model, own, optimizer, cut, rank, world_size, device, options) -> dict:  # Pipeline:
     """Return what the ParallelContext says of the method: all ranks see the same images."""
     before = sum(1 for _ in model[:cut[rank]].parameters())
     names = block_names(model)
     stages = count(world_size, "stage") + "".join(f", from {names[index]}" for index in cut[1:-1])
     return {
-        "method": "pipeline", "rank": rank, "world_size": world_size,
-        "launched": has_launcher(), "gather": gather, "shutdown": shutdown,
+        "method": "pipeline", **group_traits(rank, world_size, device),
         "whole_states": lambda: join_states(gather(states_on_cpu(own, optimizer))),
         "load_states": lambda states: load_states(own, optimizer, part_of_states(states, own, before)),
         "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",

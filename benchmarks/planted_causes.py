@@ -24,10 +24,11 @@ from common.arguments import one_of
 from common.config import RunConfig
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.machine.lifetime import temporary_directory
 from common.plots import new_figure, save_figure
 from comparison.accounting import Excess
 from comparison.analysis import RowAnalysis, analyse
-from comparison.launch import Outcome, run_once, temporary_directory
+from comparison.launch import Outcome, run_once
 from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import Configuration, make_order, make_plan

@@ -22,11 +22,12 @@ from measure import PROJECT, Witness, arguments_of, write
 from common.config import RunConfig
 from common.entry import run_script
 from common.machine.environment import describe_environment
+from common.machine.lifetime import temporary_directory
 from common.probe import Probe
 from common.words import count
 from comparison.analysis import analyse
 from comparison.counterparts import TWIN, twin_of
-from comparison.launch import run_once, temporary_directory
+from comparison.launch import run_once
 from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import Configuration, make_order, make_plan

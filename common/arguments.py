@@ -7,6 +7,8 @@ import re
 
 from common.errors import USAGE, SuiteError
 
+MOST = 2**31 - 1
+
 
 class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front."""
@@ -16,13 +18,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1 (and below 2^31)."""
-    return _number(text, int, lambda value: 1 <= value < 2**31, "a whole number of at least 1")
+    """Parse a whole number of at least 1 and at most MOST."""
+    return _number(text, int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
 
 
 def non_negative_int(text: str) -> int:
-    """Parse a whole number of at least 0 (and below 2^31)."""
-    return _number(text, int, lambda value: 0 <= value < 2**31, "a whole number of at least 0")
+    """Parse a whole number of at least 0 and at most MOST."""
+    return _number(text, int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
 
 
 def positive_float(text: str) -> float:

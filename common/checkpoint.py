@@ -2,7 +2,9 @@
 
 import hashlib
 import pickle
+import zipfile
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,13 +13,20 @@ from torch import nn
 
 from common.config import RunConfig, flags_that, option
 from common.data.image_set import ImageSet, checksum
+from common.engine import Training
 from common.errors import DATA, USAGE, SuiteError
+from common.reading import check_types, refuse_inflated
 from common.results import EpochRecord, epoch_from_dict
 from common.sharded import cut_like
 from common.words import count
 from common.writing import replacing
 
-FORMAT = 2  # 2 added content
+DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, LookupError, TypeError,
+           AttributeError, ArithmeticError)  # what reading something else as a checkpoint may raise
+PARTS = {"config": dict, "content": dict, "model": dict, "optimizer": dict, "schedule": dict, "records": list,
+         "random": list, "begun": list}
+ANEW = "start anew without --resume"
+FORMAT = 3  # 3 added begun; 2, which is still read, added content
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
@@ -31,11 +40,12 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
 
 
 def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], states: dict[str, dict], schedule,
-                    records: list[EpochRecord], random_states: list[dict]) -> None:
-    """Write what is known after an epoch to `config.checkpoint`, all or nothing.
+                    records: list[EpochRecord], random_states: list[dict], begun: Iterable = ()) -> None:
+    """Write what is known after an epoch, or in one, to `config.checkpoint`, all or nothing.
 
     options: the script's own flags. content: what content_of() gave when the training began. states: the state_dicts of
-    "model" and "optimizer", whole. random_states: what random_state() gives, of every rank in turn.
+    "model" and "optimizer", whole. random_states: what random_state() gives, of every rank in turn. begun: every rank's
+    Training in an epoch that is not over.
     """
     state = {
         "format": FORMAT,
@@ -45,13 +55,14 @@ def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         "schedule": schedule.state_dict(),
         "records": [asdict(record) for record in records],
         "random": random_states,
+        "begun": [asdict(training) for training in begun],
     }
     with replacing(config.checkpoint) as file:
         torch.save(state, file)
 
 
 def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], world_size: int) -> dict | None:
-    """Return what save_checkpoint wrote to `config.resume`, tensors on the CPU.
+    """Return what save_checkpoint wrote to `config.resume`: tensors on the CPU, EpochRecords and Trainings.
 
     None without --resume, and where the file is missing that this run's own --checkpoint will write: the same command
     then begins a training and goes on with it, as `torchrun --max-restarts` needs. Raises SuiteError (USAGE) if the
@@ -66,20 +77,28 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
             return None
         raise SuiteError(f"cannot resume from {path}", "no such file", "check its name, or give --checkpoint the same "
                          "name to begin with it", USAGE)
+    changed = []
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        wrong = None if state["format"] == FORMAT else f"its format is {state['format']}, not {FORMAT}"
-        before, ranks, epochs = state["config"], len(state["random"]), len(state["records"])
-        content_before = state.get("content", {})
+        state, wrong = _load(path)
+        if not wrong:
+            changed = _differences(state, _decisive(config, options), content, config.epochs, world_size)
     except OSError as error:
         raise SuiteError(f"cannot read the checkpoint {path}", error.strerror or str(error), "check its rights",
                          USAGE) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
-            AttributeError) as error:
+    except DAMAGED as error:
         wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
     if wrong:
-        raise SuiteError(f"cannot resume from {path}", wrong, "start anew without --resume", DATA)
-    now = _decisive(config, options)
+        raise SuiteError(f"cannot resume from {path}", wrong, ANEW, DATA)
+    if changed:
+        raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
+                         "type the flags of then, with the files of then, or start anew without --resume", USAGE)
+    return state
+
+
+def _differences(state, now, content, epochs_now, world_size):
+    """What a checkpoint has that is otherwise in the training that is to go on, in words."""
+    before, content_before, begun = state["config"], state["content"], state["begun"]
+    ranks, epochs = len(state["random"]), len(state["records"])
     changed = [f"{option(name)} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
                if before.get(name) != now.get(name)]
     if not changed:
@@ -87,25 +106,60 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
                    if content_before.get(name) != found]
     if ranks != world_size:
         changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
-    if epochs > config.epochs:
-        changed.append(f"it is after epoch {epochs}, --epochs {config.epochs}")
-    if changed:
-        raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
-                         "type the flags of then, with the files of then, or start anew without --resume", USAGE)
-    return state
+    if epochs + bool(begun) > epochs_now:
+        changed.append(f"it is {'in' if begun else 'after'} epoch {epochs + bool(begun)}, --epochs {epochs_now}")
+    return changed
 
 
-def restore(state: dict, rank: int, gpus: list[torch.device], load, schedule) -> list[EpochRecord]:
-    """Put a training back to where `state` was saved; return the records of its epochs.
+def _load(path):
+    """The state in a checkpoint, and what is wrong with it, or None."""
+    try:
+        refuse_inflated(path)
+    except ValueError as error:
+        return None, str(error)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["format"] not in (2, FORMAT):
+        return None, f"its format is {state['format']}, not {FORMAT}"
+    state.setdefault("begun", [])
+    for name, kind in PARTS.items():
+        if not isinstance(state[name], kind):
+            return None, f"its {name} is no {kind.__name__}"
+    state["begun"] = [Training(**part) for part in state["begun"]]
+    check_types(tuple(state["begun"]), tuple[Training, ...], "begun")
+    if state["begun"] and len(state["begun"]) != len(state["random"]):
+        return None, f"it has {len(state['begun'])} begun epochs of {count(len(state['random']), 'process', 'es')}"
+    state["records"] = [epoch_from_dict(values) for values in state["records"]]
+    check_types(tuple(state["records"]), tuple[EpochRecord, ...], "records")
+    return state, None
 
-    gpus: this process's. load(states): takes the states that save_checkpoint() was given.
+
+def place_of(epochs: int, begun: list[Training]) -> str:
+    """Return how far a training has come: after so many epochs, and what of the next one each rank has begun."""
+    if begun:
+        return f"in epoch {epochs + 1} after {count(begun[0].steps, 'step')}"
+    return f"after epoch {epochs}" if epochs else "before its first epoch"
+
+
+def restore(config: RunConfig, state: dict, rank: int, gpus: list[torch.device], load,
+            schedule) -> tuple[list[EpochRecord], Training | None]:
+    """Put a training back to where `state` was saved.
+
+    gpus: this process's. load(states): takes the states that save_checkpoint() was given. Returns the records of the
+    epochs, and what this rank had done of the next. Raises SuiteError (DATA) if the state does not fit the model, or
+    has something else where such things should be.
     """
-    load(state)
-    schedule.load_state_dict(state["schedule"])
-    torch.set_rng_state(state["random"][rank]["cpu"])
-    for device, generator_state in zip(gpus, state["random"][rank]["gpus"], strict=True):
-        torch.cuda.set_rng_state(generator_state, device)
-    return [epoch_from_dict(values) for values in state["records"]]
+    try:
+        load(state)
+        schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["random"][rank]["cpu"])
+        for device, generator_state in zip(gpus, state["random"][rank]["gpus"], strict=True):
+            torch.cuda.set_rng_state(generator_state, device)
+        return state["records"], state["begun"][rank] if state["begun"] else None
+    except torch.OutOfMemoryError:
+        raise
+    except DAMAGED as error:
+        raise SuiteError(f"cannot resume from {config.resume}", f"it is damaged ({type(error).__name__})", ANEW,
+                         DATA) from None
 
 
 def load_states(model: nn.Module, optimizer, states: dict[str, dict]) -> None:

@@ -130,7 +130,8 @@ class RunConfig:
     save: str | None = flag(
         None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
     checkpoint: str | None = flag(
-        None, "after every epoch, write all that is needed to go on to this file", str, "FILE", **PRIVATE)
+        None, "after every epoch, and when told to end, write all that is needed to go on to this file", str, "FILE",
+        **PRIVATE)
     resume: str | None = flag(
         None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE)
     quiet: bool = flag(False, "print nothing but errors", **PRIVATE)

@@ -17,6 +17,7 @@ from torch import nn
 
 from common.config import RunConfig
 from common.errors import add_error_context
+from common.machine.ending import told
 from common.results import EpochRecord, PhaseTimes, RankTimes
 from common.sharded import is_cut
 from common.timing import CoreClock, PhaseTimer, Stopwatch
@@ -35,8 +36,9 @@ class ParallelContext:
     `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
     every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
     together. whole_states(): where each rank has some of the blocks, the state_dicts of the whole "model" and
-    "optimizer"; all ranks call it. load_states(states): puts them back. method_milliseconds(): see RunResult.
-    uncompilable: why torch.compile may not rewrite the network, if so.
+    "optimizer"; all ranks call it. load_states(states): puts them back. all_end_after(step): whether all ranks end
+    after this step of an epoch; asked after each step by a rank that was told to end. method_milliseconds(): see
+    RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
     """
 
     method: str
@@ -59,6 +61,7 @@ class ParallelContext:
     shutdown: Callable[[], None] = lambda: None
     whole_states: Callable[[], dict[str, dict]] | None = None
     load_states: Callable[[dict[str, dict]], None] | None = None
+    all_end_after: Callable[[int], bool] = lambda step: True
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     uncompilable: str = ""
 
@@ -128,16 +131,23 @@ def steps_of(loader, config: RunConfig) -> int:
     return min(len(loader), config.max_steps or len(loader))
 
 
-def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig) -> Training:
-    """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU."""
+def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig,
+                    begun: Training | None = None) -> Training:
+    """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
+
+    begun: what was done of this epoch when a signal ended the run, which this one resumes; it is part of what is
+    returned. Fewer steps than there are if a signal has ended this one.
+    """
     context.model.train(not config.eval_mode)
-    steps = steps_of(loader, config)
+    begun = begun or Training(context.data_rank, 0.0, 0.0, 0, 0, {}, 0.0, None)
+    step, steps = begun.steps, steps_of(loader, config)
     timer = PhaseTimer(context.devices)
-    loss_sum, samples = torch.zeros((), device=context.output_device), 0
+    loss_sum, samples = torch.full((), begun.loss_sum, device=context.output_device), begun.samples
+    rest = _after(loader, step) if step else None
     with CoreClock() as cores, Stopwatch(context.devices) as watch:
         timer.start()
-        batches = iter(loader)
-        for _ in range(steps):
+        batches = rest or iter(loader)
+        for step in range(begun.steps + 1, steps + 1):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
             loss = train_step(images, labels, timer.mark)
@@ -149,8 +159,25 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
-    return Training(context.data_rank, watch.seconds, loss_sum.item(), samples, steps, timer.milliseconds(),
-                    cores.cpu_seconds, cores.queue_seconds)
+            if told() and context.all_end_after(step):
+                break
+    now = timer.milliseconds()
+    milliseconds = {name: begun.phase_milliseconds.get(name, 0.0) + now.get(name, 0.0)
+                    for name in {**begun.phase_milliseconds, **now}}
+    queue_seconds = cores.queue_seconds
+    if begun.queue_seconds is not None and queue_seconds is not None:
+        queue_seconds += begun.queue_seconds
+    return Training(context.data_rank, begun.seconds + watch.seconds, loss_sum.item(), samples, step, milliseconds,
+                    begun.cpu_seconds + cores.cpu_seconds, queue_seconds)
+
+
+def _after(loader, steps):
+    """An iterator over a loader's batches, the first `steps` of which an earlier run has trained on."""
+    batches = iter(loader)
+    with torch.random.fork_rng(devices=[]):  # without workers, images draw from the generator that training uses
+        for _ in range(steps):
+            next(batches, None)
+    return batches
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -221,24 +248,37 @@ def once_each(parts: list) -> list:
 
 def fit(
     context: ParallelContext, train_step, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord],
-    after_epoch, wait_for_turn: Callable[[], None] = lambda: None
+    after_epoch, wait_for_turn: Callable[[], None] = lambda: None, begun: Training | None = None, when_told=None
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
     earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
-    epoch. wait_for_turn(): called before each epoch, when all ranks have come so far. Ends early, after the first epoch
-    whose training or test loss is not finite, or whose test accuracy is `config.target_accuracy`.
+    epoch. wait_for_turn(): called before each epoch, when all ranks have come so far. begun: what this rank has done of
+    the epoch after those. when_told(number, records, begun): called, on all ranks after the same step, where any was
+    told to end by this signal, and never returns; begun: every rank's Training in an epoch that is not over. Ends
+    early, after the first epoch whose training or test loss is not finite, or whose test accuracy is
+    `config.target_accuracy`.
     """
     train_loader, test_loader = loaders
     records, evaluations = [*earlier], None
+
+    def end_if_told(training):
+        """Return every rank's Training, unless any of them was told to end."""
+        numbers, trainings = zip(*context.gather((told(), training)), strict=True)
+        if max(numbers):
+            when_told(max(numbers), records, [part for part in trainings if part])
+        return trainings
+
     for epoch in range(len(earlier) + 1, config.epochs + 1):
         if records and (not is_finite(records[-1]) or reached(records[-1], config)):
             break
         with add_error_context(f"epoch {epoch}"):
-            context.gather(None)  # wait for rank 0, or its writing would count as the others' epoch
+            end_if_told(begun)  # this also waits for rank 0, or its writing would count as the others' epoch
             wait_for_turn()
             context.before_epoch(epoch)
-            trainings = context.gather(train_one_epoch(context, train_step, optimizer, schedule, train_loader, config))
+            trainings = end_if_told(train_one_epoch(
+                context, train_step, optimizer, schedule, train_loader, config, begun))
+            begun = None
             context.before_evaluation()
             evaluations = context.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import logging
 import os
 import select
 import sys
 import time
 
-from common.errors import FAILED, INTERRUPTED, READER_GONE, SuiteError
+from common.errors import FAILED, INTERRUPTED, READER_GONE, USAGE, SuiteError
+from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
 
@@ -27,9 +29,16 @@ def run_script(main, as_rank: bool = False) -> None:
     `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
     Then the line names the rank, its launcher finds the line where it looks for it, and the process ends with its
     launcher. In any other script a RANK in the environment means nothing: on a cluster, all processes may have one.
+    A signal that ends the program leaves nothing behind; but not in a rank, which may wait for others where Python does
+    not see a signal.
     """
     if as_rank and has_launcher():
         end_with_parent()
+    if not (as_rank and "RANK" in os.environ):
+        end_at_once()
+    if os.path.expanduser("~") == "~":  # a user whom the system does not know
+        os.environ["HOME"] = "/nonexistent"  # with which libraries do better than without one
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says that its cache is elsewhere
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
@@ -71,6 +80,8 @@ def explained(error: Exception) -> SuiteError:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return SuiteError("cannot write all of a file", f"{type(cause).__name__}: {cause}",
                               "free some space, or write elsewhere", FAILED)
+        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
+            return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
     if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
         return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)

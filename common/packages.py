@@ -1,8 +1,10 @@
 """Which packages are needed, and what to say where one is not installed: most often the virtual environment is not
 activated."""
 
+import importlib
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -22,6 +24,18 @@ def require(packages: tuple[str, ...]) -> None:
         found = f"this Python is {sys.executable}"
         error = SuiteError(f"not installed: {', '.join(missing)}", found, _advice(), MACHINE)
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(MACHINE)
+
+
+def load(package: str) -> None:
+    """Import a package; end the program with one line if that fails, for lack of memory, say."""
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError, MemoryError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        scarce = isinstance(error, MemoryError) or re.search("[Aa]llocate|failed to map", cause)
+        advice = "free some memory, or allow this process more (ulimit -v)" if scarce else _advice()
+        print(f"error: {SuiteError(f'{package} cannot be imported', cause, advice, MACHINE)}", file=sys.stderr)
         sys.exit(MACHINE)
 
 

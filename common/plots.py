@@ -26,7 +26,13 @@ def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5):
 
 def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG of 150 dots per inch; return `path`."""
+    from matplotlib.text import Text
+
     path.parent.mkdir(parents=True, exist_ok=True)
+    for text in figure.findobj(Text):
+        printable = text.get_text().encode(errors="replace").decode()
+        if printable != text.get_text():  # a path that is no UTF-8
+            text.set_text(printable)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=150)
     return path

@@ -1,5 +1,10 @@
-"""Imported for its effect, before any of the packages, by all that trains: ends the program if one is missing."""
+"""Imported for its effect, before any of the packages, by all that trains: ends the program if one is missing, or torch
+cannot be imported."""
 
-from common.packages import PACKAGES, require
+import os
 
+from common.packages import PACKAGES, load, require
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or c10d warns of each attempt to connect; errors are reported
 require(PACKAGES)
+load("torch")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
+from common.reading import check_types, read_text
 from common.writing import write_json
 
 # 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
@@ -133,8 +134,8 @@ def write_result(result: RunResult, path: str | Path) -> None:
 def read_result(path: str | Path) -> RunResult:
     """Read what write_result wrote. Raises SuiteError if the file is missing, damaged or of another schema."""
     try:
-        return result_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return result_from_dict(json.loads(read_text(path)))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SuiteError(f"cannot read the result file {path}", f"{type(error).__name__}: {error}",
                          "run it again", FAILED) from None
 
@@ -142,13 +143,18 @@ def read_result(path: str | Path) -> RunResult:
 def result_from_dict(values: dict) -> RunResult:
     """Return the RunResult that `dataclasses.asdict` (and JSON) made `values` from.
 
-    Raises ValueError for a schema_version that is not known yet, TypeError for missing or unknown fields.
+    Raises ValueError for a schema_version that is not known yet, TypeError for fields that are missing, unknown or of
+    another type.
     """
     if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
     epochs = tuple(epoch_from_dict(epoch) for epoch in values["epochs"])
     tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
-    return RunResult(**{**values, **tuples, "epochs": epochs})
+    result = RunResult(**{**values, **tuples, "epochs": epochs})
+    check_types(result, RunResult, "result")
+    if not result.devices:
+        raise ValueError("result.devices are none")
+    return result
 
 
 def epoch_from_dict(values: dict) -> EpochRecord:

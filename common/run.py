@@ -1,8 +1,10 @@
 """One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
 
+import contextlib
 import math
 import re
 import resource
+import signal
 import sys
 import time
 from dataclasses import asdict, replace
@@ -12,12 +14,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.checkpoint import content_of, load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.checkpoint import (
+    content_of,
+    load_states,
+    place_of,
+    random_state,
+    read_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
 from common.describe import describe_end, describe_epoch, describe_start
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
+from common.machine.ending import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name
 from common.machine.turns import Turns
 from common.models import plain_state
@@ -30,6 +41,7 @@ from common.words import count
 from common.writing import replacing
 
 
+@end_after_step()
 def run(
     context: ParallelContext, train_step, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options
 ) -> RunResult:
@@ -37,7 +49,8 @@ def run(
 
     train_step: what the method does with one batch (see common.engine). model: the plain network inside
     `context.model`; its weights are what `--save` writes. options: the Namespace of the script's own flags, kept in the
-    result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if training diverged.
+    result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if training diverged;
+    SystemExit if a signal told it to end, after the checkpoint is.
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     result = _before(context, model, config, options)
@@ -45,17 +58,19 @@ def run(
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
     gpus = [device for device in context.devices if device.type == "cuda"]
     content = content_of(config, image_set) if config.checkpoint or config.resume else {}
-    records, state = [], read_checkpoint(config, options, content, context.world_size)
-    if len(set(context.gather(state and len(state["records"])))) > 1:
-        raise SuiteError("the ranks found different checkpoints", f"{config.resume} on rank {context.rank} is "
-                         + (f"after epoch {len(state['records'])}" if state else "missing"),
+    records, begun, state = [], None, read_checkpoint(config, options, content, context.world_size)
+    place = place_of(len(state["records"]), state["begun"]) if state else "missing"
+    if len(set(context.gather(place))) > 1:
+        raise SuiteError("the ranks found different checkpoints", f"{config.resume} on rank {context.rank} is {place}",
                          "put the file where all machines see it", USAGE)
     if state:
         if context.data_ranks > 1:
             _settle(context, train_step, image_set.image_shape, optimizer)
         load = context.load_states or partial(load_states, model, optimizer)
-        records = restore(state, context.rank, gpus, load, schedule)
-        note = f"resumed after epoch {len(records)}, whose times and those before are of the earlier run"
+        records, begun = restore(config, state, context.rank, gpus, load, schedule)
+        note = f"resumed {place}, whose times and those before are of the earlier run"
+        if begun:
+            note = f"resumed {place}, whose times are sums of both runs' parts; those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
     images = min(config.batch_size, len(image_set.train_labels))
     replace_network(context, (images, *image_set.image_shape), config)
@@ -66,26 +81,44 @@ def run(
     if context.rank == 0:
         _write_unfinished(result, records, config)
 
+    def keep(records, begun=()):
+        """Write what is needed to go on from here; all ranks have to take part."""
+        random_states = context.gather(random_state(gpus))
+        first = context.rank == 0
+        if context.whole_states:
+            states = context.whole_states()
+        else:
+            states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
+        if first:
+            save_checkpoint(config, options, content, states, schedule, records, random_states, begun)
+
     def after_epoch(records):
         """Say what the epoch was, and put on disk what would be needed if it was the last."""
         say(describe_epoch(records[-1], config.epochs))
         if not is_finite(records[-1]):
             return
-        first = context.rank == 0
-        if first:
+        if context.rank == 0:
             _write_unfinished(result, records, config)
         if config.checkpoint:
-            random_states = context.gather(random_state(gpus))
-            if context.whole_states:
-                states = context.whole_states()
-            else:
-                states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
-            if first:
-                save_checkpoint(config, options, content, states, schedule, records, random_states)
+            keep(records)
+
+    def when_told(number, records, begun):
+        """Put on disk what is needed to go on from this step, and end."""
+        name, place = signal.Signals(number).name, place_of(len(records), begun)
+        kept = config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
+        if kept:
+            keep(records, begun)
+        if context.rank == 0:
+            _write_unfinished(result, records, config, f"{name} ended it {place}")
+            advice = f"go on with --resume {config.checkpoint}" if kept else "there is no checkpoint to go on from"
+            with contextlib.suppress(OSError):  # its terminal is gone
+                print(f"Ended by {name} {place}; {advice}", file=sys.stderr, flush=True)
+        context.shutdown()
+        sys.exit(128 + number)
 
     turns = Turns(context.rank, context.world_size)
     records, evaluations = fit(
-        context, train_step, optimizer, schedule, loaders, config, records, after_epoch, turns.wait)
+        context, train_step, optimizer, schedule, loaders, config, records, after_epoch, turns.wait, begun, when_told)
     result = _after(context, model, optimizer, image_set, evaluations, turns, result)
     result = replace(result, epochs=tuple(records))
     if not is_finite(records[-1]):
@@ -118,10 +151,10 @@ def _settle(context, train_step, image_shape, optimizer):
     optimizer.zero_grad()
 
 
-def _write_unfinished(result, records, config):
+def _write_unfinished(result, records, config, reason="it ended early"):
     """Should the run be killed, its result file says so, and which epochs were over."""
     if config.output:
-        write_result(replace(result, status="failed", reason="it ended early", epochs=tuple(records)), config.output)
+        write_result(replace(result, status="failed", reason=reason, epochs=tuple(records)), config.output)
 
 
 def _conclude(result, weights, config, say):

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import USAGE, SuiteError
+from common.reading import KINDS
 
-KINDS = {stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO",
-         stat.S_IFSOCK: "a socket"}
 LONGEST_NAME = 255  # bytes, on all of Linux's and macOS's file systems
 TORN = "[a-z0-9_]" * 8 + ".part"  # what follows the name of a file that is being written
 

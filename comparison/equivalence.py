@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
-from comparison.launch import HelperFailed, ask, cause, run_child, temporary_directory
+from common.machine.lifetime import temporary_directory
+from comparison.launch import HelperFailed, ask, cause, run_child
 from comparison.methods import METHODS, python, script
 from comparison.plan import Configuration, type_flags
 from comparison.record import Equivalence

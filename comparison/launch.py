@@ -8,7 +8,6 @@ import resource
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,12 +18,11 @@ import psutil
 
 from common.errors import SuiteError, describe_exit
 from common.machine.environment import available_cores
-from common.machine.lifetime import TAG, TEMPORARY, guard, kill_tagged
+from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
 from common.results import RunResult, read_result
-from common.writing import short_name
 from comparison.methods import PROJECT, python
-from comparison.plan import Configuration
+from comparison.plan import Configuration, file_name
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
@@ -144,11 +142,6 @@ def run_once(
     return outcome
 
 
-def file_name(name: str) -> str:
-    """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
-    return short_name(re.sub(r"[^\w.=-]+", "-", name))
-
-
 def busy_seconds() -> float | None:
     """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
 
@@ -186,23 +179,18 @@ def started(
     environment: variables besides this process's own. Whatever ends the `with` (Ctrl-C, SIGTERM), nothing that the
     child started outlives it, its temporary files are deleted; and should this process be killed, it dies too.
     """
-    tag = f"{os.getpid()}-{uuid.uuid4().hex}"
+    tag = own_tag(uuid.uuid4().hex)
     guard()
     with temporary_directory() as temporary, open(log, "wb") as file:
         own = {**(environment or {}), **_use(temporary), TAG: tag}
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **own},
+            env={**os.environ, **own}, preexec_fn=end_with_parent,  # should the guard be killed too
         )
         try:
             yield child
         finally:
             stop(child, tag)
-
-
-def temporary_directory() -> tempfile.TemporaryDirectory:
-    """Return a new directory that is deleted at the end of a `with`, or of this process, whatever ends it."""
-    return tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{os.getpid()}-", ignore_cleanup_errors=True)
 
 
 def _use(temporary):
@@ -221,9 +209,9 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     with temporary_directory() as temporary:
-        own = {"PYTHONPATH": path, TAG: f"{os.getpid()}-{module}", **_use(temporary)}
+        own = {"PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
         done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, **own})
+                              env={**os.environ, **own}, preexec_fn=end_with_parent)
     if done.returncode not in fine:
         raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
     return done.stdout

@@ -3,6 +3,7 @@
 import argparse
 import math
 import random
+import re
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.cuts import balanced_cut
 from common.errors import USAGE, SuiteError
 from common.probe import Probe
 from common.totals import check_workers, per_process, total_workers
+from common.writing import short_name
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
@@ -105,7 +107,7 @@ def make_plan(
     share = arguments.threads_per_device or max(1, machine.cores // max(devices))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
-    if len({Path(model).name for model in swept["model"]}) < len(swept["model"]):
+    if len({file_name(Path(model).name) for model in swept["model"]}) < len(swept["model"]):
         raise SuiteError("two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files",
                          USAGE)
     rows: dict[str, Configuration] = {}
@@ -226,6 +228,11 @@ def row_name(method: str, values: dict[str, object]) -> str:
     """
     return "-".join([method, *(f"{name}={Path(value).name if name == 'model' else value}"
                                for name, value in values.items())])
+
+
+def file_name(name: str) -> str:
+    """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
+    return short_name(re.sub(r"[^\w.=-]+", "-", name))
 
 
 def given_flags(parser, arguments) -> list[str]:

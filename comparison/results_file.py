@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from common.errors import DATA, USAGE, SuiteError
 from common.probe import probe_from_dict
+from common.reading import check_types, read_text
 from common.results import result_from_dict
 from common.writing import without_nan, write_json
 from comparison.launch import Outcome
@@ -36,7 +38,8 @@ def _values(report):
 def _without_home(value):
     """Return a copy with ~ for the home directory, whose path names the user, in every text."""
     if isinstance(value, str):
-        return value.replace(f"{Path.home()}/", "~/") if len(str(Path.home())) > 1 else value
+        home = os.path.expanduser("~")  # itself where the user has none
+        return value.replace(f"{home}/", "~/") if len(home) > 1 else value
     if isinstance(value, dict):
         return {key: _without_home(item) for key, item in value.items()}
     return [_without_home(item) for item in value] if isinstance(value, list) else value
@@ -53,10 +56,10 @@ def read_results(path: Path) -> Report:
     that a hand has touched are no measurement.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         version = values.get("schema_version")
         checksum = values.pop("sha256", None)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
                          "name the results.json of a comparison", DATA) from None
     if version not in range(2, SCHEMA_VERSION + 1):
@@ -64,13 +67,18 @@ def read_results(path: Path) -> Report:
                   else "run the comparison again")
         raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
                          f"2 to {SCHEMA_VERSION}", advice, DATA)
-    if checksum != _checksum(values):
+    try:
+        intact = checksum == _checksum(values)
+    except RecursionError as error:
+        raise SuiteError(f"cannot read {path}", f"RecursionError: {error}", "name the results.json of a comparison",
+                         DATA) from None
+    if not intact:
         raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
                          "undo the change, or run the comparison again", DATA)
     del values["schema_version"]
     try:
         return _from_values(values if version > 4 else _as_schema_5(values))
-    except (TypeError, ValueError, KeyError) as error:  # a run's result of a newer schema, say
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # a run's result of a newer schema, say
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project",
                          DATA) from None
 
@@ -96,7 +104,15 @@ def _from_values(values):
         "looks": tuple((blocks, share) for blocks, share in values.get("looks", ())),
         "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
     }
-    return Report(**{**values, **records})
+    report = Report(**{**values, **records})
+    check_types(report, Report, "report")
+    planned = {configuration.name for configuration in report.plan}
+    strange = {*(outcome.configuration for outcome in report.outcomes), *(name for _, name in report.order)} - planned
+    if any(outcome.status == "ok" and outcome.result and not outcome.result.epochs for outcome in report.outcomes):
+        raise ValueError("a run is ok and has no epoch")
+    if strange or not planned:
+        raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(strange)) or 'it has none'}")
+    return report
 
 
 def resumed(report: Report, path: Path) -> Report:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from common.arguments import MOST
 from common.config import MODELS
 from common.errors import MACHINE, USAGE, SuiteError
 from common.probe import probe_from_dict
@@ -18,9 +19,9 @@ from common.words import count
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
-from comparison.launch import Outcome, Run, ask, file_name, run_once
+from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
-from comparison.plan import type_flags, with_cut
+from comparison.plan import file_name, type_flags, with_cut
 from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.record import Report
 from comparison.results_file import write_results
@@ -76,10 +77,10 @@ def only_writer(directory: Path):
 def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
     """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
 
-    Every block has a seed of its own, counted up from --seed, which all its rows share: the same initial weights and
-    order of images for all, and other ones for the next block. Blocks are added to `report.order` where other programs
-    disturbed one, or while there is a budget and need of them. results.json is on disk, whole, before the next run
-    starts.
+    Every block has a seed of its own, counted up from --seed (after the largest comes 0), which all its rows share: the
+    same initial weights and order of images for all, and other ones for the next block. Blocks are added to
+    `report.order` where other programs disturbed one, or while there is a budget and need of them. results.json is on
+    disk, whole, before the next run starts.
     """
     _announce(report)
     remove_torn([directory / "results.json", *(directory / "runs" / f"{file_name(name)}-{block}.json"
@@ -126,7 +127,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
     """Run these configurations of a block; yield what became of each as soon as it has ended."""
     plan = {configuration.name: with_cut(configuration, report.probe) for configuration in report.plan}
-    seed, timeout = report.settings["seed"] + block - 1, report.settings["timeout"]
+    seed, timeout = (report.settings["seed"] + block - 1) % (MOST + 1), report.settings["timeout"]
     if report.in_turns:
         yield from take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed)
         return

@@ -80,7 +80,7 @@ def test_little_room(limit, name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("parent, status", [(2**22 + 1, BAD), (1, NOTE)], ids=["gone", "at work"])
 def test_processes_of_other_runs(parent, status, tmp_path):
-    tag = f"{parent}-{uuid.uuid4().hex}"
+    tag = f"name-{parent}-{uuid.uuid4().hex}"
     left = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
                             stdout=subprocess.PIPE, env={**child_environment(), TAG: tag})
     try:

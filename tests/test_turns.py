@@ -1,7 +1,6 @@
 """Rows that take turns: one at a time, in shuffled order, while the others wait without using a core."""
 
 import itertools
-import os
 import sys
 import time
 from dataclasses import replace
@@ -9,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from common.machine.lifetime import TAG
+from common.machine.lifetime import TAG, own_tag
 from common.probe import MemoryUse, Probe
 from comparison import launch
 from comparison.launch import Run
@@ -143,10 +142,10 @@ def test_nothing_is_left_of_rows_that_wait(rows, tmp_path, monkeypatch):
     turns = take_turns(runs(a={}, b={"ranks": 2}, c={"fault": left}), seed=1)
     outcome = next(turns)  # c's
     assert outcome.configuration == "c"
-    assert not [command for command in alive(f"{TAG}={os.getpid()}-").values() if command.startswith("sleep")]
-    assert len(alive(f"{TAG}={os.getpid()}-")) == 3 and [*tmp_path.glob("parallel-training-*")]
+    assert not [command for command in alive(f"{TAG}={own_tag()}").values() if command.startswith("sleep")]
+    assert len(alive(f"{TAG}={own_tag()}")) == 3 and [*tmp_path.glob("parallel-training-*")]
     turns.close()
-    assert not alive(f"{TAG}={os.getpid()}-") and not [*tmp_path.glob("parallel-training-*")]
+    assert not alive(f"{TAG}={own_tag()}") and not [*tmp_path.glob("parallel-training-*")]
 
 
 def probe_of(*memory):
@@ -202,9 +201,9 @@ def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
     waits, used = 4, []
     with training(script, data_root, tmp_path) as run:
         while not (outcome := run.take_turn()):
-            before = cpu_seconds(f"{TAG}={os.getpid()}-")
+            before = cpu_seconds(f"{TAG}={own_tag()}")
             time.sleep(waits)
-            used.append(cpu_seconds(f"{TAG}={os.getpid()}-") - before)
+            used.append(cpu_seconds(f"{TAG}={own_tag()}") - before)
     assert outcome.status == "ok", outcome.reason
     assert len(used) == 2 and max(used) < 0.1 * waits, used  # a rank that looks again and again uses a core
     assert outcome.result.total_seconds < outcome.wall_seconds

@@ -15,6 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from common.errors import DATA, SuiteError
+from common.reading import read_text
 from common.writing import replacing, write_json
 
 
@@ -91,8 +92,8 @@ def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
 
 def _read_verified(root):
     try:
-        known = json.loads((root / VERIFIED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = json.loads(read_text(root / VERIFIED))
+    except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
 

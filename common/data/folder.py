@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DATA, SuiteError
+from common.reading import regular
 
 DEFAULT_SIZE = 64  # pixels, height and width
 TEST_NAMES = ("test", "val")
@@ -56,7 +57,7 @@ def _decode(part, size):
     images = np.empty((len(part.samples), size, size, 3), np.uint8)
     for index, (path, _) in enumerate(part.samples):
         try:
-            with Image.open(path) as image:
+            with Image.open(regular(path)) as image:
                 images[index] = np.asarray(fit(image.convert("RGB")))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise SuiteError(f"cannot read the image {path}", f"{type(error).__name__}: {error}", "delete it, or put a "

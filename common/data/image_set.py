@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import zipfile
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from common.data.download import download
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.machine.environment import require_torchvision
+from common.reading import read_text, refuse_inflated, regular
 from common.writing import replacing, write_json
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
@@ -106,10 +108,10 @@ def _load_synthetic(name, root):
     generate, classes = SYNTHETIC[name]
     version = hashlib.md5(Path(synthetic.__file__).read_bytes(), usedforsecurity=False).hexdigest()[:8]
     cache = root / "synthetic" / f"{name}-{version}.npz"
-    arrays = _read_cache(cache)
+    arrays = _read_cache(cache, 4)
     if arrays is None:
         with only_one_process(root):
-            arrays = _read_cache(cache) or _write_cache(cache, tuple(generate()))
+            arrays = _read_cache(cache, 4) or _write_cache(cache, tuple(generate()))
     return ImageSet(name, *arrays, classes, *_statistics(arrays[0]))
 
 
@@ -130,12 +132,12 @@ def _load_folder(folder, size, root):
     require_torchvision()
     if not folder.is_dir():
         read_folder(folder, size)  # says so
-    content = hashlib.sha256(f"{folder.resolve()} {stamp(folder, size)}".encode()).hexdigest()
+    content = hashlib.sha256(os.fsencode(f"{folder.resolve()} {stamp(folder, size)}")).hexdigest()
     cache = root / "decoded" / f"folder-{content[:16]}.npz"
-    kept = _read_cache(cache)
+    kept = _read_cache(cache, 5)
     if kept is None:
         with only_one_process(root):
-            kept = _read_cache(cache)
+            kept = _read_cache(cache, 5)
             if kept is None:
                 arrays, classes = read_folder(folder, size)
                 kept = _write_cache(cache, (*arrays, np.array(classes)))
@@ -143,12 +145,18 @@ def _load_folder(folder, size, root):
     return ImageSet("folder", *arrays, tuple(classes.tolist()), *_statistics(arrays[0]))
 
 
-def _read_cache(cache):
+def _read_cache(cache, count):
+    """The `count` arrays that _write_cache wrote, which have the zip file's checksums; None if it is anything else."""
     try:
+        refuse_inflated(cache)
         with np.load(cache) as stored:
-            return tuple(stored.values())
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+            arrays = tuple(stored.values())
+    except (OSError, EOFError, ValueError, TypeError, MemoryError, zipfile.BadZipFile):
         return None  # none yet, or not whole: it is made anew
+    images, labels = arrays[0:4:2], arrays[1:4:2]
+    sound = len(arrays) == count and {array.dtype for array in images} == {np.dtype(np.uint8)}
+    sound = sound and images[0].ndim in (3, 4) and images[0].shape[1:] == images[1].shape[1:]
+    return arrays if sound and all((array.dtype, array.ndim) == (np.int64, 1) for array in labels) else None
 
 
 def _write_cache(cache, arrays):
@@ -171,7 +179,7 @@ def _load_real(name, root, data_url):
         raise SuiteError(*problem, "delete it and run again", DATA)
     stamps = _stamps(root, files)
     image_set = ImageSet(name, *_decode(name, root, files), *STATISTICS[name])
-    with contextlib.suppress(OSError):  # a full disk, or a directory that is only read: decoded again next time
+    with contextlib.suppress(OSError, SuiteError):  # a full disk, say: decoded again next time
         _keep_decoded(image_set, root, stamps)
     return image_set
 
@@ -210,19 +218,23 @@ def _keep_decoded(image_set, root, stamps):
     for file, part in zip(files, ARRAYS, strict=True):
         with replacing(root / file) as target:
             np.save(target, getattr(image_set, part))
-    note = {"files": {**stamps, **_stamps(root, files)}, "classes": image_set.classes}
+    note = {"files": {**stamps, **_stamps(root, files)}, "classes": image_set.classes, "sha256": checksum(image_set)}
     write_json(note, root / "decoded" / f"{image_set.name}.json")
 
 
 def _read_decoded(name, root):
-    """Return what _keep_decoded wrote, mapped into memory; None if it is missing or any file changed since then."""
+    """Return what _keep_decoded wrote, mapped into memory; None if it is missing, or anything is otherwise than then.
+
+    The files that were decoded are known by size and time, of the arrays every byte is summed up.
+    """
     try:
-        note = json.loads((root / "decoded" / f"{name}.json").read_text(encoding="utf-8"))
+        note = json.loads(read_text(root / "decoded" / f"{name}.json"))
         if note["files"] != _stamps(root, note["files"]):
             return None
-        arrays = [np.asarray(np.load(root / file, mmap_mode="c")) for file in _decoded_files(name)]
-        return ImageSet(name, *arrays, tuple(note["classes"]), *STATISTICS[name])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        arrays = [np.asarray(np.load(regular(root / file), mmap_mode="c")) for file in _decoded_files(name)]
+        image_set = ImageSet(name, *arrays, tuple(note["classes"]), *STATISTICS[name])
+        return image_set if checksum(image_set) == note["sha256"] else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError, RecursionError):
         return None
 
 

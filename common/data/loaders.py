@@ -12,7 +12,7 @@ from common.data.augment import batch_transform, peak_bytes, training_transform
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import free_memory
-from common.machine.lifetime import end_with_parent
+from common.machine.lifetime import start_worker
 from common.totals import per_process, total_workers
 
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
@@ -138,7 +138,7 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
         train_loader = DataLoader(
             AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
-            worker_init_fn=end_with_parent, generator=torch.Generator(),  # or it draws from the one that training uses
+            worker_init_fn=start_worker, generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
     test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]

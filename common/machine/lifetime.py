@@ -1,13 +1,15 @@
 """Nothing outlives what started it, however that ended (on Linux; elsewhere, only what is stopped in an orderly way).
 
-    python common/machine/lifetime.py PID
+    python common/machine/lifetime.py NAME
 
-waits until its standard input is closed, which also happens when the process PID is killed, then kills all processes of
-PID's runs and deletes their temporary directories. It is started by guard().
+waits until its standard input is closed, which also happens when the process that started it is killed, then kills all
+processes of that one's runs and deletes their temporary directories. It is started by guard(). Should it be killed too,
+the kernel ends the runs, and whoever next needs a temporary directory deletes those that nobody holds any more.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
 import shutil
@@ -16,23 +18,35 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: its comparison's PID, "-", its own name
-TEMPORARY = "parallel-training-"  # how the temporary directories of runs begin; their comparison's PID and "-" follow
+TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: see own_tag()
+TEMPORARY = "parallel-training-{}-"  # how the temporary directories of a process begin, with its own_name()
 
 
-def end_with_parent(*_) -> None:
+def end_with_parent() -> None:
     """Ask the kernel to kill this process as soon as its parent, strictly the thread that started it, has ended.
 
-    Not even SIGKILL to the parent then leaves it behind. Takes any arguments, to serve as a DataLoader's
-    worker_init_fn. Not for what a shell starts: a training under nohup outlives its shell on purpose.
+    Not even SIGKILL to the parent then leaves it behind. Not for what a shell starts: a training under nohup outlives
+    its shell on purpose.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_worker(_: int) -> None:
+    """Let a DataLoader's worker end with its parent, and only with it: a DataLoader's worker_init_fn.
+
+    A signal to the process group of a training, as a cluster, a terminal and timeout(1) send it, then does not reach
+    the workers, which have to load what the last step needs.
+    """
+    end_with_parent()
+    os.setpgid(0, 0)
 
 
 def has_launcher() -> bool:
@@ -44,13 +58,69 @@ def has_launcher() -> bool:
 
 
 @functools.cache
+def own_name() -> str:
+    """Return what tells this process from all others, also in other containers: in each of them, PIDs begin at 1."""
+    return uuid.uuid4().hex[:12]
+
+
+def own_tag(run: str = "") -> str:
+    """Return the TAG of a run of this process: its name, its PID, what the run is called."""
+    return f"{own_name()}-{os.getpid()}-{run}"
+
+
+@functools.cache
 def guard() -> subprocess.Popen:
     """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.
 
     The kernel's way (end_with_parent) begins too late in a rank: it imports torch first.
     """
-    return subprocess.Popen([sys.executable, "-P", __file__, str(os.getpid())], stdin=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, "-P", __file__, own_name()], stdin=subprocess.PIPE,
                             start_new_session=True)  # no Ctrl-C reaches it there
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[str]:
+    """Make a directory that is deleted at the end of the `with`, or after this process, whatever ends it.
+
+    Its lock, which this process holds, says so wherever the system's directory for such things is seen. Those whose
+    lock nobody holds are deleted first.
+    """
+    for directory in Path(tempfile.gettempdir()).glob(TEMPORARY.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
+        with contextlib.suppress(OSError):  # somebody holds it, or it is somebody else's
+            lock = _lock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+    directory, lock = _new_directory()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _new_directory():
+    """A new directory and what holds its lock until it is closed; None where a file system has no locks."""
+    while True:
+        directory = tempfile.mkdtemp(prefix=TEMPORARY.format(own_name()))
+        try:
+            return directory, _lock(directory, fcntl.LOCK_EX)
+        except FileNotFoundError:
+            continue  # another process took it for one that nobody holds
+        except OSError:
+            return directory, None
+
+
+def _lock(directory, how):
+    """Lock a directory; raise FileNotFoundError if it is not there any more."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, how)
+        os.stat(directory)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def tagged(tag: str) -> list[int]:
@@ -77,7 +147,7 @@ def main() -> None:
     """Wait for the end of a comparison, and clean up."""
     sys.stdin.buffer.read()
     kill_tagged(f"{sys.argv[1]}-")
-    for directory in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}{sys.argv[1]}-*"):
+    for directory in Path(tempfile.gettempdir()).glob(f"{TEMPORARY.format(sys.argv[1])}*"):
         shutil.rmtree(directory, ignore_errors=True)
 
 

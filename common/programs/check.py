@@ -131,15 +131,26 @@ def _running():
     runs = defaultdict(list)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
-            if process.pid != os.getpid() and (tag := process.environ().get(TAG)):
-                runs[tag.partition("-")[0]].append(str(process.pid))
-    stray = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
+            _, _, rest = process.environ().get(TAG, "").partition("-")
+            parent, _, _ = rest.partition("-")
+            if process.pid != os.getpid() and parent.isdecimal():
+                runs[parent].append(process.pid)
+    stray = [str(pid) for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids
+             if _same_namespace(pid)]
     if stray:
         return Check("other runs", BAD, f"processes {' '.join(stray)} are left of an earlier run",
                      f"type kill -9 {' '.join(stray)}")
     if runs:
         return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
     return Check("other runs", OK, "none")
+
+
+def _same_namespace(pid):
+    """Whether PIDs mean the same to a process as to this one: in a container, they begin at 1 again."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except FileNotFoundError:  # it has ended, or this is not Linux
+        return not Path("/proc/self").exists()
 
 
 def main() -> None:

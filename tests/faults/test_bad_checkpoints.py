@@ -1,14 +1,16 @@
 """Checkpoints that are damaged, hostile or of another training are refused, and nothing in them is executed."""
 
 import pickle
+import zipfile
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from test_bad_data import Bomb
 
-from common.checkpoint import random_state, read_checkpoint, save_checkpoint
+from common.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
 from common.engine import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
 from common.models import build_model
@@ -93,7 +95,7 @@ def test_of_a_format_that_is_no_more(checkpoint, refused):
     state = torch.load(checkpoint, weights_only=True)
     del state["content"]
     torch.save({**state, "format": 1}, checkpoint)
-    with refused("checkpoint of an old format", DATA, "its format is 1, not 2", "start anew"):
+    with refused("checkpoint of an old format", DATA, "its format is 1, not 3", "start anew"):
         read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
@@ -113,6 +115,96 @@ def test_of_another_method(checkpoint, refused):
         read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(micro_batches=4, spawn=2), {}, 1)
 
 
+def put(*path_and_value):
+    *path, last, value = path_and_value
+
+    def change(state):
+        for step in path:
+            state = state[step]
+        state[last] = value
+        return state
+
+    return change
+
+
+TRAINING = {"data_rank": 0, "seconds": 1.0, "loss_sum": 1.0, "samples": 48, "steps": 1, "phase_milliseconds": {},
+            "cpu_seconds": 1.0, "queue_seconds": None}
+MALFORMED = {
+    "its config is null": put("config", None),
+    "its config is a list": put("config", ["mlp"]),
+    "its config has numbers for names": put("config", {1: 2}),
+    "its config has tensors": put("config", "lr", torch.ones(2)),
+    "its content is null": put("content", None),
+    "its format is a list": put("format", [3]),
+    "its records are a text": put("records", "many"),
+    "a record is null": put("records", [None]),
+    "a record lacks its phases": put("records", [{"epoch": 1}]),
+    "a record's seconds are a text": put("records", 0, "train_seconds", "1.5"),
+    "its random states are a number": put("random", 7),
+    "its begun epoch is null": put("begun", [None]),
+    "its begun epoch has a text": put("begun", [{**TRAINING, "steps": "1"}]),
+    "its begun epoch is of another number of ranks": put("begun", [TRAINING, TRAINING]),
+    "its model is a list": put("model", [1]),
+    "its optimizer is null": put("optimizer", None),
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_malformed(fault, checkpoint, refused):
+    state = torch.load(checkpoint, weights_only=True)
+    MALFORMED[fault](state)
+    torch.save(state, checkpoint)
+    with refused(f"checkpoint: {fault}", DATA, f"cannot resume from {checkpoint}; "):
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), CONTENT, 1)
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(3), "text", None], ids=["list", "tensor", "text", "null"])
+def test_something_else(content, tmp_path, refused):
+    torch.save(content, tmp_path / "file.pt")
+    with refused(f"checkpoint that is a {type(content).__name__}", DATA, "it is damaged, or no checkpoint"):
+        read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), {}, 1)
+
+
+@pytest.mark.parametrize("fault, damage", [
+    ("another model's weights", put("model", {"head.weight": torch.ones(1)})),
+    ("weights that are numbers", put("model", "head.weight", 7)),
+    ("an optimizer without groups", put("optimizer", {})),
+    ("an optimizer whose groups are numbers", put("optimizer", "param_groups", [1])),
+    ("a random state that is a text", put("random", 0, "cpu", "dice")),
+    ("a random state that is missing", put("random", [{}])),
+])
+def test_that_does_not_fit(fault, damage, checkpoint, refused):
+    state = torch.load(checkpoint, weights_only=True)
+    damage(state)
+    torch.save(state, checkpoint)
+    config = make_config(resume=str(checkpoint), model="mlp")
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    state = read_checkpoint(config, Namespace(), CONTENT, 1)
+    with refused(f"checkpoint with {fault}", DATA, f"cannot resume from {checkpoint}; it is damaged"):
+        restore(config, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, config, 1))
+
+
+def test_that_would_become_much_larger(tmp_path, monkeypatch, refused):
+    path = tmp_path / "file.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("file/data/0", "w") as entry:
+        for _ in range(50):
+            entry.write(bytes(10**6))
+    size = path.stat().st_size
+    assert size < 10**5
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was opened"))
+    with refused("checkpoint that is a zip bomb", DATA, f"its {size:,} bytes would become 50,000,000; start anew"):
+        read_checkpoint(make_config(resume=str(path)), Namespace(), {}, 1)
+
+
+def test_of_the_format_before(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)
+    del state["begun"]
+    torch.save({**state, "format": 2}, checkpoint)
+    config = make_config(resume=str(checkpoint), model="mlp")
+    assert read_checkpoint(config, Namespace(), CONTENT, 1)["begun"] == []
+
+
 def test_that_may_not_be_read(tmp_path, refused):
-    with refused("checkpoint that is a directory", USAGE, f"cannot read the checkpoint {tmp_path}", "check its rights"):
+    with refused("checkpoint that is a directory", DATA, f"cannot resume from {tmp_path}; it is a directory, no file"):
         read_checkpoint(make_config(resume=str(tmp_path)), Namespace(), {}, 1)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.data import archives as files
-from common.data import download
+from common.data import download, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
 from processes import give_up_root
@@ -306,6 +306,63 @@ def test_a_file_that_looks_untouched_is_still_read_with_care(mnist, tmp_path, re
     shutil.rmtree(tmp_path / "data" / "decoded")
     with refused("a label of 77, size and time as before", DATA, "labels from 0 to 77 for 10 classes"):
         load_image_set(config)
+
+
+@pytest.mark.parametrize("fault, damage", [
+    ("a label flipped", lambda labels: np.append(labels[:-1], (labels[-1] + 1) % 10)),
+    ("another shape", lambda labels: labels.reshape(2, -1)),
+    ("another type", lambda labels: labels.astype(np.uint64)),
+])
+def test_a_decoded_copy_that_looks_untouched_is_not_believed(fault, damage, mnist, tmp_path, keep):
+    config = config_of("mnist", tmp_path / "data")
+    first = load_image_set(config)
+    path = tmp_path / "data" / "decoded" / "mnist-train_labels.npy"
+    before = path.stat()
+    np.save(path, damage(np.load(path)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    start = time.perf_counter()
+    again = load_image_set(config)
+    keep(f"{fault} in a decoded copy, size and time as before", 0, "", time.perf_counter() - start)
+    assert again.train_labels.dtype == np.int64 and np.array_equal(again.train_labels, first.train_labels)
+    assert np.array_equal(np.load(path), first.train_labels)  # decoded anew, and kept
+
+
+@pytest.mark.parametrize("name", ["mnist-train_images.npy", "mnist.json"])
+def test_a_decoded_copy_that_nobody_writes(name, mnist, tmp_path, keep):
+    config = config_of("mnist", tmp_path / "data")
+    first = load_image_set(config)
+    path = tmp_path / "data" / "decoded" / name
+    path.unlink()
+    os.mkfifo(path)
+    start = time.perf_counter()
+    again = load_image_set(config)
+    keep(f"decoded/{name} is a FIFO", 0, "", time.perf_counter() - start)
+    assert np.array_equal(again.train_images, first.train_images) and path.is_fifo()
+
+
+@pytest.mark.parametrize("fault, arrays", [
+    ("other arrays", [np.zeros(3)] * 4), ("two arrays", [np.zeros((3, 28, 28), np.uint8)] * 2),
+    ("labels of floats", [np.zeros((3, 28, 28), np.uint8), np.zeros(3)] * 2),
+    ("images of two shapes", [np.zeros((3, 28, 28), np.uint8), np.zeros(3, int), np.zeros((3, 9, 9), np.uint8),
+                              np.zeros(3, int)]),
+    ("one that is compressed", None),
+])
+def test_a_synthetic_set_that_is_something_else_is_made_anew(fault, arrays, tmp_path, monkeypatch, keep):
+    made = [np.ones((4, 28, 28), np.uint8), np.arange(4), np.ones((2, 28, 28), np.uint8), np.arange(2)]
+    classes = tuple("0123456789")
+    monkeypatch.setitem(image_set.SYNTHETIC, "synthetic-mnist", (lambda: made, classes))
+    config = config_of("synthetic-mnist", tmp_path)
+    load_image_set(config)
+    (cache,) = (tmp_path / "synthetic").iterdir()
+    if arrays:
+        np.savez(cache, *arrays)
+    else:
+        np.savez_compressed(cache, np.zeros((10**4, 28, 28), np.uint8), np.arange(4), *made[2:])
+    start = time.perf_counter()
+    again = load_image_set(config)
+    keep(f"a synthetic set with {fault}", 0, "", time.perf_counter() - start)
+    assert again.train_images.shape == (4, 28, 28) and again.test_labels.tolist() == [0, 1]
 
 
 def test_checked_files_are_not_summed_again(mnist, tmp_path, monkeypatch):

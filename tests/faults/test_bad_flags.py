@@ -1,7 +1,9 @@
 """Bad input gives one clear line on stderr and the right exit code, and leaves nothing half-written."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from common.compiled import replace_network
 from common.config import MODELS
 from common.distributed import rank_device
 from common.errors import MACHINE, USAGE
+from comparison import session
 from comparison.plan import parse_method
+from reports import configuration, report_of
 from test_compare import flag, plan
 from test_data import make_config
 
@@ -20,12 +24,12 @@ SCRIPT = "data_parallel_train.py"
 BAD_VALUES = [
     (("--dataset", "cifra10"), "unknown name 'cifra10', did you mean cifar10? (choose from cifar10, mnist"),
     (("--model", "transformer"), f"unknown name 'transformer' (choose from {', '.join(MODELS)}, FILE.py:"),
-    (("--epochs", "0"), "--epochs: needs a whole number of at least 1, found '0'"),
-    (("--epochs", "-1"), "--epochs: needs a whole number of at least 1, found '-1'"),
-    (("--epochs", "abc"), "--epochs: needs a whole number of at least 1, found 'abc'"),
-    (("--batch-size", "-1"), "--batch-size: needs a whole number of at least 1, found '-1'"),
-    (("--num-workers", "-2"), "--num-workers: needs a whole number of at least 0, found '-2'"),
-    (("--seed", "9" * 30), "--seed: needs a whole number of at least 0"),
+    (("--epochs", "0"), "--epochs: needs a whole number from 1 to 2147483647, found '0'"),
+    (("--epochs", "-1"), "--epochs: needs a whole number from 1 to 2147483647, found '-1'"),
+    (("--epochs", "abc"), "--epochs: needs a whole number from 1 to 2147483647, found 'abc'"),
+    (("--batch-size", "-1"), "--batch-size: needs a whole number from 1 to 2147483647, found '-1'"),
+    (("--num-workers", "-2"), "--num-workers: needs a whole number from 0 to 2147483647, found '-2'"),
+    (("--seed", "9" * 30), "--seed: needs a whole number from 0 to 2147483647, found"),
     (("--lr", "nan"), "--lr: needs a finite number above 0, found 'nan'"),
     (("--lr", "inf"), "--lr: needs a finite number above 0, found 'inf'"),
     (("--lr", "-1"), "--lr: needs a finite number above 0, found '-1'"),
@@ -174,6 +178,37 @@ def test_an_output_directory_that_cannot_be_written_is_found_before_the_comparis
     (tmp_path / "file").touch()
     done = project("compare_parallel.py", "--output-dir", tmp_path / "file" / "below")
     reported("--output-dir below a file", done, 2, f"cannot write to {tmp_path / 'file' / 'below'}")
+
+
+def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
+    seeds = []
+    monkeypatch.setattr(session, "run_once", lambda row, block, seed, *_: seeds.append(seed))
+    report = report_of((configuration(), []), seed=2**31 - 2)
+    for block in (1, 2, 3, 4):
+        list(session.run_block(report, block, ["single"], tmp_path))
+    assert seeds == [2**31 - 2, 2**31 - 1, 0, 1]
+
+
+@pytest.mark.parametrize("flag, value", [("--seed", 2**31), ("--batch-size", 2**31), ("--num-workers", 2**63)])
+def test_an_upper_bound_is_said(flag, value, parsed, refused):
+    with refused(f"{flag} {value}", USAGE, f"argument {flag}: needs a whole number from ",
+                 f" to 2147483647, found '{value}'"):
+        parsed(flag, value)
+
+
+def test_many_more_processes_than_cores(project, tmp_path, keep):
+    done = project("compare_parallel.py", "--nproc", 4096, "--batch-size", 4096, "--dry-run", "--output-dir", tmp_path)
+    keep("--nproc 4096", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 0
+    assert re.search(r"^warning: --nproc 4096: so many processes share \d+ cores?; ", done.stderr, re.MULTILINE)
+
+
+def test_more_ranks_than_memory_holds(project, mounted, tmp_path, reported):
+    known = Path("/proc/meminfo").read_text()
+    (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100000", known))
+    done = project("ddp_train.py", "--spawn", 2, "--figure-dir", tmp_path,
+                   before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"))
+    reported("--spawn 2 where 98 MiB are free", done, 3, "2 ranks do not fit into memory; each takes at least ")
 
 
 def test_debug_shows_the_traceback(project):

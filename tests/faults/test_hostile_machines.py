@@ -2,6 +2,7 @@
 
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -183,6 +184,15 @@ def test_a_virtual_environment_that_lacks_a_package(project, copied, reported):
     done = project(SCRIPT, cwd=copied, environment={"PYTHONPATH": str(copied)})
     reported("tabulate missing in the virtual environment", done, 3, "error: not installed: tabulate; this Python is ")
     assert done.stderr.endswith(INSTALL)
+
+
+def test_an_import_for_which_there_is_no_memory(project, tmp_path, reported):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))  # libtorch_cpu.so alone is larger
+
+    done = project(SCRIPT, "--figure-dir", tmp_path, preexec_fn=limit)
+    reported("256 MiB of address space", done, 3, "error: torch cannot be imported; ")
+    assert "ulimit -v" in done.stderr
 
 
 def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.machine.lifetime import temporary_directory
 from processes import PROJECT, alive, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
@@ -21,6 +22,7 @@ TRAINING = ("--dataset", "synthetic-mnist", "--batch-size", "48", "--num-workers
 PARENT = ("import signal, sys; from pathlib import Path; from comparison.launch import run_child; "
           "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
           "sys.exit(run_child(tuple(sys.argv[2:]), Path(sys.argv[1])))")
+USE = "from common.machine.lifetime import temporary_directory\nwith temporary_directory() as directory: pass"
 
 
 @pytest.mark.parametrize("launcher, victim, number, code", [
@@ -30,6 +32,8 @@ PARENT = ("import signal, sys; from pathlib import Path; from comparison.launch 
     (SPAWN, "launcher", signal.SIGKILL, 247),
     (SPAWN, "parent", signal.SIGTERM, 143),
     (SPAWN, "launcher", signal.SIGTERM, 143),
+    (TORCHRUN, "guard and parent", signal.SIGKILL, -9),
+    (SPAWN, "guard and parent", signal.SIGKILL, -9),
 ])
 @pytest.mark.slow
 def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path, keep):
@@ -49,6 +53,8 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     if victim == "launcher":
         pid = next(child for child, command in running.items() if child != pid and "ddp_train.py" in command
                    and Path(f"/proc/{child}/stat").read_text().split()[3] == str(pid))
+    if victim == "guard and parent":
+        os.kill(next(child for child, command in running.items() if "lifetime.py" in command), signal.SIGKILL)
     start = time.perf_counter()
     os.kill(pid, number)
     assert parent.wait(40) % 256 == code % 256
@@ -58,8 +64,66 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
         time.sleep(0.05)
     keep(f"{number.name} to the {victim} of {'torchrun' if launcher is TORCHRUN else 'spawn'}", code, "",
          time.perf_counter() - start)
+    if victim == "guard and parent":
+        assert list(temporary.glob("parallel-training-*"))
+        subprocess.run([sys.executable, "-c", USE], cwd=PROJECT, env=environment, check=True)
     while left := list(temporary.glob("parallel-training-*")):  # torchrun leaves a directory of its own
         assert time.time() < deadline, left
+    shutil.rmtree(temporary)
+
+
+def test_a_directory_is_swept_when_its_process_is_gone(tmp_path, monkeypatch, keep):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "parallel-training-notes").mkdir()
+    (tmp_path / "parallel-training-4711-abcdefgh").mkdir()
+    hold = USE.replace("pass", "print(directory, flush=True); input()")
+    holders = [subprocess.Popen([sys.executable, "-c", hold], cwd=PROJECT, text=True, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE) for _ in range(2)]
+    dead, living = (Path(holder.stdout.readline().strip()) for holder in holders)
+    (dead / "file").touch()
+    start = time.perf_counter()
+    holders[0].kill()
+    holders[0].communicate()
+    with temporary_directory() as own:
+        assert {*map(str, tmp_path.iterdir())} == {own, str(living), *(str(tmp_path / f"parallel-training-{rest}")
+                                                                       for rest in ("notes", "4711-abcdefgh"))}
+    keep("SIGKILL to a process that has a temporary directory", -9, "", time.perf_counter() - start)
+    holders[1].communicate("\n")
+    assert not living.exists() and not Path(own).exists()
+
+
+@pytest.fixture
+def container():
+    """What to put in front of a command that gets PIDs of its own, the shell's being 1."""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody make a namespace for PIDs (unshare)")
+    return [*command, "sh", "-c", '"$@"; code=$?; sleep 1; exit $code', "sh"]  # so long, the guard has time to clean up
+
+
+def test_comparisons_in_containers_that_share_a_directory(container, tmp_path, keep):
+    temporary = Path(tempfile.mkdtemp())
+    look = ("import os, sys, time\nprint(os.environ['TMPDIR'], flush=True)\n"
+            "while not os.path.exists('go'): time.sleep(0.05)\nsys.exit(not os.path.isdir(os.environ['TMPDIR']))")
+
+    def compare(name, code):
+        return subprocess.Popen([*container, sys.executable, "-c", PARENT, tmp_path / name, sys.executable, "-c", code],
+                                cwd=tmp_path, env={**child_environment(), "TMPDIR": str(temporary),
+                                                   "PYTHONPATH": str(PROJECT)})
+
+    first = compare("first", look)
+    deadline = time.time() + 60
+    while not ((tmp_path / "first").exists() and (tmp_path / "first").read_text()):
+        assert first.poll() is None and time.time() < deadline
+        time.sleep(0.05)
+    start = time.perf_counter()
+    assert compare("second", "import os; assert os.getpid()").wait(60) == 0
+    (tmp_path / "go").touch()
+    code = first.wait(60)
+    keep("another comparison of the same PID ends in another container", code, "", time.perf_counter() - start)
+    assert code == 0
+    assert not [*temporary.glob("parallel-training-*")]
     shutil.rmtree(temporary)
 
 

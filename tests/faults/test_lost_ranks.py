@@ -2,11 +2,14 @@
 
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from common import distributed
 from comparison.launch import run_once
 from processes import PROJECT, child_environment
 from reports import configuration
@@ -92,6 +95,27 @@ def test_a_stage_that_hangs(stages, rank, lost):
 @pytest.mark.slow
 def test_a_stage_that_leaves(lost):
     lost("a stage calls os._exit(3)", (*STAGES, "2"), "os._exit(3)", "rank 1 ended without a word; exit code 3", AFTER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
+def test_a_rank_that_is_stopped(command, lost, tmp_path):
+    lost(f"SIGSTOP to a rank ({'torchrun' if command is TORCHRUN else 'spawn'}, --dist-timeout 3)", command,
+         "os.kill(os.getpid(), signal.SIGSTOP)", "epoch 2: lost contact with another rank; rank 1 did not answer",
+         AFTER, flags=("--num-workers", 0, "--dist-timeout", 3))
+    assert "via SIGTERM, forcefully exiting" not in (tmp_path / "runs" / "ddp-1.log").read_text()  # after 30 s
+
+
+def test_a_rank_that_still_waits_is_not_the_one_that_hangs(monkeypatch):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(distributed, "group_store", lambda: store)
+    monkeypatch.setattr(distributed, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    late = threading.Timer(1.0, lambda: store.set("lost-1", ""))  # it began to wait later, and gives up later
+    late.start()
+    assert distributed._missing_ranks(30.0) == [2]
+    late.join()
 
 
 @pytest.mark.slow

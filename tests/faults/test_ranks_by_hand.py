@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -65,12 +66,27 @@ def test_a_rank_without_an_address(project, reported):
     ("WORLD_SIZE", "two", "WORLD_SIZE must be a whole number; found 'two'"),
     ("MASTER_PORT", "http", "MASTER_PORT must be a whole number; found 'http'"),
     ("RANK", "2", "RANK must be below WORLD_SIZE; RANK=2, WORLD_SIZE=2"),
+    ("MASTER_PORT", "99999", "cannot meet the others at 127.0.0.1:99999; port must have value from 0 to 65535"),
 ])
 def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refused):
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, message):
         find_ranks("env://", 1)
+
+
+@pytest.mark.parametrize("fault, environment, code, message", [
+    ("the port is taken", {"RANK": "0"}, 2, "rank 0 cannot meet the others at 127.0.0.1:{port}; "),
+    ("nobody listens", {"MASTER_PORT": "1"}, 2, "rank 1 cannot meet the others at 127.0.0.1:1; "),
+    ("there is no such host", {"MASTER_ADDR": "host.invalid"}, 2, "rank 1 cannot meet the others at host.inv"),
+    ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
+])
+def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, project, reported):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = project("ddp_train.py", "--dist-timeout", 2,
+                       environment={**HERE, "MASTER_PORT": str(port), **environment})
+    reported(f"ranks by hand: {fault}", done, code, message.format(port=port))
 
 
 @pytest.fixture

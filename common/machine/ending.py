@@ -1,0 +1,64 @@
+"""Being told to end: at once, with whatever was made on the way deleted, or, while training, after the step.
+
+SIGTERM is how a cluster takes a machine back, and SIGHUP how a terminal does. Ctrl-C always ends at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from common.machine.lifetime import TAG
+
+AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)
+AT_ONCE = (*AFTER_STEP, signal.SIGQUIT)
+
+_told = 0
+
+
+def told() -> int:
+    """Return the number of the signal by which this process was told to end after the step, or 0."""
+    return _told
+
+
+def end_at_once() -> None:
+    """Let signals raise SystemExit from now on, with 128 + their number, so that every `with` is left in good order."""
+    for number in AT_ONCE:
+        _handle(number, _exit)
+
+
+@contextlib.contextmanager
+def end_after_step(pass_on: Callable[[int], None] = lambda number: None) -> Iterator[None]:
+    """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
+
+    pass_on(number): called at each of these signals. Not in a comparison, which does not wait for the end of a step.
+    """
+    global _told
+    _told = 0
+
+    def tell(number, _):
+        global _told
+        _told = number
+        pass_on(number)
+
+    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(AFTER_STEP, tell)}
+    before = {number: _handle(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if not _told:  # else it is about to end, and is not to be disturbed
+                _handle(number, handler)
+
+
+def _handle(number, handler):
+    """Set what a signal does, unless it is ignored, as nohup wants it; return what it did before."""
+    before = signal.getsignal(number)
+    if before != signal.SIG_IGN and handler is not None:  # None: not Python's own
+        signal.signal(number, handler)
+    return before
+
+
+def _exit(number, _):
+    sys.exit(128 + number)

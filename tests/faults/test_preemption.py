@@ -1,0 +1,150 @@
+"""A training that is told to end, as a cluster does it, ends after the step, keeps what it has, and leaves nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import distributed
+from processes import PROJECT, child_environment
+
+SINGLE = ("data_parallel_train.py",)
+SPAWN = ("ddp_train.py", "--spawn", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+ACCELERATE = (*TORCHRUN[:-1], "accelerate_train.py")
+FSDP, PIPELINE = ("fsdp_train.py", "--spawn", "2"), ("pipeline_train.py", "--spawn", "2")
+STEPS = 60
+
+
+@pytest.fixture
+def training(data_root, tmp_path):
+    """training(command, name, fault, *flags): train two epochs; in the second, rank 1 or the only one does `fault`.
+
+    Returns the finished process, and what it left in a TMPDIR of its own.
+    """
+
+    def training(command, name, fault, *flags):
+        temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
+        injected = {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, "FAULT_EPOCH": "2",
+                    "FAULT_RANK": "0" if command is SINGLE else "1", "FAULT_TIME": str(tmp_path / "time")}
+        files = {flag: tmp_path / f"{name}.{flag}" for flag in ("output", "save", "checkpoint")}
+        named = [text for flag, file in files.items() for text in (f"--{flag}", file)]
+        done = subprocess.run(
+            [sys.executable, *map(str, (*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
+             "mlp", "--train-size", 48 * STEPS, "--batch-size", 48, "--epochs", 2, "--figure-dir", tmp_path, *named,
+             *flags))], cwd=PROJECT, capture_output=True, text=True, timeout=180, start_new_session=True,
+            env={**child_environment(), "TMPDIR": str(temporary), **(injected if fault else {})})
+        left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
+        shutil.rmtree(temporary)
+        done.left = [*left, *(path.name for path in tmp_path.glob("*.part"))]
+        return done
+
+    return training
+
+
+def learned(tmp_path, name):
+    epochs = json.loads((tmp_path / f"{name}.output").read_text())["epochs"]
+    losses = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"], epoch["samples"], epoch["steps"])
+              for epoch in epochs]
+    return losses, torch.load(tmp_path / f"{name}.save", weights_only=True)
+
+
+ITSELF, LAUNCHER = "os.kill(os.getpid(), signal.{})", "os.kill(os.getppid(), signal.{})"
+GROUP = "os.killpg(os.getpgrp(), signal.{})"
+
+
+@pytest.mark.parametrize("told, last", [
+    ((3, 3), 4), ((3, 9), 10), ((9, 3, 5), 10), ((1, 2, 1), 3), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)])
+def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
+    """told: after which of 20 steps each rank is told to end, whose steps begin together, as those of DDP do."""
+    store, together, ended = distributed.dist.HashStore(), threading.Barrier(len(told), timeout=20), {}
+    monkeypatch.setattr(distributed, "group_store", lambda: store)
+
+    def train(rank):
+        all_end_after = distributed.end_together(rank, len(told), torch.device("cpu"))
+        for step in range(1, 21):
+            together.wait()
+            ended[rank] = step
+            if step >= told[rank] and all_end_after(step):
+                break
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(told))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == dict.fromkeys(range(len(told)), last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command, fault, number, code, flags", [
+    (SINGLE, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
+    (SINGLE, GROUP, "SIGTERM", 143, ("--num-workers", 2)),  # its workers too
+    (SINGLE, ITSELF, "SIGHUP", 129, ("--loader", "resident")),
+    (SPAWN, LAUNCHER, "SIGTERM", 143, ("--num-workers", 2)),
+    (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
+    (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
+    (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
+    (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),
+    (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+    (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+], ids=str)
+def test_told_to_end_and_resumed(command, fault, number, code, flags, training, tmp_path, keep):
+    done = training(command, "cut", fault.format(number), *flags)
+    seconds = time.time() - float((tmp_path / "time").read_text())
+    said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
+    whom = {ITSELF: "a process", LAUNCHER: "the launcher", GROUP: "all processes"}[fault]
+    keep(f"{number} to {whom} of {' '.join((*command, *map(str, flags)))}", done.returncode,
+         said[0] if said else done.stderr, seconds)
+    assert done.returncode == code, done.stderr
+    steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
+    assert said == [f"Ended by {number} in epoch 2 after {steps}; go on with --resume {tmp_path / 'cut.checkpoint'}"]
+    if command == SPAWN and fault == ITSELF:
+        assert steps == f"{STEPS} steps"  # the others learned of it at the end of the epoch
+    else:
+        assert 1 <= int(steps.split()[0]) < STEPS
+    assert done.left == [] and not (tmp_path / "cut.save").exists()
+    shutil.copy(tmp_path / "cut.checkpoint", tmp_path / "rest.checkpoint")
+    rest = training(command, "rest", None, *flags, "--resume", tmp_path / "rest.checkpoint")
+    assert rest.returncode == 0 and f"resumed in epoch 2 after {steps}, whose times are sums of both" in rest.stdout
+    assert training(command, "whole", None, *flags).returncode == 0
+    (losses, weights), (expected, same) = learned(tmp_path, "rest"), learned(tmp_path, "whole")
+    assert losses == expected
+    assert all(torch.equal(weights[name], same[name]) for name in same)
+
+
+@pytest.mark.parametrize("number, code", [("SIGQUIT", 131), ("SIGINT", 130)])
+def test_ended_at_once(number, code, training, tmp_path, keep):
+    done = training(SINGLE, "cut", ITSELF.format(number), "--num-workers", 2)
+    keep(f"{number} to a script", done.returncode, done.stderr, time.time() - float((tmp_path / "time").read_text()))
+    assert (done.returncode, done.stderr, done.left) == (code, "", [])
+
+
+def test_told_to_end_without_a_checkpoint(project, tmp_path, keep):
+    done = project(*SINGLE, "--model", "mlp", "--epochs", 2, "--output", tmp_path / "file", "--figure-dir", tmp_path,
+                   environment={"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK":
+                                "0", "FAULT": ITSELF.format("SIGTERM"), "FAULT_TIME": str(tmp_path / "time")})
+    keep("SIGTERM to a script without --checkpoint", done.returncode, done.stderr, done.seconds)
+    assert done.returncode == 143
+    assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to go on from\n"
+    assert json.loads((tmp_path / "file").read_text())["reason"] == "SIGTERM ended it in epoch 1 after 1 step"
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_told_to_end_while_a_file_is_written(number, tmp_path, keep):
+    code = ("import os, signal, sys; from common.entry import run_script; from common.writing import replacing\n"
+            "def main():\n    with replacing('file'):\n"
+            f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)")
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+                          env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    keep(f"{number} while a file is written", done.returncode, done.stderr, time.perf_counter() - start)
+    assert done.returncode == {"SIGTERM": 143, "SIGHUP": 129, "SIGQUIT": 131}[number]
+    assert (done.stdout, done.stderr, [*tmp_path.iterdir()]) == ("", "", [])
