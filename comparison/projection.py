@@ -1,7 +1,6 @@
 """What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
 
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
 
 from common.words import count
 from comparison.measures import Summary
@@ -138,13 +137,13 @@ def _steps(report, batch):
 
 
 def _measured(report, devices, summaries):
-    """Median seconds per epoch of the row with the same first values on so many devices, if it was run."""
-    settings = attrgetter("model", "batch_size", "num_workers", "threads")
+    """Seconds per epoch of the row on so many devices that is planned as the first row is, if it was run."""
+    part = report.first.per_device_batch_size  # which follows from the number of devices
     for row in report.rows:
         method = method_of(row.configuration.method)
         wanted = method.baseline if devices == 1 else method.projected
         if (wanted and row.results and len(row.results[0].devices) == devices
-                and settings(row.configuration.planned) == settings(report.first)):
+                and replace(row.configuration.planned, per_device_batch_size=part) == report.first):
             return summaries[row.configuration.name].epoch_seconds
     return None
 

@@ -331,6 +331,13 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
         assert text in assumptions
 
 
+def test_the_projection_is_held_to_a_row_that_is_planned_as_the_first_one():
+    half = configuration("ddp", name="ddp-precision=bf16", num_workers=2, precision="bf16")
+    rows = row_of("single"), (half, runs("ddp", (0.4, 0.4, 0.4), count=2)), row_of("ddp", 2)
+    assert projected(*rows, cores=8).projection.points[1].measured_seconds == 0.5
+    assert projected(*rows[:2], cores=8).projection.points[1].measured_seconds is None
+
+
 def test_without_a_row_of_one_device_the_projection_is_what_the_probe_makes_it():
     analysis = projected(row_of("ddp", 2), cores=8)
     first, second, _ = analysis.projection.points
