@@ -52,8 +52,8 @@ def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
     results = {"model": "net", "ranks": 2, "steps": 2, "memory_parts": {
         "DDP": {"parameters": 2**21, "gradients": 2**21, "optimizer state": 2**22},
         "FSDP": {"parameters": 2**20, "gradients": 2**20, "optimizer state": 2**21}},
-        "seconds": {"no limit": {"DDP": [0.2, 0.4], "FSDP": [0.3, 0.6]},
-                    "1 Gbit/s": {"DDP": [1.0, 1.0], "FSDP": [1.5, 1.5]}}}
+        "seconds": {"no limit": {"DDP": [0.2, 0.3, 0.4], "FSDP": [0.3, 0.45, 0.6]},
+                    "1 Gbit/s": {"DDP": [1.0, 1.0, 1.0], "FSDP": [1.5, 1.5, 1.5]}}}
     header, _, ddp, fsdp = tables.sharding(results).splitlines()
     assert [text.strip() for text in header.strip("| ").split("|")][1:5] == [
         "parameters (MiB)", "gradients (MiB)", "optimizer state (MiB)", "no limit: step (ms)"]

@@ -173,7 +173,6 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run(stop=3))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(tmp_path)])
-    monkeypatch.setattr(compare_parallel.signal, "signal", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         compare_parallel.main()
     shown = capsys.readouterr()
