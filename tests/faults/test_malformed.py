@@ -52,7 +52,6 @@ MALFORMED = {
     "no environment": put("environment", {}),
     "an environment that is a list": put("environment", []),
     "a probe that is a list": put("probe", [1]),
-    "a probe without steps": drop("probe", "steps"),
     "no plan": put("plan", []),
     "a plan of null": put("plan", [None]),
     "a batch size that is a text": put("plan", 0, "planned", "batch_size", "64"),
@@ -141,7 +140,7 @@ def test_names_that_no_file_can_have(flags, project, tmp_path, reported):
     reported(f"{flags[-2]} of 300 characters", done, USAGE, "this name is too long for a file; ")
 
 
-@pytest.mark.parametrize("flag", ["--output", "--save", "--checkpoint", "--figure-dir"])
+@pytest.mark.parametrize("flag", ["--output", "--save", "--checkpoint"])
 def test_names_that_no_output_can_have(flag, parsed, tmp_path, refused):
     with refused(f"{flag} of 300 characters", USAGE, "cannot write ", "File name too long"):
         parsed(flag, tmp_path / TOO_LONG)

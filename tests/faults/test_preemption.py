@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ def training(data_root, tmp_path):
             [sys.executable, *map(str, (*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
              "mlp", "--train-size", 48 * STEPS, "--batch-size", 48, "--epochs", 2, "--figure-dir", tmp_path, *named,
              *flags))], cwd=PROJECT, capture_output=True, text=True, timeout=180, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
             env={**child_environment(), "TMPDIR": str(temporary), **(injected if fault else {})})
         left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
         shutil.rmtree(temporary)
@@ -144,6 +146,7 @@ def test_told_to_end_while_a_file_is_written(number, tmp_path, keep):
             f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)")
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
                           env={**child_environment(), "PYTHONPATH": str(PROJECT)})
     keep(f"{number} while a file is written", done.returncode, done.stderr, time.perf_counter() - start)
     assert done.returncode == {"SIGTERM": 143, "SIGHUP": 129, "SIGQUIT": 131}[number]
