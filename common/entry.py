@@ -37,7 +37,7 @@ def run_script(main, as_rank: bool = False) -> None:
     if not (as_rank and "RANK" in os.environ):
         end_at_once()
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
-        os.environ["HOME"] = "/nonexistent"  # with which libraries do better than without one
+        os.environ["HOME"] = os.devnull  # with which libraries do better than without one
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says that its cache is elsewhere
     if sys.stdout is not None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest

@@ -99,7 +99,7 @@ def short_name(name: str) -> str:
 def _keep_mode(descriptor, path):
     with contextlib.suppress(FileNotFoundError):
         before = path.stat()
-        with contextlib.suppress(PermissionError):  # only root may give a file away
+        with contextlib.suppress(OSError):  # only root may give a file away, to one whom its container knows
             os.fchown(descriptor, before.st_uid, before.st_gid)
         os.fchmod(descriptor, before.st_mode & 0o777)
 
