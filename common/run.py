@@ -25,6 +25,7 @@ from common.checkpoint import (
 )
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
+from common.data.loaders import end_workers_of
 from common.describe import describe_end, describe_epoch, describe_start
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
@@ -117,8 +118,9 @@ def run(
         sys.exit(128 + number)
 
     turns = Turns(context.rank, context.world_size)
-    records, evaluations = fit(
-        context, train_step, optimizer, schedule, loaders, config, records, after_epoch, turns.wait, begun, when_told)
+    with end_workers_of(loaders[0]):
+        records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, after_epoch,
+                                   turns.wait, begun, when_told)
     result = _after(context, model, optimizer, image_set, evaluations, turns, result)
     result = replace(result, epochs=tuple(records))
     if not is_finite(records[-1]):

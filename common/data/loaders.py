@@ -1,6 +1,8 @@
 """The batches of one rank: which images, in which order, augmented how, one at a time by workers or all at once."""
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +96,20 @@ class ResidentLoader:
             images = self.transform.take(order[batch], *(values[batch] for values in drawn))  # (B, H, W, C) uint8
             images = images.view(-1, len(self.factor)).float().mul_(self.factor).add_(self.offset)
             yield images.view(-1, *self.shape).permute(0, 3, 1, 2), labels[batch]  # (B, C, H, W), channels-last
+
+
+@contextlib.contextmanager
+def end_workers_of(loader) -> Iterator[None]:
+    """Let a loader's workers end in good order where an exception leaves the `with`, and would keep them.
+
+    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind.
+    """
+    try:
+        yield
+    except BaseException:
+        if iterator := getattr(loader, "_iterator", None):  # there is no public way to it
+            iterator._shutdown_workers()
+        raise
 
 
 def _check_memory(size, device):
