@@ -37,6 +37,12 @@ def test_nothing_is_proved_where_no_cause_is_named():
     assert remedies(*rows) == [] and plan_proof(analyse(report_of(*rows))) is None
 
 
+def test_what_makes_a_step_shorter_needs_no_remedy():
+    own = rank(halves(update=halves()["update"] - 3.0))
+    assert "update" in [cause.kind for cause in analyse(report_of(single(), ranks_row(own, own))).rows[1].causes]
+    assert remedies(single(), ranks_row(own, own)) == []
+
+
 @pytest.mark.parametrize("phase, change, flags", [
     ("exchange", "no exchange", ("--no-sync",)), ("forward", "batch 200", ("--batch-size", "200")),
     ("backward", "batch 200", ("--batch-size", "200")), ("update", "batch 200", ("--batch-size", "200"))])
@@ -100,10 +106,11 @@ def test_the_largest_cause_with_a_remedy_counts():
 
 
 def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
-    report = report_of(single(), slow("exchange"), budget=300.0, check_maths=True, prove=True)
+    report = report_of(single(), slow("exchange"), repeats=None, budget=300.0, check_maths=True, prove=True)
     proof = plan_proof(analyse(report))
     assert [row.name for row in proof.plan] == ["ddp", "ddp-no-exchange"]
     assert sorted(proof.order) == [(block, name) for block in (1, 2, 3) for name in ("ddp", "ddp-no-exchange")]
+    assert proof.settings["repeats"] == 3
     assert (proof.settings["budget"], proof.settings["check_maths"], proof.settings["prove"]) == (None, False, None)
     assert proof.probe == report.probe and proof.outcomes == ()
 
