@@ -28,16 +28,15 @@ from comparison.launch import run_once
 from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import make_order, make_plan
+from comparison.quantiles import CONFIDENCE, look_confidence
 from comparison.record import Row
 from comparison.statistics import (
-    CONFIDENCE,
     EQUAL,
     EQUAL_WITHIN,
     FASTER,
     SLOWER,
     UNDECIDED,
     Ratio,
-    look_confidence,
     not_told_apart,
     ratios,
 )

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.statistics import CONFIDENCE, t_quantile
+from comparison.quantiles import CONFIDENCE, t_quantile
 
 OUTSIDE = "outside"
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from common.describe import training_seconds
 from common.results import EpochRecord, PhaseTimes, RunResult
+from comparison.quantiles import CONFIDENCE, look_confidence
 from comparison.record import Report, Row
-from comparison.statistics import CONFIDENCE, EQUAL_WITHIN, Ratio, look_confidence, mean_interval, ratios
+from comparison.statistics import EQUAL_WITHIN, Ratio, mean_interval, ratios
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 

@@ -13,7 +13,8 @@ from comparison.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.fairness import units
 from comparison.measures import block_times
 from comparison.methods import Machine, script
-from comparison.report import terminal_text, warnings, write_csv, write_markdown
+from comparison.remarks import warnings
+from comparison.report import terminal_text, write_csv, write_markdown
 from comparison.results_file import read_results, write_results
 from comparison.statistics import ratios
 from comparison.tables import before_table, epoch_table

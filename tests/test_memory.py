@@ -12,7 +12,8 @@ from torch import nn
 from common.run import memory_parts
 from comparison.analysis import analyse
 from comparison.plots import _memory_finding, draw_all
-from comparison.report import definitions, terminal_text, write_csv, write_markdown
+from comparison.remarks import definitions
+from comparison.report import terminal_text, write_csv, write_markdown
 from comparison.tables import main_table, memory_table
 from comparison.verdict import verdict
 from processes import PROJECT

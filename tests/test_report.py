@@ -22,7 +22,8 @@ from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import all_reduce_milliseconds
 from comparison.record import Equivalence
-from comparison.report import definitions, notes, present, terminal_text, warnings, write_csv, write_markdown
+from comparison.remarks import definitions, notes, warnings
+from comparison.report import present, terminal_text, write_csv, write_markdown
 from comparison.results_file import read_results, write_results
 from comparison.statistics import ratios, residual_deviation, resolution
 from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables

@@ -10,6 +10,7 @@ from scipy import stats
 
 from common.words import count
 from comparison.measures import run_seconds, summarize, unsteadiness
+from comparison.quantiles import dunnett_quantile, look_confidence, t_quantile
 from comparison.statistics import (
     DISTURBED,
     EQUAL,
@@ -18,14 +19,11 @@ from comparison.statistics import (
     TOO_FEW,
     UNDECIDED,
     Ratio,
-    dunnett_quantile,
-    look_confidence,
     mean_interval,
     not_told_apart,
     ratios,
     residual_deviation,
     resolution,
-    t_quantile,
 )
 from reports import configuration, report_of, runs
 from test_results import make_result

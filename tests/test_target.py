@@ -11,7 +11,7 @@ from common.engine import Evaluation, build_optimizer, build_schedule, fit
 from common.results import write_result
 from comparison.analysis import analyse
 from comparison.launch import run_once
-from comparison.report import definitions
+from comparison.remarks import definitions
 from comparison.tables import main_table
 from comparison.verdict import recommendations, verdict
 from reports import configuration, report_of, runs
