@@ -22,18 +22,15 @@ from common.agreement import refuse_different_ranks
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import (
-    group_store,
-    name_lost_ranks,
-    rank_device,
-    rank_traits,
-)
+from common.distributed import group_store, rank_traits
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
 from common.errors import MACHINE, USAGE, SuiteError
+from common.lost_ranks import name_lost_ranks
 from common.machine.environment import require_torchvision
 from common.machine.setup import prepare_process
 from common.models import build_model
+from common.ranks import rank_device
 from common.run import run
 from common.timing import LastGradient
 

@@ -26,19 +26,13 @@ from common.arguments import positive_int
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import (
-    find_ranks,
-    join_group,
-    name_lost_ranks,
-    rank_device,
-    rank_traits,
-    refuse_without_ranks,
-    spawn_ranks,
-)
+from common.distributed import join_group, rank_traits
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
+from common.lost_ranks import name_lost_ranks
 from common.machine.setup import prepare_process
 from common.models import build_model
+from common.ranks import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
 from common.run import run
 
 

@@ -32,22 +32,14 @@ from common.config import add_dist_timeout, parse, script_parser
 from common.cuts import balanced_cut
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import (
-    Place,
-    find_ranks,
-    gather,
-    group_traits,
-    join_group,
-    name_lost_ranks,
-    rank_device,
-    refuse_without_ranks,
-    spawn_ranks,
-)
+from common.distributed import gather, group_traits, join_group
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
 from common.errors import USAGE, SuiteError
+from common.lost_ranks import name_lost_ranks
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
+from common.ranks import Place, find_ranks, rank_device, refuse_without_ranks, spawn_ranks
 from common.run import run
 from common.words import count
 

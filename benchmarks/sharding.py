@@ -24,13 +24,14 @@ import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed import find_ranks, gather, join_group, shutdown
+from common.distributed import gather, join_group, shutdown
 from common.engine import build_optimizer, to_device
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
+from common.ranks import find_ranks
 from common.run import memory_parts
 from common.writing import write_json
 from ddp_train import COMPRESS, share_out

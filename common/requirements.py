@@ -5,6 +5,6 @@ import os
 
 from common.packages import PACKAGES, load, require
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or c10d warns of each attempt to connect; errors are reported
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect; its errors are reported
 require(PACKAGES)
 load("torch")

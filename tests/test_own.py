@@ -220,6 +220,19 @@ def test_a_folder_is_decoded_once_and_again_when_a_file_changes(images, tmp_path
     assert len(load_image_set(config).train_labels) == 13
 
 
+@pytest.mark.parametrize("loader", ["dataloader", "resident"])
+def test_a_channel_that_is_the_same_everywhere_becomes_zero(loader, tmp_path):
+    for part in ("train", "test"):
+        for name in ("dark", "light"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (8, 8), (number, 0, 71)).save(tmp_path / part / name / f"{number}.png")
+    config = config_of(tmp_path, tmp_path / "data", image_size=8, batch_size=4, loader=loader, augment=False)
+    train_loader, *_ = make_loaders(load_image_set(config), config)
+    images, _ = next(iter(train_loader))
+    assert (images[:, 1:].abs() < 1e-6).all() and images[:, 0].std() > 0.5
+
+
 def test_a_changed_image_behind_a_link_is_seen(images, tmp_path):
     (tmp_path / "subset").mkdir()
     for part in ("train", "test"):

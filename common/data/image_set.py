@@ -116,14 +116,18 @@ def _load_synthetic(name, root):
 
 
 def _statistics(images):
-    """Mean and standard deviation per channel, on a 0..1 scale, of images (N, H, W[, 3]) uint8."""
+    """Mean and standard deviation per channel, on a 0..1 scale, of images (N, H, W[, 3]) uint8.
+
+    Of a channel that is the same everywhere, the deviation counts as 1: loaders divide by it.
+    """
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in images.reshape(-1, 3 if images.ndim == 4 else 1).T:
         counts = np.bincount(channel, minlength=256)  # a copy of all pixels as floats would be eight times their size
         mean = np.average(values, weights=counts)
         means.append(float(mean))
-        deviations.append(float(np.sqrt(np.average((values - mean) ** 2, weights=counts))))
+        constant = np.count_nonzero(counts) == 1
+        deviations.append(1.0 if constant else float(np.sqrt(np.average((values - mean) ** 2, weights=counts))))
     return tuple(means), tuple(deviations)
 
 

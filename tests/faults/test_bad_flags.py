@@ -10,8 +10,8 @@ import torch
 
 from common.compiled import replace_network
 from common.config import MODELS
-from common.distributed import rank_device
 from common.errors import MACHINE, USAGE
+from common.ranks import rank_device
 from comparison import session
 from comparison.plan import parse_method
 from reports import configuration, report_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import distributed
+from common import lost_ranks
 from comparison.launch import run_once
 from processes import PROJECT, child_environment
 from reports import configuration
@@ -108,13 +108,13 @@ def test_a_rank_that_is_stopped(command, lost, tmp_path):
 
 def test_a_rank_that_still_waits_is_not_the_one_that_hangs(monkeypatch):
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(distributed, "group_store", lambda: store)
-    monkeypatch.setattr(distributed, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(lost_ranks, "group_store", lambda: store)
+    monkeypatch.setattr(lost_ranks, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     late = threading.Timer(1.0, lambda: store.set("lost-1", ""))  # it began to wait later, and gives up later
     late.start()
-    assert distributed._missing_ranks(30.0) == [2]
+    assert lost_ranks._missing_ranks(30.0) == [2]
     late.join()
 
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from common.agreement import refuse_different_ranks
 from common.data.image_set import load_image_set
-from common.distributed import find_ranks
 from common.errors import USAGE, SuiteError
+from common.ranks import find_ranks
 from processes import PROJECT, child_environment
 from test_data import make_config, make_image_set
 from training import CPU

@@ -1,0 +1,207 @@
+"""Starting ranks, one process for each device, and how each finds the others."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
+
+from common.agreement import tell_all
+from common.checkpoint import content_of, read_checkpoint
+from common.config import RunConfig
+from common.data.image_set import load_image_set
+from common.entry import run_script
+from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
+from common.machine.ending import end_after_step, told
+from common.machine.environment import available_cores, available_devices, free_memory
+from common.machine.lifetime import end_with_parent, temporary_directory
+from common.machine.setup import check_precision
+from common.totals import per_process, total_workers
+from common.words import count
+
+# what init_process_group's env:// needs, with an example of each
+ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)))
+GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
+
+
+def refuse_without_ranks(options) -> None:
+    """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks."""
+    if not options.spawn and "RANK" not in os.environ:
+        script = Path(sys.argv[0]).name
+        raise SuiteError(f"{script} runs one process per device", "found neither torchrun nor --spawn",
+                         f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2", USAGE)
+
+
+def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
+    """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
+
+    Raises SuiteError (MACHINE) if this machine has fewer GPUs than ranks.
+    """
+    devices = available_devices(kind)
+    if devices[0].type == "cpu":
+        return devices[0]
+    if local_world_size > len(devices):
+        raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
+                         "start fewer ranks, or type --device cpu", MACHINE)
+    return devices[local_rank]
+
+
+def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int | None = None) -> None:
+    """Call `train(config, options, init_method)` in `world_size` new processes, with torchrun's environment variables.
+
+    data_ranks: among how many of them each batch is divided, all by default.
+    What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
+    rank that fails; its siblings are stopped then.
+    """
+    os.environ.pop("RANK", None)  # a cluster's: this process is no rank
+    device = rank_device(config.device, 0, world_size)
+    if device.type == "cpu":  # this process shall hold no memory of a GPU
+        check_precision(config, device)
+    data_ranks = data_ranks or world_size
+    per_process("--batch-size", config.batch_size, data_ranks)
+    per_process("--num-workers", total_workers(config.num_workers, data_ranks), data_ranks)
+    image_set = load_image_set(config)
+    if config.resume:
+        read_checkpoint(config, options, content_of(config, image_set), world_size)
+    _refuse_too_many(world_size)
+    if world_size > available_cores() and device.type == "cpu" and not config.quiet:
+        print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
+    with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
+        ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
+
+        def pass_on(number):
+            for process in ranks.processes:
+                if process.is_alive():
+                    os.kill(process.pid, number)
+
+        try:
+            with end_after_step(pass_on):
+                while not ranks.join():
+                    pass
+        except ProcessExitedException as error:
+            spoken = any(_error_file(directory, rank).exists() for rank in range(world_size))
+            if error.exit_code in ENDED:
+                sys.exit(FAILED if spoken else error.exit_code)
+            if spoken:
+                sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
+            if told():  # before its training, a rank ends by the signal itself
+                sys.exit(128 + told())
+            killed = error.exit_code == -signal.SIGKILL
+            advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
+            raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
+                             FAILED) from None
+        finally:
+            for process in ranks.processes:
+                process.terminate()
+            for process in ranks.processes:
+                process.join(GRACE_SECONDS)
+                process.kill()  # does nothing to one that has ended
+                process.join()
+
+
+def _refuse_too_many(ranks):
+    """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
+    own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
+    if ranks * own > free:
+        raise SuiteError(f"{ranks} ranks do not fit into memory", f"each takes at least {own / 2**20:,.0f} MiB, "
+                         f"{free / 2**20:,.0f} MiB are free", "start fewer ranks", MACHINE)
+
+
+def _start_rank(rank, train, config, options, directory, parent):
+    end_with_parent()
+    if os.getppid() != parent:  # it was killed before the kernel knew
+        os._exit(FAILED)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
+    run_script(lambda: train(config, options, f"file://{directory}/rendezvous"), as_rank=True)
+
+
+def _error_file(directory, rank):
+    return Path(directory, f"rank-{rank}.json")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the ranks, and the store through which they talk until there is a group."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    store: dist.Store
+    timeout: timedelta
+
+
+def find_ranks(init_method: str, timeout_seconds: float) -> Place:
+    """Find the other ranks; return this one's Place among them.
+
+    The store is what init_process_group takes. The numbers come from the environment; a launcher that sets no local
+    ones, among the ranks of this machine, is fine: then the ranks count themselves by the names of their hosts. Raises
+    SuiteError (USAGE) if a variable is missing or no number, or names a place where ranks cannot meet; (FAILED) if not
+    all of them come.
+    """
+    rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
+    if rank >= world_size:
+        raise SuiteError("RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}",
+                         "number the ranks from 0", USAGE)
+    if init_method == "env://":
+        _variable("MASTER_ADDR")
+        _whole_number("MASTER_PORT")
+    try:
+        store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if isinstance(error, dist.DistStoreError):
+            advice = "start the missing ones, or give them more time with --dist-timeout"
+            raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
+        advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
+        raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
+    store.set_timeout(timeout)  # a file's store has not been told
+    store = of_attempt(store)
+    hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
+    if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
+        return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
+    host = hosts[rank]
+    return Place(rank, world_size, hosts[:rank].count(host), hosts.count(host), store, timeout)
+
+
+def plain_cause(error: Exception) -> str:
+    """Return what an error of torch's says, without the C++ frames that may follow."""
+    return str(error).partition("Exception raised from")[0].strip()
+
+
+def _variable(name):
+    if not os.environ.get(name):
+        raise SuiteError(f"a rank needs {', '.join(ENVIRONMENT)}", f"{name} is not set", _setting(name), USAGE)
+    return os.environ[name]
+
+
+def _whole_number(name):
+    if not _variable(name).isdecimal():
+        raise SuiteError(f"{name} must be a whole number", f"found {os.environ[name]!r}", _setting(name), USAGE)
+    return int(os.environ[name])
+
+
+def _setting(name):
+    return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
+
+
+def of_attempt(store: dist.Store) -> dist.Store:
+    """Return the part of a store that is this attempt's own.
+
+    After a restart by torchrun, a store still holds what the ranks put there which are gone
+    (github.com/pytorch/pytorch/issues/135712).
+    """
+    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
