@@ -1,4 +1,5 @@
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from common.config import parse, script_parser
 from processes import PROJECT, child_environment
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # that a test starts
 
 
 def pytest_collection_modifyitems(items):
