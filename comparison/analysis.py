@@ -218,7 +218,7 @@ def _result(report, row, standing):
     if check and check.status == "failed":
         words.append("failed: " + ("computes something else" if check.difference else "not checked"))
     if row.troubles:
-        words.append(f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}")
+        words.append(row.trouble + (f" {row.configuration.planned.batch}" if row.out_of_memory else ""))
     if not row.results:
         return "; ".join(words) or "not run"
     allowed = report.settings["allow_unequal"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import SuiteError, describe_exit
+from common.errors import OUT_OF_MEMORY, SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
@@ -34,9 +34,9 @@ class Outcome:
     """What became of one run. `result` is None if it left none.
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
-    it is whole; else "failed" with the cause. wall_seconds: from its start to its exit, without what it waited for its
-    turns. foreign_cores: how many cores processes other than the run's kept busy during its turns, on average, where
-    that is known (see busy_seconds).
+    it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
+    wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
+    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds).
     """
 
     configuration: str
@@ -65,6 +65,7 @@ class Run:
         self._log = self._file.with_suffix(".log")
         self._command = (*configuration.command, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
                          str(directory))
+        self._planned = configuration.planned
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
@@ -120,6 +121,8 @@ class Run:
         status, why = "failed", cause(exit_code, self._log)
         if timed_out:
             status, why = "timed out", f"stopped after {self._timeout:g} s"
+        elif ran_out_of_memory(why):
+            status, why = OUT_OF_MEMORY, f"{self._planned.batch}: {why}"
         if not self._file.exists():
             return Outcome(status=status, reason=f"{why}, before its first epoch (log: {self._log})", **known)
         try:
@@ -231,6 +234,11 @@ def stop(child: subprocess.Popen, tag: str) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     kill_tagged(tag)
+
+
+def ran_out_of_memory(line: str) -> bool:
+    """Return whether an error line, without its `error: `, says that memory did not suffice."""
+    return bool(re.match(rf"([^;]*: )?{OUT_OF_MEMORY};", line))
 
 
 def cause(exit_code: int, log: Path) -> str:

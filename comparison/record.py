@@ -1,9 +1,11 @@
 """A comparison as data: its settings, its plan, and every run's outcome."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
 from common.results import RunResult
 from common.words import count
@@ -50,6 +52,18 @@ class Row:
         return [outcome for outcome in self.outcomes if outcome.status != "ok"]
 
     @property
+    def trouble(self) -> str:
+        """How many of the runs ended in which other way, in words; empty where all ended well."""
+        runs = count(len(self.outcomes), "run")
+        return ", ".join(f"{number} of {runs} {status}"
+                         for status, number in Counter(outcome.status for outcome in self.troubles).items())
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory did not suffice in any run."""
+        return any(outcome.status == OUT_OF_MEMORY for outcome in self.outcomes)
+
+    @property
     def missed(self) -> list[Outcome]:
         """The runs that trained to their end without the target accuracy."""
         return [outcome for outcome in self.outcomes if outcome.status == "not reached"]
@@ -89,7 +103,8 @@ class Row:
 class Equivalence:
     """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
 
-    status: ok, expected (it differs on purpose) or failed; `reason` says why where it is not ok, or what is rounded.
+    status: ok, expected (it differs on purpose), out of memory or failed; `reason` says why where it is not ok, or what
+    is rounded.
     """
 
     difference: float | None
@@ -187,9 +202,13 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether any run failed, or computes something else than one device does."""
+        """Whether any run failed, or computes something else than one device does.
+
+        That memory does not suffice for a row is a result, unless it suffices for none.
+        """
         wrong = any(check.status == "failed" for check in self.equivalence.values())
-        return wrong or any(row.troubles for row in self.all_rows)
+        statuses = {outcome.status for row in self.all_rows for outcome in row.outcomes}
+        return wrong or bool(statuses - {"ok", OUT_OF_MEMORY}) or statuses == {OUT_OF_MEMORY}
 
     @property
     def asked(self) -> str:

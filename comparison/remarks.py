@@ -136,6 +136,8 @@ def not_measured(report: Report) -> list[str]:
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
     sentences += [f"What the exchange of gradients costs {method.called}: --methods ladder tells it."
                   for method in map(method_of, methods) if method.parts and method.parts.no_exchange not in methods]
+    sentences += [f"{row.label}: it ran out of memory {row.configuration.planned.batch}; a smaller one may fit."
+                  for row in report.rows if row.out_of_memory and not row.results]
     if report.environment.get("gpus") and report.first.device == "cpu":
         sentences.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common.errors import DATA, USAGE, SuiteError
+from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.reading import check_types, read_text
 from common.results import result_from_dict
@@ -129,6 +129,6 @@ def resumed(report: Report, path: Path) -> Report:
     if changed:
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
                          "type the flags of then, or leave out --resume to start anew", USAGE)
-    done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
+    done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
     return replace(report, order=earlier.order, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
                    in_turns=earlier.in_turns, looks=earlier.looks)

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from common.arguments import MOST
 from common.config import MODELS
-from common.errors import MACHINE, USAGE, SuiteError
+from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count
 from common.writing import remove_torn
@@ -125,14 +125,27 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
 
 
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
-    """Run these configurations of a block; yield what became of each as soon as it has ended."""
+    """Run these configurations of a block; yield what became of each as soon as it has ended.
+
+    One that runs out of memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
+    """
     plan = {configuration.name: with_cut(configuration, report.probe) for configuration in report.plan}
     seed, timeout = (report.settings["seed"] + block - 1) % (MOST + 1), report.settings["timeout"]
     if report.in_turns:
-        yield from take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed)
-        return
+        alone = []
+        for outcome in take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed):
+            if outcome.status == OUT_OF_MEMORY:
+                alone.append(outcome.configuration)
+            else:
+                yield outcome
+        names = alone
     for name in names:
-        yield run_once(plan[name], block, seed, directory / "runs", timeout)
+        outcome = run_once(plan[name], block, seed, directory / "runs", timeout)
+        if report.in_turns and outcome.status == "ok":
+            note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
+            reason = "; ".join(filter(None, (outcome.result.reason, note)))
+            outcome = replace(outcome, result=replace(outcome.result, reason=reason))
+        yield outcome
 
 
 def _tell_block(report, block):

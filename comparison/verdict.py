@@ -20,8 +20,7 @@ def _paragraph(analysis, entry):
     row, standing = entry.row, entry.standing
     if row.configuration.skip:
         return f"skipped: {row.configuration.skip}."
-    broken = [f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}: "
-              f"{row.troubles[0].reason}."] if row.troubles else []
+    broken = [f"{row.trouble}: {row.troubles[0].reason}."] if row.troubles else []
     if not row.results:
         return " ".join(broken or ["not run."])
     if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
