@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from common.run import memory_parts
+from comparison import plots
 from comparison.analysis import analyse
-from comparison.plots import _memory_finding, draw_all
+from comparison.methods import METHODS
+from comparison.plots import _choice, _memory_finding, draw_all
 from comparison.remarks import definitions
 from comparison.report import terminal_text, write_csv, write_markdown
+from comparison.statistics import mean_interval
 from comparison.tables import main_table, memory_table
 from comparison.verdict import verdict
 from processes import PROJECT
@@ -110,11 +113,48 @@ def test_the_report_shows_what_a_device_holds_beside_its_time(tmp_path):
     assert memory_table(unknown, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.parametrize("peak, seconds, finding", [
+    (150, 1.0, "“DDP”: 2.00 [2.00, 2.00] times as fast as “SINGLE”,\nwith 1.50 times as much memory per device"),
+    (60, 3.0, "“DDP”: 0.67 [0.67, 0.67] times as fast as “SINGLE”,\nwith 0.60 times as much memory per device"),
+    (150, 3.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
+    (90, 2.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
+])
+def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
+    ddp = runs("ddp", [seconds * factor for factor in (1.0, 1.01, 0.99)], count=2, peak_memory_bytes=(peak * MIB, MIB))
+    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("ddp"), ddp))
+    assert _choice(analyse(report).done) == finding
+
+
+def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
+    simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
+    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), simulated, (configuration("ddp"), [
+        *runs("ddp", (1.0,), peak_memory_bytes=(30 * MIB,)), *runs("ddp", (1.1,), peak_memory_bytes=(50 * MIB,)),
+        *runs("ddp", (1.2,), peak_memory_bytes=(40 * MIB,))]))
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    plots._time_and_memory(analyse(report), tmp_path)
+    (axis,) = figures[0].axes
+    points = {point.get_label(): point for point in axis.containers}
+    assert [*points] == ["SINGLE", "DDP"] and "1 simulated row left out" in figures[0].get_suptitle()
+    line, _, (memory_bar, time_bar) = points["DDP"]
+    assert line.get_color() == METHODS["ddp"].look.color and line.get_marker() == METHODS["ddp"].look.marker
+    (peak,), (seconds,) = line.get_data()
+    assert (peak, seconds) == (40, pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3)))
+    assert [end[0] for end in memory_bar.get_segments()[0]] == [30, 50]
+    low, high = (end[1] for end in time_bar.get_segments()[0])
+    assert (low, high) == pytest.approx(mean_interval([1.0, 1.1, 1.2])) and low < 1.0 and high > 1.2
+
+
 def test_figure_file_and_definition(tmp_path):
     analysis = analyse(compared(150, 150))
-    assert tmp_path / "memory.png" in draw_all(analysis, tmp_path) and (tmp_path / "memory.png").stat().st_size > 1e4
-    assert "memory.png" not in [path.name for path in draw_all(
-        analyse(report_of((configuration(), runs(peak_memory_bytes=())))), tmp_path)]
+    drawn = draw_all(analysis, tmp_path)
+    for name in ("memory.png", "time-memory.png"):
+        assert tmp_path / name in drawn and (tmp_path / name).stat().st_size > 1e4
+    old = (configuration(), runs(peak_memory_bytes=()))
+    simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
+    for rows, figures in (([old], set()), ([old, simulated], {"memory.png"})):
+        names = {path.name for path in draw_all(analyse(report_of(*rows)), tmp_path)}
+        assert names & {"memory.png", "time-memory.png"} == figures
     write_csv(analysis, tmp_path / "results.csv")
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
