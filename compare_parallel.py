@@ -108,6 +108,9 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
         print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
               "fast as many devices would be, their times do not say", file=sys.stderr)
+    if arguments.memory_limit and machine.gpus:
+        raise SuiteError("--memory-limit is for a CPU", f"the rows run on {count(machine.gpus, 'GPU')}",
+                         "leave it out, or type --device cpu", USAGE)
     blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:

@@ -36,10 +36,10 @@ from common.entry import run_script
 from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
+from common.machine.memory import peak_resident_bytes
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model
 from common.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
-from common.run import peak_resident_bytes
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
