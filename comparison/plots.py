@@ -211,8 +211,9 @@ def _time_and_memory(analysis, path):
     for entry in shown:
         summary, memory = entry.summary, entry.summary.memory
         low, high = summary.epoch_interval or (summary.epoch_seconds, summary.epoch_seconds)
+        batch = f", batch {entry.row.configuration.planned.batch_size:,}" if analysis.report.fitted else ""
         axis.errorbar(
-            memory.peak / 2**20, summary.epoch_seconds, label=entry.label, capsize=5,
+            memory.peak / 2**20, summary.epoch_seconds, label=entry.label + batch, capsize=5,
             xerr=[[(memory.peak - memory.lowest) / 2**20], [(memory.highest - memory.peak) / 2**20]],
             yerr=[[summary.epoch_seconds - low], [high - summary.epoch_seconds]],
             **{**_style(analysis, entry), "linestyle": "none", "markersize": 11})

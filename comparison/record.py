@@ -9,6 +9,7 @@ from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
 from common.results import RunResult
 from common.words import count
+from comparison.fitting import Trial
 from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
@@ -119,6 +120,7 @@ class Report:
     probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
     rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
     many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
+    trials: with --fit-batch, the batches that each row was tried with; then the plan has the largest that fit.
     """
 
     command: str
@@ -131,6 +133,7 @@ class Report:
     equivalence: dict[str, Equivalence] = field(default_factory=dict)
     in_turns: bool = False
     looks: tuple[tuple[int, float], ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -211,6 +214,11 @@ class Report:
         return wrong or bool(statuses - {"ok", OUT_OF_MEMORY}) or statuses == {OUT_OF_MEMORY}
 
     @property
+    def fitted(self) -> bool:
+        """Whether each row has the largest batch that fits, and so trains otherwise than the others."""
+        return bool(self.settings.get("fit_batch"))
+
+    @property
     def asked(self) -> str:
         """What the rows are compared by."""
         target = self.settings.get("target_accuracy")
@@ -224,6 +232,8 @@ class Report:
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
+        if self.fitted:
+            scaling = "each with its LARGEST BATCH"
         steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
         return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "

@@ -19,6 +19,7 @@ from common.words import count
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
+from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.plan import file_name, type_flags, with_cut
@@ -27,7 +28,7 @@ from comparison.record import Report
 from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
 from comparison.turns import take_turns, why_not_in_turns
-from comparison.verdict import resolution
+from comparison.verdict import resolution, tell_trial
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -89,12 +90,15 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     if not _left(report):
         return report
     if not report.probe:
-        probe = _probe(report, shared_flags)
-        obstacle = why_not_in_turns(report.plan, probe)
+        report = replace(report, probe=_probe(report, shared_flags))
+        _tell_cuts(report)
+    if report.fitted:
+        report = fit_batches(report, directory)
+    if not report.outcomes:
+        obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
         print(f"Rows run whole, one after the other, and not in turns: {obstacle}" if obstacle else
               "The rows of a block take turns, epoch by epoch, so that their runs end together")
-        report = replace(report, probe=probe, in_turns=not obstacle)
-        _tell_cuts(report)
+        report = replace(report, in_turns=not obstacle)
     if report.settings["check_maths"] and not report.equivalence:
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
@@ -122,6 +126,21 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         write_results(report, directory)
         _tell_block(report, block)
     return report
+
+
+def fit_batches(report: Report, directory: Path) -> Report:
+    """Return the report whose rows have the largest batch that fits; what was tried already is not tried again.
+
+    Each trial is on disk before the next.
+    """
+    for row in report.plan:
+        while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
+            trial = try_batch(with_cut(row, report.probe), batch, report.settings["seed"], directory / "runs",
+                              report.settings["timeout"])
+            report = replace(report, trials=(*report.trials, trial))
+            write_results(report, directory)
+            print(f"Batch {batch:,}, {row.label}: {tell_trial(trial)}", flush=True)
+    return replace(report, plan=with_largest(report.plan, report.trials))
 
 
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:

@@ -474,8 +474,8 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace('"schema_version": 6', '"schema_version": 7', 1), "version is 7.*update this"),
-    (lambda text: text.replace('"schema_version": 6', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace('"schema_version": 7', '"schema_version": 8', 1), "version is 8.*update this"),
+    (lambda text: text.replace('"schema_version": 7', '"schema_version": 1', 1), "run the comparison again"),
     (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
