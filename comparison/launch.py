@@ -70,6 +70,7 @@ class Run:
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
         self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
+        self._oom_kills = 0  # when it began
 
     def __enter__(self) -> "Run":
         return self
@@ -100,6 +101,7 @@ class Run:
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
+        self._oom_kills = oom_kills()
         directory = self._resources.enter_context(temporary_directory())
         self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
         self._child = self._resources.enter_context(started(self._command, self._log, self._gate.environment))
@@ -123,6 +125,8 @@ class Run:
             status, why = "timed out", f"stopped after {self._timeout:g} s"
         elif ran_out_of_memory(why):
             status, why = OUT_OF_MEMORY, f"{self._planned.batch}: {why}"
+        elif re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # of a rank, or of a loader's worker
+            status, why = OUT_OF_MEMORY, f"{self._planned.batch}: the kernel killed a process for its memory: {why}"
         if not self._file.exists():
             return Outcome(status=status, reason=f"{why}, before its first epoch (log: {self._log})", **known)
         try:
@@ -160,6 +164,17 @@ def children_seconds() -> float:
     """Return the CPU seconds that this process's children used which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory since this machine started; 0 if it is silent.
+
+    On Linux, oom_kill in /proc/vmstat, where those of all control groups count too.
+    """
+    with contextlib.suppress(OSError):
+        if kills := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(kills[1])
+    return 0
 
 
 def run_child(

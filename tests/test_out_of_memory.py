@@ -8,7 +8,7 @@ import torch
 
 from common.entry import explained
 from common.errors import OUT_OF_MEMORY, is_out_of_memory
-from comparison import equivalence, session
+from comparison import equivalence, launch, session
 from comparison.analysis import analyse
 from comparison.launch import ran_out_of_memory, run_once
 from comparison.record import Equivalence
@@ -52,6 +52,32 @@ def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
     assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
     assert outcome.reason == (("at a batch of 4,096, 2,048 per device: " if memory else "")
                               + f"{line}, before its first epoch (log: {tmp_path / 'ddp-1.log'})")
+
+
+@pytest.mark.parametrize("code, kills, status", [
+    ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
+    ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
+    ("sys.exit('error: a loader worker died; DataLoader worker (pid 7) is killed by signal: Killed. ; add memory')",
+     [3, 4], OUT_OF_MEMORY),
+    ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
+])
+def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
+    counts = iter(kills)
+    monkeypatch.setattr(launch, "oom_kills", lambda: next(counts))
+    row = replace(configuration(batch_size=64, per_device_batch_size=64), command=(
+        sys.executable, "-c", f"import os, sys; {code}"))
+    outcome = run_once(row, 1, 42, tmp_path)
+    killed = "at a batch of 64: the kernel killed a process for its memory: "
+    assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize("text, kills", [("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)])
+def test_the_kernel_counts_what_it_kills(text, kills, tmp_path, monkeypatch):
+    (tmp_path / "vmstat").write_text(text)
+    monkeypatch.setattr(launch, "Path", lambda _: tmp_path / "vmstat")
+    assert launch.oom_kills() == kills
+    (tmp_path / "vmstat").unlink()
+    assert launch.oom_kills() == 0
 
 
 # ---- shown
