@@ -71,6 +71,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
         help="percent by which times may differ and be practically equal (3)")
     add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
+    add("--fit-batch", action="store_true",
+        help="give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
+             "--memory-limit on a CPU")
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
@@ -95,11 +98,27 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
     if not arguments.repeats and not arguments.margin:
         arguments.budget = arguments.budget or BUDGET
+    if arguments.fit_batch:
+        refuse_with_fit_batch(parser, arguments)
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [default_model(arguments.dataset)]
     check_image_size(arguments.dataset, arguments.image_size)
     always = ["--dataset", arguments.dataset, "--epochs", str(arguments.epochs)]
     return arguments, [*always, *given_flags(parser, arguments)]
+
+
+def refuse_with_fit_batch(parser, arguments) -> None:
+    """Let the parser refuse what would give rows a batch, or an epoch other images, or judge by an equal batch."""
+    others = {"--scaling weak": arguments.scaling == "weak", "--max-steps": arguments.max_steps,
+              "several values of --batch-size": len(arguments.batch_size) > 1, "--project": arguments.project,
+              "--against": arguments.against, "--prove": arguments.prove}
+    own = [method for choices in arguments.methods or () for method, values in choices if "batch_size" in values]
+    others |= {f"{method}:batch-size": True for method in own}
+    for typed, given in others.items():
+        if given:
+            advice = "; --train-size N makes it shorter" if typed == "--max-steps" else ""
+            parser.error(f"--fit-batch gives each row a batch of its own and every epoch the same images: leave out "
+                         f"{typed}{advice}")
 
 
 def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
@@ -108,6 +127,12 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
         print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
               "fast as many devices would be, their times do not say", file=sys.stderr)
+    if arguments.memory_limit and machine.gpus:
+        raise SuiteError("--memory-limit is for a CPU", f"the rows run on {count(machine.gpus, 'GPU')}",
+                         "leave it out, or type --device cpu", USAGE)
+    if arguments.fit_batch and not machine.gpus and not arguments.memory_limit:
+        raise SuiteError("--fit-batch on a CPU needs a limit", "whoever fills its memory stops the whole machine",
+                         "type e.g. --memory-limit 2GiB", USAGE)
     blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:

@@ -44,6 +44,14 @@ def seconds(text: str) -> float:
                                  "a time above 0, e.g. 90s, 20m or 2h")
 
 
+def memory(text: str) -> int:
+    """Parse an amount of memory, e.g. "800MiB" or "2GiB", and return bytes."""
+    unit = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(text[-3:], 1)
+    amount = _number(text[:-3] if unit > 1 else text, float, lambda value: math.isfinite(value) and value * unit >= 1,
+                     "an amount of memory of at least a byte, e.g. 800MiB or 2GiB")
+    return int(unit * amount)
+
+
 def percentage(text: str) -> float:
     """Parse a number of percent above 0 and below 100, e.g. "3" or "3%", and return the share."""
     return _number(text.removesuffix("%"), float, lambda value: 0 < value < 100, "percent above 0 and below 100") / 100

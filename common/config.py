@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from common.arguments import OneLineParser, fraction, non_negative_int, one_of, positive_float, positive_int
+from common.arguments import OneLineParser, fraction, memory, non_negative_int, one_of, positive_float, positive_int
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
 from common.totals import check_workers
@@ -119,6 +119,9 @@ class RunConfig:
     max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
     device: str = flag(
         "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu")), "KIND")
+    memory_limit: int | None = flag(
+        None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
+        memory, "SIZE", equal=True)
     eval_mode: bool = flag(
         False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
         shared=False, **TRAINS)

@@ -8,7 +8,7 @@ import select
 import sys
 import time
 
-from common.errors import FAILED, INTERRUPTED, READER_GONE, USAGE, SuiteError
+from common.errors import FAILED, INTERRUPTED, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
@@ -85,7 +85,7 @@ def explained(error: Exception) -> SuiteError:
     if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
         return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)
-    if "out of memory" in message or "allocate memory" in message or isinstance(error, MemoryError):
-        return SuiteError("out of memory", message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
+    if is_out_of_memory(error):
+        return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
                       "add --debug to see where it happened", FAILED)

@@ -4,6 +4,7 @@ import contextlib
 import signal
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
+OUT_OF_MEMORY = "out of memory"  # what an error line begins with, behind its place, and what a run's status then is
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
@@ -17,6 +18,26 @@ class SuiteError(Exception):
     def __init__(self, what: str, found: str, advice: str, exit_code: int):
         super().__init__("; ".join(" ".join(part.split()) for part in (what, found, advice)))
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory did not suffice: on a GPU, on a CPU, or in a library that reports it in its own words.
+
+    PyTorch's allocator raises a plain RuntimeError on a CPU ("can't allocate memory"), as cuBLAS does on a GPU.
+    """
+    said = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(words in said for words in (
+        "OutOfMemoryError", OUT_OF_MEMORY, "allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+
+
+@contextlib.contextmanager
+def suppress_out_of_memory():
+    """Go on behind the `with` where memory did not suffice in it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
 
 
 @contextlib.contextmanager

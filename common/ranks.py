@@ -25,7 +25,7 @@ from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, descr
 from common.machine.ending import end_after_step, told
 from common.machine.environment import available_cores, available_devices, free_memory
 from common.machine.lifetime import end_with_parent, temporary_directory
-from common.machine.setup import check_precision
+from common.machine.setup import check_memory_limit, check_precision
 from common.totals import per_process, total_workers
 from common.words import count
 
@@ -66,6 +66,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     """
     os.environ.pop("RANK", None)  # a cluster's: this process is no rank
     device = rank_device(config.device, 0, world_size)
+    check_memory_limit(config, device)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)
     data_ranks = data_ranks or world_size

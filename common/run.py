@@ -1,15 +1,13 @@
 """One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
 
 import contextlib
+import itertools
 import math
-import re
-import resource
 import signal
 import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
+from functools import partial, wraps
 
 import torch
 from torch import nn
@@ -31,6 +29,7 @@ from common.engine import ParallelContext, build_schedule, fit, is_finite, reach
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.ending import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name
+from common.machine.memory import hold_to, peak_resident_bytes
 from common.machine.turns import Turns
 from common.models import plain_state
 from common.plots import draw_curves
@@ -54,6 +53,8 @@ def run(
     SystemExit if a signal told it to end, after the checkpoint is.
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
+    if config.memory_limit:
+        train_step = _held_to(config.memory_limit, train_step)
     result = _before(context, model, config, options)
     schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
@@ -95,6 +96,8 @@ def run(
 
     def after_epoch(records):
         """Say what the epoch was, and put on disk what would be needed if it was the last."""
+        if config.memory_limit:
+            hold_to(config.memory_limit)  # evaluation needs some too
         say(describe_epoch(records[-1], config.epochs))
         if not is_finite(records[-1]):
             return
@@ -151,6 +154,23 @@ def _settle(context, train_step, image_shape, optimizer):
     context.model.train()
     train_step(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
     optimizer.zero_grad()
+
+
+def _held_to(limit, train_step):
+    """The same step, but the process may not have had more memory after the first, second, fourth, eighth … of them.
+
+    A peak is not missed in between, and its time (40 us) is not in every step.
+    """
+    steps = itertools.count(1)
+
+    @wraps(train_step)
+    def held(images, labels, mark):
+        loss, step = train_step(images, labels, mark), next(steps)
+        if step & (step - 1) == 0:
+            hold_to(limit)
+        return loss
+
+    return held
 
 
 def _write_unfinished(result, records, config, reason="it ended early"):
@@ -221,18 +241,6 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
 def _peak_memory(device):
     """Bytes: see RunResult.peak_memory_bytes."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """Return the most memory that this process had since it started, with interpreter, libraries and data.
-
-    VmHWM in /proc (proc(5)); Linux's ru_maxrss starts from the peak of the process that started this one.
-    """
-    status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    if peak:
-        return 1024 * int(peak[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:

@@ -82,7 +82,8 @@ class Recommendation:
     """What to use of the rows that trained the same.
 
     kind: "use" (`best`, proved to be faster), "stay" (with `best`, a baseline), or why there is none: "not measured",
-    "disturbed", "all cores" (one process with all cores has no time), "few runs".
+    "disturbed", "all cores" (one process with all cores has no time), "few runs", "own batches" (each row trains with
+    the largest that fits).
     trained: the swept values that make it a training of its own, in words. shown: the row whose speed-up is told.
     rows: all that were compared. whole: the fastest row with all cores, and how many times as long as `best` it takes.
     equals: the rows that may be the fastest as well as `best`.
@@ -218,7 +219,7 @@ def _result(report, row, standing):
     if check and check.status == "failed":
         words.append("failed: " + ("computes something else" if check.difference else "not checked"))
     if row.troubles:
-        words.append(f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}")
+        words.append(row.trouble + (f" {row.configuration.planned.batch}" if row.out_of_memory else ""))
     if not row.results:
         return "; ".join(words) or "not run"
     allowed = report.settings["allow_unequal"]
@@ -259,6 +260,8 @@ def _recommendations(report, rows):
             groups.setdefault(", ".join(trained), []).append(entry)
     if not groups:
         return [Recommendation("not measured")]
+    if report.fitted and report.settings.get("target_accuracy") is None:
+        return [Recommendation("own batches")]
     return [_recommend(report, trained, judged, rows) for trained, judged in groups.items()]
 
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, OUT_OF_MEMORY, SuiteError
 from common.machine.lifetime import temporary_directory
-from comparison.launch import HelperFailed, ask, cause, run_child
+from comparison.launch import HelperFailed, ask, cause, ran_out_of_memory, run_child
 from comparison.methods import METHODS, python, script
 from comparison.plan import Configuration, type_flags
 from comparison.record import Equivalence
@@ -47,6 +47,8 @@ def check_equivalence(
                 checks[row.name] = _judge(json.loads(weights)["difference"], METHODS[row.method].rounds)
             except (SuiteError, HelperFailed) as error:
                 checks[row.name] = Equivalence(None, "failed", f"the check did not end well: {error}")
+            except MemoryError as error:
+                checks[row.name] = Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}")
     return checks
 
 
@@ -61,6 +63,8 @@ def _train(command, row, train_images, file):
         command = (*command[:place], *command[place + 2:])
     log = file.with_suffix(".log")
     code = run_child((*command, *map(str, changed)), log, NO_TF32)
+    if code and ran_out_of_memory(why := cause(code, log)):
+        raise MemoryError(why)
     if code:
         raise SuiteError(f"its {STEPS} steps did not end well", cause(code, log), "run it alone to see why", FAILED)
 

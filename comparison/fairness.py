@@ -14,6 +14,7 @@ from comparison.record import Report, Row
 from comparison.statistics import Ratio
 
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
+OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
 MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch")}
 
 
@@ -138,8 +139,8 @@ def _before_times(report, row):
         return Standing(baseline, reason=f"the baseline, “{baseline.label}”, has no run that ended well")
     if not row.results:
         return Standing(baseline, reason="no run ended well")
-    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"],
-                                exempt(row.configuration, baseline.configuration)))
+    may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
+    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
     if unequal and not report.settings["allow_unequal"]:
         return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
     if row.simulated:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import SuiteError, describe_exit
+from common.errors import OUT_OF_MEMORY, SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
@@ -34,9 +34,9 @@ class Outcome:
     """What became of one run. `result` is None if it left none.
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
-    it is whole; else "failed" with the cause. wall_seconds: from its start to its exit, without what it waited for its
-    turns. foreign_cores: how many cores processes other than the run's kept busy during its turns, on average, where
-    that is known (see busy_seconds).
+    it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
+    wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
+    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds).
     """
 
     configuration: str
@@ -65,10 +65,12 @@ class Run:
         self._log = self._file.with_suffix(".log")
         self._command = (*configuration.command, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
                          str(directory))
+        self._planned = configuration.planned
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
         self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
+        self._oom_kills = 0  # when it began
 
     def __enter__(self) -> "Run":
         return self
@@ -99,6 +101,7 @@ class Run:
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
+        self._oom_kills = oom_kills()
         directory = self._resources.enter_context(temporary_directory())
         self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
         self._child = self._resources.enter_context(started(self._command, self._log, self._gate.environment))
@@ -120,6 +123,10 @@ class Run:
         status, why = "failed", cause(exit_code, self._log)
         if timed_out:
             status, why = "timed out", f"stopped after {self._timeout:g} s"
+        elif ran_out_of_memory(why):
+            status, why = OUT_OF_MEMORY, f"{self._planned.batch}: {why}"
+        elif re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # of a rank, or of a loader's worker
+            status, why = OUT_OF_MEMORY, f"{self._planned.batch}: the kernel killed a process for its memory: {why}"
         if not self._file.exists():
             return Outcome(status=status, reason=f"{why}, before its first epoch (log: {self._log})", **known)
         try:
@@ -157,6 +164,17 @@ def children_seconds() -> float:
     """Return the CPU seconds that this process's children used which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory since this machine started; 0 if it is silent.
+
+    On Linux, oom_kill in /proc/vmstat, where those of all control groups count too.
+    """
+    with contextlib.suppress(OSError):
+        if kills := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(kills[1])
+    return 0
 
 
 def run_child(
@@ -231,6 +249,11 @@ def stop(child: subprocess.Popen, tag: str) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     kill_tagged(tag)
+
+
+def ran_out_of_memory(line: str) -> bool:
+    """Return whether an error line, without its `error: `, says that memory did not suffice."""
+    return bool(re.match(rf"([^;]*: )?{OUT_OF_MEMORY};", line))
 
 
 def cause(exit_code: int, log: Path) -> str:

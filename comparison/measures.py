@@ -18,9 +18,14 @@ UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the device that had the most. peak: median over the runs. parts: what is in it, where that is known."""
+    """Bytes of the device that had the most. peak: median over the runs; lowest, highest: of all runs.
+
+    parts: what is in it, where that is known.
+    """
 
     peak: float
+    lowest: int
+    highest: int
     parts: dict[str, int]
 
     @property
@@ -41,6 +46,7 @@ class Summary:
 
     runs: int = 0
     epoch_seconds: float | None = None
+    epoch_interval: tuple[float, float] | None = None  # of 95 %, around epoch_seconds
     fastest_epoch: float | None = None
     slowest_epoch: float | None = None
     images_per_second: float | None = None
@@ -93,6 +99,7 @@ def summarize(row: Row) -> Summary:
     return Summary(
         runs=len(seconds),
         epoch_seconds=mean,
+        epoch_interval=mean_interval(seconds),
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
         images_per_second=epochs[-1].samples / mean,
@@ -112,7 +119,9 @@ def summarize(row: Row) -> Summary:
 
 def _memory(results):
     peaks = [max(result.peak_memory_bytes) for result in results if result.peak_memory_bytes]
-    return Memory(statistics.median(peaks), results[0].memory_parts or {}) if peaks else None
+    if not peaks:
+        return None
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), results[0].memory_parts or {})
 
 
 def block_times(rows: tuple[Row, ...], seconds: Callable[[RunResult], float] = epoch_seconds) -> np.ndarray:

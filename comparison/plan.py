@@ -45,6 +45,12 @@ class Planned:
     cuda_graph: bool = False
 
     @property
+    def batch(self) -> str:
+        """The batch in words, with a device's part where that is smaller."""
+        part = "" if self.per_device_batch_size == self.batch_size else f", {self.per_device_batch_size:,} per device"
+        return f"at a batch of {self.batch_size:,}{part}"
+
+    @property
     def flags(self) -> dict[str, object]:
         """The values that a training script is given, by RunConfig's fields."""
         return {name: value for name, value in vars(self).items() if name in FLAGS}

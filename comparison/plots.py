@@ -11,12 +11,13 @@ from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.methods import method_of, projected_method
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
+from comparison.statistics import FASTER
 from comparison.verdict import mebibytes
 
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
 SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
                       (1.0, "\\\\\\\\"), (0.6, "xxxx"))
-FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "scaling.png",
+FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "scaling.png",
            *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 
@@ -34,6 +35,8 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
         figures.append(_excess(analysis, directory / "excess.png"))
     if any(entry.summary.memory for entry in analysis.done):
         figures.append(_memory(analysis, directory / "memory.png"))
+    if any(entry.summary.memory and not entry.row.simulated for entry in analysis.done):
+        figures.append(_time_and_memory(analysis, directory / "time-memory.png"))
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
             figures.append(_sweep(analysis, sweeps, directory / f"sweep-{name.replace('_', '-')}.png"))
@@ -195,6 +198,52 @@ def _memory_finding(entries):
     if not most.much_memory:
         return f"No row needs {MUCH_MEMORY:.0%} more or less memory than its baseline"
     return f"“{most.label}” needs {most.memory_ratio:.2f} times the memory of “{most.standing.baseline.label}”"
+
+
+def _time_and_memory(analysis, path):
+    """A point for each row, the lower and the further to the left the better; simulated rows say nothing about time.
+
+    The axis of memory is so wide that what is not worth a sentence does not look large.
+    """
+    entries = [entry for entry in analysis.done if entry.summary.memory]
+    shown = [entry for entry in entries if not entry.row.simulated]
+    figure, (axis,) = new_figure(width=9.0, height=5.6 + 0.15 * len(shown))
+    for entry in shown:
+        summary, memory = entry.summary, entry.summary.memory
+        low, high = summary.epoch_interval or (summary.epoch_seconds, summary.epoch_seconds)
+        batch = f", batch {entry.row.configuration.planned.batch_size:,}" if analysis.report.fitted else ""
+        axis.errorbar(
+            memory.peak / 2**20, summary.epoch_seconds, label=entry.label + batch, capsize=5,
+            xerr=[[(memory.peak - memory.lowest) / 2**20], [(memory.highest - memory.peak) / 2**20]],
+            yerr=[[summary.epoch_seconds - low], [high - summary.epoch_seconds]],
+            **{**_style(analysis, entry), "linestyle": "none", "markersize": 11})
+    low, high = (choose(getattr(entry.summary.memory, name) for entry in shown) / 2**20
+                 for choose, name in ((min, "lowest"), (max, "highest")))
+    middle, half = (low + high) / 2, 0.6 * max(high - low, MUCH_MEMORY * high)
+    axis.set(xlim=(middle - half, middle + half), ylim=(0, None))
+    axis.set_xlabel("peak memory of a device (MiB); whiskers: lowest and highest of the runs", fontsize=12)
+    axis.set_ylabel("time per epoch (s)\nwhiskers: the row's own 95 % interval", fontsize=12)
+    axis.tick_params(labelsize=12)
+    left_out = len(entries) - len(shown)
+    note = f"\n{count(left_out, 'simulated row')} left out" if left_out else ""
+    figure.suptitle(f"{_choice(shown)}\n{analysis.report.title}{note}", fontsize=12)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=12)
+    return save_figure(figure, path)
+
+
+def _choice(entries):
+    """What the figure of time and memory shows, in one line: the fastest row, if one is proved to be faster, or else
+    the one with the least memory."""
+    compared = [entry for entry in entries if entry.memory_ratio]
+    faster = [entry for entry in compared if entry.standing.speed_up.words == FASTER]
+    if faster:
+        best = max(faster, key=lambda entry: entry.standing.speed_up.value)
+    else:
+        best = min(compared, key=lambda entry: entry.memory_ratio, default=None)
+        if best is None or not best.much_memory or best.memory_ratio > 1:
+            return f"No row is proved to be faster than its baseline, or needs {MUCH_MEMORY:.0%} less memory"
+    return (f"“{best.label}”: {best.standing.speed_up} times as fast as “{best.standing.baseline.label}”,\n"
+            f"with {best.memory_ratio:.2f} times as much memory per device")
 
 
 def _sweep(analysis, sweeps, path):

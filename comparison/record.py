@@ -1,12 +1,15 @@
 """A comparison as data: its settings, its plan, and every run's outcome."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
 from common.results import RunResult
 from common.words import count
+from comparison.fitting import Trial
 from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
@@ -50,6 +53,18 @@ class Row:
         return [outcome for outcome in self.outcomes if outcome.status != "ok"]
 
     @property
+    def trouble(self) -> str:
+        """How many of the runs ended in which other way, in words; empty where all ended well."""
+        runs = count(len(self.outcomes), "run")
+        return ", ".join(f"{number} of {runs} {status}"
+                         for status, number in Counter(outcome.status for outcome in self.troubles).items())
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory did not suffice in any run."""
+        return any(outcome.status == OUT_OF_MEMORY for outcome in self.outcomes)
+
+    @property
     def missed(self) -> list[Outcome]:
         """The runs that trained to their end without the target accuracy."""
         return [outcome for outcome in self.outcomes if outcome.status == "not reached"]
@@ -89,7 +104,8 @@ class Row:
 class Equivalence:
     """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
 
-    status: ok, expected (it differs on purpose) or failed; `reason` says why where it is not ok, or what is rounded.
+    status: ok, expected (it differs on purpose), out of memory or failed; `reason` says why where it is not ok, or what
+    is rounded.
     """
 
     difference: float | None
@@ -104,6 +120,7 @@ class Report:
     probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
     rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
     many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
+    trials: with --fit-batch, the batches that each row was tried with; then the plan has the largest that fit.
     """
 
     command: str
@@ -116,6 +133,7 @@ class Report:
     equivalence: dict[str, Equivalence] = field(default_factory=dict)
     in_turns: bool = False
     looks: tuple[tuple[int, float], ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -187,9 +205,18 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether any run failed, or computes something else than one device does."""
+        """Whether any run failed, or computes something else than one device does.
+
+        That memory does not suffice for a row is a result, unless it suffices for none.
+        """
         wrong = any(check.status == "failed" for check in self.equivalence.values())
-        return wrong or any(row.troubles for row in self.all_rows)
+        statuses = {outcome.status for row in self.all_rows for outcome in row.outcomes}
+        return wrong or bool(statuses - {"ok", OUT_OF_MEMORY}) or statuses == {OUT_OF_MEMORY}
+
+    @property
+    def fitted(self) -> bool:
+        """Whether each row has the largest batch that fits, and so trains otherwise than the others."""
+        return bool(self.settings.get("fit_batch"))
 
     @property
     def asked(self) -> str:
@@ -205,6 +232,8 @@ class Report:
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
+        if self.fitted:
+            scaling = "each with its LARGEST BATCH"
         steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
         return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "

@@ -3,6 +3,7 @@
 from common.words import count
 from comparison.analysis import Analysis
 from comparison.counterparts import TWIN
+from comparison.fitting import STEPS
 from comparison.measures import confidence_of
 from comparison.methods import all_cores_methods, method_of
 from comparison.record import MOST_FOREIGN, Report
@@ -107,6 +108,11 @@ def definitions(report: Report) -> list[str]:
         "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "
         "and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
     ]
+    if report.fitted:
+        sentences.append("Largest batch: --batch-size times a power of two, the largest with which a row trained "
+                         f"{STEPS} steps and evaluated, before the first block. An epoch has the same images in every "
+                         "row; its batches, and so its steps and what is learned in it, are each row's own: speed-ups "
+                         "compare times, accuracies are those of different trainings.")
     if report.looks:
         sentences.append(f"Looks at the data, to end the comparison once every row is decided: {len(report.looks)}. So "
                          "that all looks together make a false claim in no more than 5 % of comparisons, the last "
@@ -136,6 +142,8 @@ def not_measured(report: Report) -> list[str]:
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
     sentences += [f"What the exchange of gradients costs {method.called}: --methods ladder tells it."
                   for method in map(method_of, methods) if method.parts and method.parts.no_exchange not in methods]
+    sentences += [f"{row.label}: it ran out of memory {row.configuration.planned.batch}; a smaller one may fit."
+                  for row in report.rows if row.out_of_memory and not row.results]
     if report.environment.get("gpus") and report.first.device == "cpu":
         sentences.append("Anything on this machine's GPUs: the comparison was run with --device cpu.")
     if not report.environment.get("gpus"):

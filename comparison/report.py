@@ -32,6 +32,7 @@ from comparison.tables import (
     rank_table,
     settings_table,
     sweep_tables,
+    trial_table,
 )
 from comparison.verdict import resolution, tell_proof, verdict
 
@@ -149,6 +150,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
           if account_tables(analysis, "github") else []),
         *(["## Every rank", ranks, RANKS] if (ranks := rank_table(analysis, "github")) else []),
         *(["## Memory of a device", held] if (held := memory_table(analysis, "github")) else []),
+        *(["## Which batches fit", trials] if (trials := trial_table(report, "github")) else []),
         "## What was equal", settings_table(report, "github"),
         *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),
         *([f"## Projection ({LABEL})", projection_table(analysis, "github"),

@@ -6,19 +6,20 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from common.errors import DATA, USAGE, SuiteError
+from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.reading import check_types, read_text
 from common.results import result_from_dict
 from common.writing import without_nan, write_json
+from comparison.fitting import Trial, with_largest
 from comparison.launch import Outcome
 from comparison.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
 
-# 6 has counterparts in its plan, with role and against; 5 names the fields of Planned where 4 had a person's words, and
-# has equivalence where 4 had maths, and results of schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had
-# the load average.
-SCHEMA_VERSION = 6
+# 7 has trials, and runs that are out of memory; 6 has counterparts in its plan, with role and against; 5 names the
+# fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and results of schema 4; 4 has
+# results of schema 3; 3 has foreign_cores where 2 had the load average.
+SCHEMA_VERSION = 7
 SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
                      "per-device batch": "per_device_batch_size"}
 
@@ -102,6 +103,7 @@ def _from_values(values):
         "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
                           for row in values["outcomes"]),
         "looks": tuple((blocks, share) for blocks, share in values.get("looks", ())),
+        "trials": tuple(Trial(**trial) for trial in values.get("trials", ())),
         "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
     }
     report = Report(**{**values, **records})
@@ -124,11 +126,13 @@ def resumed(report: Report, path: Path) -> Report:
     changed = [f"{name} {before.get(name)} → {after.get(name)}"
                for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
                for name in {**before, **after} if before.get(name) != after.get(name)]
-    if not changed and (earlier.plan, earlier.order[:len(planned.order)]) != (planned.plan, planned.order):
+    before, now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
+    if not changed and (before, earlier.order[:len(planned.order)]) != (now, planned.order):
         changed = ["the rows, their commands or their order"]
     if changed:
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
                          "type the flags of then, or leave out --resume to start anew", USAGE)
-    done = tuple(outcome for outcome in earlier.outcomes if outcome.status == "ok")
-    return replace(report, order=earlier.order, outcomes=done, probe=earlier.probe, equivalence=earlier.equivalence,
-                   in_turns=earlier.in_turns, looks=earlier.looks)
+    done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
+    return replace(report, plan=with_largest(report.plan, earlier.trials), order=earlier.order, outcomes=done,
+                   probe=earlier.probe, equivalence=earlier.equivalence, in_turns=earlier.in_turns, looks=earlier.looks,
+                   trials=earlier.trials)

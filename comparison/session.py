@@ -13,12 +13,13 @@ from filelock import FileLock, Timeout
 
 from common.arguments import MOST
 from common.config import MODELS
-from common.errors import MACHINE, USAGE, SuiteError
+from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
+from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.plan import file_name, type_flags, with_cut
@@ -27,7 +28,7 @@ from comparison.record import Report
 from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
 from comparison.turns import take_turns, why_not_in_turns
-from comparison.verdict import resolution
+from comparison.verdict import resolution, tell_trial
 
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
@@ -89,12 +90,15 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     if not _left(report):
         return report
     if not report.probe:
-        probe = _probe(report, shared_flags)
-        obstacle = why_not_in_turns(report.plan, probe)
+        report = replace(report, probe=_probe(report, shared_flags))
+        _tell_cuts(report)
+    if report.fitted:
+        report = fit_batches(report, directory)
+    if not report.outcomes:
+        obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
         print(f"Rows run whole, one after the other, and not in turns: {obstacle}" if obstacle else
               "The rows of a block take turns, epoch by epoch, so that their runs end together")
-        report = replace(report, probe=probe, in_turns=not obstacle)
-        _tell_cuts(report)
+        report = replace(report, in_turns=not obstacle)
     if report.settings["check_maths"] and not report.equivalence:
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
@@ -124,15 +128,43 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     return report
 
 
+def fit_batches(report: Report, directory: Path) -> Report:
+    """Return the report whose rows have the largest batch that fits; what was tried already is not tried again.
+
+    Each trial is on disk before the next.
+    """
+    for row in report.plan:
+        while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
+            trial = try_batch(with_cut(row, report.probe), batch, report.settings["seed"], directory / "runs",
+                              report.settings["timeout"])
+            report = replace(report, trials=(*report.trials, trial))
+            write_results(report, directory)
+            print(f"Batch {batch:,}, {row.label}: {tell_trial(trial)}", flush=True)
+    return replace(report, plan=with_largest(report.plan, report.trials))
+
+
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
-    """Run these configurations of a block; yield what became of each as soon as it has ended."""
+    """Run these configurations of a block; yield what became of each as soon as it has ended.
+
+    One that runs out of memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
+    """
     plan = {configuration.name: with_cut(configuration, report.probe) for configuration in report.plan}
     seed, timeout = (report.settings["seed"] + block - 1) % (MOST + 1), report.settings["timeout"]
     if report.in_turns:
-        yield from take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed)
-        return
+        alone = []
+        for outcome in take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed):
+            if outcome.status == OUT_OF_MEMORY:
+                alone.append(outcome.configuration)
+            else:
+                yield outcome
+        names = alone
     for name in names:
-        yield run_once(plan[name], block, seed, directory / "runs", timeout)
+        outcome = run_once(plan[name], block, seed, directory / "runs", timeout)
+        if report.in_turns and outcome.status == "ok":
+            note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
+            reason = "; ".join(filter(None, (outcome.result.reason, note)))
+            outcome = replace(outcome, result=replace(outcome.result, reason=reason))
+        yield outcome
 
 
 def _tell_block(report, block):

@@ -11,6 +11,7 @@ from comparison.accounting import Excess
 from comparison.analysis import Analysis
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
+from comparison.fitting import trials_of
 from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
@@ -52,7 +53,7 @@ def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ..
 def main_table(analysis: Analysis, tablefmt: str) -> str:
     """Return one line per row: times, speed-up with its interval, and what that means."""
     report = analysis.report
-    swept = [SWEEPS[name] for name in report.swept]
+    swept = [*(SWEEPS[name] for name in report.swept), *(["Largest batch"] if report.fitted else [])]
     difference = ["max |Δ parameter|"] if report.equivalence else []
     target = report.settings.get("target_accuracy")
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
@@ -68,6 +69,7 @@ def _main_cells(report, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
+        *([f"{row.configuration.planned.batch_size:,}"] if report.fitted else []),
         report.settings["dataset"], cell(len(row.results[0].devices) if row.results else None),
         accuracy(numbers.accuracies),
         *([_target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
@@ -206,6 +208,14 @@ def class_table(report: Report, tablefmt: str) -> str:
     rows = [(name, *(f"{100 * statistics.mean(result.class_accuracy[name] for result in row.results):.1f}"
                      for row in done)) for name in done[0].results[0].class_accuracy]
     return lay_out(rows, ("class", *(row.label for row in done)), tablefmt)
+
+
+def trial_table(report: Report, tablefmt: str) -> str:
+    """Return every batch that a row was tried with to find its largest; nothing where none was."""
+    rows = [[row.label, f"{trial.batch_size:,}", cell(trial.peak_bytes and mebibytes(trial.peak_bytes)),
+             "fits" if trial.fits else trial.status]
+            for row in report.rows for trial in trials_of(row.configuration, report.trials)]
+    return lay_out(rows, ("Method", "Batch", "Peak (MiB)", "Result"), tablefmt, left=(0, 3)) if rows else ""
 
 
 def epoch_table(report: Report, tablefmt: str) -> str:

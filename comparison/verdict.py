@@ -1,8 +1,10 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
+from common.errors import OUT_OF_MEMORY
 from common.words import count
 from comparison.analysis import Analysis, Recommendation, Sweep
 from comparison.counterparts import TWIN
+from comparison.fitting import Trial, trials_of
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
 from comparison.remedies import Proof
@@ -20,8 +22,8 @@ def _paragraph(analysis, entry):
     row, standing = entry.row, entry.standing
     if row.configuration.skip:
         return f"skipped: {row.configuration.skip}."
-    broken = [f"{len(row.troubles)} of {count(len(row.outcomes), 'run')} {row.troubles[0].status}: "
-              f"{row.troubles[0].reason}."] if row.troubles else []
+    broken = [f"{row.trouble}: {row.troubles[0].reason}."] if row.troubles else []
+    broken += _largest_batch(analysis.report, row)
     if not row.results:
         return " ".join(broken or ["not run."])
     if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
@@ -113,6 +115,26 @@ def tell_proof(proof: Proof) -> str:
     else:
         words = "proved"
     return f"{tried}: a step is {shorter}, predicted were {remedy.predicted} ms: {words}."
+
+
+def _largest_batch(report, row):
+    """With which batch a row trained, and why with no larger one."""
+    own, planned = trials_of(row.configuration, report.trials), row.configuration.planned
+    if not own:
+        return []
+    results = {trial.batch_size: trial for trial in own}
+    if not results[planned.batch_size].fits:
+        return [f"It could not be tried {planned.batch}."]
+    more = 2 * planned.batch_size
+    why = f"with {more:,}: {tell_trial(results[more])}" if more in results else f"there are fewer than {more:,} images"
+    return [f"It trains {planned.batch}, which {tell_trial(results[planned.batch_size])}; {why}."]
+
+
+def tell_trial(trial: Trial) -> str:
+    """Return what came of a batch that was tried."""
+    if trial.fits:
+        return f"fits, with {mebibytes(trial.peak_bytes)} MiB at its peak"
+    return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
 
 
 def _mean_step(entry):
@@ -213,6 +235,9 @@ def _recommend(analysis: Analysis, choice: Recommendation):
         cores = analysis.report.environment["cores"]
         return (f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "
                 f"{' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
+    if choice.kind == "own batches":
+        return ("none. Each row trains with a batch of its own, so that an epoch teaches each something else: images "
+                "per second do not say which one learns sooner; with --target-accuracy they are compared in that.")
     if choice.kind == "few runs":
         return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {standing.speed_up} times as "
                 f"fast as “{standing.baseline.label}”. Give --repeats 3 or more.")

@@ -83,14 +83,15 @@ def test_a_step_is_the_median_without_the_first_two(monkeypatch):
     assert set(times) == {3} and 10 <= times[3] < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
 
 
-def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CPU: can't allocate memory")])
+def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypatch):
     calls = []
 
     class Small(torch.nn.Linear):
         def forward(self, images):
             calls.append(len(images))
             if len(images) > 8:
-                raise torch.OutOfMemoryError
+                raise error
             return super().forward(images.flatten(1))
 
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.0)

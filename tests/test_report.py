@@ -389,7 +389,7 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
         assert f"\n## {heading}\n" in text
     assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
     assert [figure.name for figure in figures] == [
-        "curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "scaling.png"]
+        "curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "scaling.png"]
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
@@ -398,7 +398,8 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
 def test_every_sweep_has_a_figure(tmp_path):
     report = two_sweeps()
     names = [figure.name for figure in draw_all(analyse(report), tmp_path)]
-    assert names == ["curves.png", "phases.png", "memory.png", "sweep-model.png", "sweep-batch-size.png"]
+    assert names == ["curves.png", "phases.png", "memory.png", "time-memory.png", "sweep-model.png",
+                     "sweep-batch-size.png"]
     assert [[entry.label for entry in sweep.rows] for sweep in analyse(report).sweeps if sweep.name == "model"] == [
         ["SINGLE (model lenet, batch size 64)", "SINGLE (model mlp, batch size 64)"],
         ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"]]
@@ -473,8 +474,8 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace('"schema_version": 6', '"schema_version": 7', 1), "version is 7.*update this"),
-    (lambda text: text.replace('"schema_version": 6', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace('"schema_version": 7', '"schema_version": 8', 1), "version is 8.*update this"),
+    (lambda text: text.replace('"schema_version": 7', '"schema_version": 1', 1), "run the comparison again"),
     (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),

@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 from common.config import RunConfig
-from common.errors import MACHINE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import available_cores, device_name
 from common.timing import Stopwatch
 
@@ -16,8 +16,10 @@ def prepare_process(config: RunConfig, device: torch.device, processes: int = 1,
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
     where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
     in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
-    every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32.
+    every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
+    if a process on a GPU is to be held to --memory-limit.
     """
+    check_memory_limit(config, device)
     torch.set_num_threads(config.threads or max(1, available_cores() // processes))
     torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
@@ -35,6 +37,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(name, value)
+
+
+def check_memory_limit(config: RunConfig, device: torch.device) -> None:
+    """Raise SuiteError (USAGE) if there is a --memory-limit on a GPU, whose own memory is the limit."""
+    if config.memory_limit and device.type == "cuda":
+        raise SuiteError("--memory-limit is for a CPU", f"the run is on {device_name(device)}",
+                         "leave it out, or type --device cpu", USAGE)
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:

@@ -33,13 +33,13 @@ from common.data.loaders import make_loaders
 from common.distributed import shutdown
 from common.engine import build_optimizer, to_device
 from common.entry import run_script
-from common.errors import SuiteError
+from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
+from common.machine.memory import peak_resident_bytes
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model
 from common.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
-from common.run import peak_resident_bytes
 from common.timing import Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
@@ -80,7 +80,9 @@ def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: l
                 with Stopwatch([device]) as watch:
                     steps[size]()
                 seconds[size].append(watch.seconds)
-            except torch.OutOfMemoryError:
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
                 del seconds[size]
     return {size: 1000 * statistics.median(times[2:]) for size, times in seconds.items()}
 
@@ -195,11 +197,11 @@ def measure(arguments, image_set: ImageSet) -> Probe:
     for name in arguments.model or [default_model(arguments.dataset)]:
         model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
         model.to(device)
-        with contextlib.suppress(torch.OutOfMemoryError):
+        with suppress_out_of_memory():
             evaluate_batch(model, own_loaders[1], device)
         if arguments.cut:
             images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
-            with contextlib.suppress(torch.OutOfMemoryError):
+            with suppress_out_of_memory():
                 seconds = block_seconds(model, images)
                 blocks += [BlockTime(name, block, 1000 * value)
                            for block, value in zip(block_names(model), seconds, strict=True)]

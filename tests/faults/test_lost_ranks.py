@@ -40,10 +40,10 @@ def broken(monkeypatch, data_root, tmp_path):
 def lost(broken, keep, tmp_path):
     """Assert what the comparison says of such a run."""
 
-    def lost(fault, command, code, *parts, flags=("--num-workers", 0), **where):
+    def lost(fault, command, code, *parts, flags=("--num-workers", 0), status="failed", **where):
         outcome = broken(command, code, *flags, **where)
         keep(fault, outcome.exit_code, outcome.reason, time.time() - float((tmp_path / "time").read_text()))
-        assert (outcome.status, outcome.exit_code, outcome.result) == ("failed", 1, None)
+        assert (outcome.status, outcome.exit_code, outcome.result) == (status, 1, None)
         for part in (*parts, f"(log: {tmp_path / 'runs' / 'ddp-1.log'})"):
             assert part in outcome.reason, outcome.reason
 
@@ -72,7 +72,7 @@ def test_a_rank_that_crashes(lost):
 @pytest.mark.slow
 def test_a_rank_out_of_memory(lost):
     lost("a rank runs out of memory", SPAWN, "torch.empty(2**50)", "rank 1, epoch 2: out of memory; RuntimeError",
-         "try a smaller --batch-size", AFTER)
+         "try a smaller --batch-size", AFTER, status="out of memory")
 
 
 @pytest.mark.slow
@@ -125,7 +125,8 @@ def test_a_rank_that_still_waits_is_not_the_one_that_hangs(monkeypatch):
     ("torch.empty(2**50)", "rank 1, epoch 2: out of memory"),
 ])
 def test_under_torchrun(code, message, lost):
-    lost(f"under torchrun: {code}", TORCHRUN, code, message, AFTER)
+    status = "out of memory" if "epoch 2: out of memory" in message else "failed"
+    lost(f"under torchrun: {code}", TORCHRUN, code, message, AFTER, status=status)
 
 
 WORKER = "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() " \
