@@ -8,7 +8,7 @@ import select
 import sys
 import time
 
-from common.errors import FAILED, INTERRUPTED, READER_GONE, USAGE, SuiteError
+from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
@@ -38,13 +38,14 @@ def run_script(main, as_rank: bool = False) -> None:
         end_at_once()
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says that its cache is elsewhere
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed, and the next file that is opened would get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
+    sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
         main()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -82,6 +83,9 @@ def explained(error: Exception) -> SuiteError:
                               "free some space, or write elsewhere", FAILED)
         if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
             return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
+        if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
+            return SuiteError("there is no place for temporary files", cause.strerror,
+                              "let TMPDIR name a directory that can be written", MACHINE)
     if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
         return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
                           "--shm-size=1g), or type --num-workers 0", FAILED)

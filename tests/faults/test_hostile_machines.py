@@ -1,5 +1,7 @@
 """Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
 
+import json
+import os
 import platform
 import re
 import resource
@@ -7,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from common.compiled import replace_network
+from common.data.image_set import load_image_set
 from common.errors import MACHINE
 from common.models import Network, build_model
 from common.packages import PACKAGES
@@ -231,6 +235,99 @@ def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
     keep("LC_ALL=C", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def gbk(tmp_path_factory):
+    """The environment variables of a locale of which GBK is the alphabet; made here, for few systems have one."""
+    place = tmp_path_factory.mktemp("locales") / "zh_CN.gbk"
+    if shutil.which("localedef"):
+        subprocess.run(["localedef", "-i", "zh_CN", "-f", "GBK", place], capture_output=True)  # it may warn
+    if not (place / "LC_CTYPE").exists():
+        pytest.skip("this system cannot make a locale (localedef)")
+    return {"LOCPATH": str(place.parent), "LC_ALL": place.name}
+
+
+def test_a_terminal_that_knows_gbk(project, gbk, tmp_path, keep):
+    source = PROJECT / "figures" / "ladder-mnist" / "results.json"
+    done = project("compare_parallel.py", "--from", source, "--output-dir", tmp_path / "中文", tiny=False,
+                   environment=gbk, encoding="gbk")
+    keep("LC_ALL=zh_CN.gbk", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "DDP ×2" in done.stdout and "DDP ×2" in (tmp_path / "中文" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def one_and_a_half_cores():
+    """What a child calls, before exec, to have a quota of 1.5 cores."""
+    for place, limit, value in ((Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "150000"),
+                                (Path("/sys/fs/cgroup"), "cpu.max", "150000 100000")):
+        group = place / f"test-{uuid.uuid4().hex}"
+        if (place / "cgroup.procs").exists() and os.access(place, os.W_OK):
+            group.mkdir()
+            try:
+                if (group / limit).exists():
+                    (group / limit).write_text(value)
+                    yield lambda group=group: (group / "cgroup.procs").write_text(str(os.getpid()))
+                    return
+            finally:
+                group.rmdir()
+    pytest.skip("this system lets nobody make a control group with a quota of the CPU")
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core is no quota")
+def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path, keep):
+    done = project(SCRIPT, "--max-steps", 1, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
+                   preexec_fn=one_and_a_half_cores, environment={"TMPDIR": str(tmp_path / "missing")})
+    keep("a quota of 1.5 cores, TMPDIR missing", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["environment"]["cores"], result["threads_per_process"]) == (1, 1)
+
+
+def test_a_clock_that_steps_back(project, tmp_path, keep):
+    done = project(SCRIPT, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, environment={
+        "PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK": "0",
+        "FAULT_TIME": str(tmp_path / "time"), "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)"})
+    keep("the clock steps back by an hour", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "time").exists()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert 0 < result["startup_seconds"] < result["total_seconds"] < done.seconds
+    assert 0 < result["epochs"][0]["train_seconds"] < result["total_seconds"]
+
+
+@pytest.fixture
+def read_only(mounted, tmp_path):
+    """What to put in front of a command for which all disks but `tmp_path` may only be read."""
+    before = [*mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path), "sh", "-c",
+              'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    if subprocess.run([*before, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody see its disk as read-only")
+    return before
+
+
+@pytest.mark.parametrize("fault, flags, environment, code, message", [
+    ("no data set", ("data_parallel_train.py", "--data-root", "nowhere"), {"TMPDIR": "{}"}, 4,
+     "cannot put data into nowhere; Read-only file system; name another directory with --data-root"),
+    ("no temporary directory", ("ddp_train.py", "--spawn", 2), {"TMPDIR": "/nowhere"}, 3,
+     "there is no place for temporary files; No usable temporary directory found in ["),
+], ids=["no data set", "no temporary directory"])
+def test_a_machine_that_may_only_be_read(fault, flags, environment, code, message, read_only, project, data_root,
+                                         tmp_path, reported):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
+    done = project(*flags, "--model", "mlp", "--figure-dir", tmp_path, before=read_only,
+                   environment={name: value.format(tmp_path) for name, value in environment.items()})
+    reported(f"all disks may only be read, {fault}", done, code, message)
+
+
+def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root, tmp_path, keep):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
+    look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
+    done = project(SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
+                   before=[*read_only, *look], environment={"TMPDIR": str(tmp_path)})
+    keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
 @pytest.mark.slow
