@@ -1,5 +1,6 @@
 """How a program begins and ends: every failure is one line on stderr, with an exit code that names the kind."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -39,6 +40,7 @@ def run_script(main, as_rank: bool = False) -> None:
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
+    os.environ["MPLBACKEND"] = "agg"  # figures become files; what is set for windows may be wrong here
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed, and the next file that is opened would get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
@@ -58,7 +60,7 @@ def run_script(main, as_rank: bool = False) -> None:
         line = f"{_where(error, as_rank)}{explained(error)}"
         print(f"error: {line}", file=sys.stderr, flush=True)
         if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # its launcher looks there for the cause
-            with open(file, "w", encoding="utf-8") as opened:
+            with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
                 message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
                 json.dump({"message": message}, opened)
         sys.exit(explained(error).exit_code)

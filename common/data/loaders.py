@@ -2,11 +2,15 @@
 
 import contextlib
 import itertools
+import os
+import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from common.config import RunConfig
@@ -17,6 +21,7 @@ from common.machine.environment import free_memory
 from common.machine.lifetime import start_worker
 from common.totals import per_process, total_workers
 
+LONGEST_SOCKET = 107  # bytes of its path (unix(7))
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
@@ -102,12 +107,16 @@ class ResidentLoader:
 def end_workers_of(loader) -> Iterator[None]:
     """Let a loader's workers end in good order where an exception leaves the `with`, and would keep them.
 
-    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind.
+    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind; and it waits
+    for ever for one that was stopped.
     """
     try:
         yield
     except BaseException:
         if iterator := getattr(loader, "_iterator", None):  # there is no public way to it
+            for worker in iterator._workers:
+                if worker.is_alive():
+                    os.kill(worker.pid, signal.SIGCONT)
             iterator._shutdown_workers()
         raise
 
@@ -121,6 +130,16 @@ def _check_memory(size, device):
                          MACHINE)
 
 
+def _check_sockets():
+    """Raise SuiteError (USAGE) if workers cannot hand over what they load: whoever reads it would wait for ever."""
+    place = tempfile.gettempdir()
+    most = LONGEST_SOCKET - len("/pymp-12345678/listener-12345678")  # multiprocessing's names
+    if get_sharing_strategy() == "file_descriptor" and len(os.fsencode(place)) > most:
+        raise SuiteError("TMPDIR is too long for the sockets of loader workers", f"{place} has "
+                         f"{len(os.fsencode(place))} bytes", f"name one of at most {most}, or type --num-workers 0",
+                         USAGE)
+
+
 def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler,
                  labels_only: bool = False):
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
@@ -132,8 +151,8 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
     training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
     labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
-    does not fit.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas, or TMPDIR is too long for workers;
+    (MACHINE) if a resident data set does not fit.
     """
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
@@ -149,6 +168,8 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     if config.loader == "resident":
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
+        if workers:
+            _check_sockets()
         transform = training_transform(image_set.mean, image_set.std, config.augment, image_set.image_shape[1:])
         most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(

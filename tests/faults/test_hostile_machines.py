@@ -8,8 +8,10 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from common.errors import MACHINE
 from common.models import Network, build_model
 from common.packages import PACKAGES
 from comparison.results_file import read_results
-from processes import PROJECT, child_environment, give_up_root
+from processes import PROJECT, alive, child_environment, give_up_root
 from test_data import make_config
 from test_engine import make_context
 
@@ -199,6 +201,12 @@ def test_an_import_for_which_there_is_no_memory(project, tmp_path, reported):
     assert "ulimit -v" in done.stderr
 
 
+def test_a_variable_that_torch_does_not_understand(project, tmp_path, reported):
+    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"TORCH_LOGS": "nonsense"})
+    reported("TORCH_LOGS=nonsense", done, 3, "error: torch cannot be imported; ValueError: Invalid log settings: nons")
+    assert done.stderr.endswith("; unset the environment variable by which torch was told so\n")
+
+
 def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
     earlier, hidden = PROJECT / "figures" / "ladder-mnist" / "results.json", {"PYTHONPATH": str(tmp_path)}
@@ -221,9 +229,10 @@ def test_accelerate_missing(project, tmp_path, reported):
     reported("accelerate missing", done, 3, "type: pip install accelerate")
 
 
-def test_figures_need_no_display(project, tmp_path, keep):
-    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": "TkAgg", "DISPLAY": ""})
-    keep("MPLBACKEND=TkAgg without a display", done.returncode, done.stderr, done.seconds)
+@pytest.mark.parametrize("backend", ["TkAgg", "nonsense"])
+def test_figures_need_no_display(backend, project, tmp_path, keep):
+    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": backend, "DISPLAY": ""})
+    keep(f"MPLBACKEND={backend} without a display", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "synthetic-mnist-lenet-single.png").stat().st_size > 10_000
 
@@ -255,6 +264,36 @@ def test_a_terminal_that_knows_gbk(project, gbk, tmp_path, keep):
     keep("LC_ALL=zh_CN.gbk", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     assert "DDP ×2" in done.stdout and "DDP ×2" in (tmp_path / "中文" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
+    place = tmp_path / ("x" * 100)
+    place.mkdir()
+    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
+    reported("TMPDIR of more than 100 characters, 2 workers", done, 2, "TMPDIR is too long for the sockets of loader ")
+    assert done.stderr.endswith(" bytes; name one of at most 75, or type --num-workers 0\n")
+
+
+@pytest.mark.slow
+def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gbk, tmp_path, keep):
+    temporary, directory = Path(tempfile.mkdtemp(prefix="a place ")), tmp_path / "out 中文"  # short, for sockets
+    command = [sys.executable, "compare_parallel.py", "--methods", "single", "ddp", "--repeats", "1", "--model", "mlp",
+               "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480", "--batch-size", "48",
+               "--num-workers", "2", "--epochs", "1", "--output-dir", directory]
+    start, core = time.perf_counter(), min(os.sched_getaffinity(0))
+    done = subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command], cwd=PROJECT, timeout=180,
+                          preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+                          env={**child_environment(), **gbk, "TMPDIR": str(temporary), "ODD": str(tmp_path)})
+    keep("a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr", done.returncode, "",
+         time.perf_counter() - start)
+    logs = [log.read_text(errors="replace") for log in directory.glob("runs/*.log")]
+    assert done.returncode == 0, logs
+    report = read_results(directory / "results.json")
+    assert [outcome.status for outcome in report.outcomes] == ["ok", "ok"] and report.environment["cores"] == 1
+    assert "# " in (directory / "report.md").read_text(encoding="utf-8")[:2]
+    temporary.rmdir()  # nothing is left in it
+    while alive(f"ODD={tmp_path}"):  # the last to go is the one that cleans up
+        assert time.perf_counter() - start < 180
 
 
 @pytest.fixture
@@ -393,3 +432,13 @@ def test_other_programs_on_the_same_cores(compare, tmp_path, keep):
     assert done.returncode == 0, done.stderr
     assert "WARNING: one device: other programs kept" in done.stdout
     assert read_results(tmp_path / "results.json").outcomes[0].foreign_cores > 0.5
+
+
+@pytest.mark.slow
+def test_two_comparisons_on_one_machine(compare, tmp_path, keep):
+    with ThreadPoolExecutor() as pool:
+        both = [*pool.map(lambda name: compare(tmp_path / name), ("first", "second"))]
+    for number, done in enumerate(both, start=1):
+        keep(f"two comparisons on one machine, says number {number}", done.returncode, done.stderr, done.seconds)
+        assert done.returncode == 0, done.stderr
+        assert "WARNING: one device: other programs kept" in done.stdout
