@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import re
 import select
 import sys
 import time
@@ -12,6 +13,8 @@ import time
 from common.errors import FAILED, INTERRUPTED, MACHINE, READER_GONE, USAGE, SuiteError
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
+
+NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 
 
 def _reader_has_gone():
@@ -88,9 +91,11 @@ def explained(error: Exception) -> SuiteError:
         if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
             return SuiteError("there is no place for temporary files", cause.strerror,
                               "let TMPDIR name a directory that can be written", MACHINE)
-    if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
-        return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
-                          "--shm-size=1g), or type --num-workers 0", FAILED)
+    if "DataLoader worker" in message and ("Caught" not in message or re.search(NOT_HANDED_OVER, message)):
+        advice = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
+        if "AF_UNIX" in message:
+            advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
+        return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
     if "out of memory" in message or "allocate memory" in message or isinstance(error, MemoryError):
         return SuiteError("out of memory", message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import SuiteError, describe_exit
+from common.errors import FAILED, SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
@@ -211,7 +211,7 @@ class HelperFailed(SystemExit):
 def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return its stdout.
 
-    Raises HelperFailed if its exit code is none of `fine`.
+    Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
@@ -219,8 +219,11 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
         own = {"PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
         done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
                               env={**os.environ, **own}, preexec_fn=end_with_parent)
+    if done.returncode < 0:
+        raise SuiteError(f"{module} ended without a word", describe_exit(done.returncode),
+                         "try it again, or with a smaller --batch-size", FAILED)
     if done.returncode not in fine:
-        raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
+        raise HelperFailed(done.returncode)
     return done.stdout
 
 

@@ -4,13 +4,12 @@ import contextlib
 import itertools
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
 import torch
-from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from common.config import RunConfig
@@ -21,7 +20,6 @@ from common.machine.environment import free_memory
 from common.machine.lifetime import start_worker
 from common.totals import per_process, total_workers
 
-LONGEST_SOCKET = 107  # bytes of its path (unix(7))
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
@@ -121,6 +119,17 @@ def end_workers_of(loader) -> Iterator[None]:
         raise
 
 
+def _begin(number):
+    """A DataLoader's worker_init_fn: it ends with its parent, and has the socket by which it hands over what it loads.
+
+    Where there is no room for one, or TMPDIR is too long a name, an error now is one of the parent's; later it would
+    be the worker's own, and the parent would wait for ever.
+    """
+    start_worker(number)
+    with open(os.devnull) as nothing:
+        DupFd(nothing.fileno())
+
+
 def _check_memory(size, device):
     """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
     free = free_memory(device)
@@ -128,16 +137,6 @@ def _check_memory(size, device):
         raise SuiteError(f"the data set does not fit into the memory of {device}", f"{size / 2**20:,.0f} MiB needed, "
                          f"{free / 2**20:,.0f} MiB free", "type --loader workers, or give a smaller --train-size",
                          MACHINE)
-
-
-def _check_sockets():
-    """Raise SuiteError (USAGE) if workers cannot hand over what they load: whoever reads it would wait for ever."""
-    place = tempfile.gettempdir()
-    most = LONGEST_SOCKET - len("/pymp-12345678/listener-12345678")  # multiprocessing's names
-    if get_sharing_strategy() == "file_descriptor" and len(os.fsencode(place)) > most:
-        raise SuiteError("TMPDIR is too long for the sockets of loader workers", f"{place} has "
-                         f"{len(os.fsencode(place))} bytes", f"name one of at most {most}, or type --num-workers 0",
-                         USAGE)
 
 
 def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler,
@@ -151,8 +150,8 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
     training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
     labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas, or TMPDIR is too long for workers;
-    (MACHINE) if a resident data set does not fit.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
+    does not fit.
     """
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
@@ -168,14 +167,12 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     if config.loader == "resident":
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
-        if workers:
-            _check_sockets()
         transform = training_transform(image_set.mean, image_set.std, config.augment, image_set.image_shape[1:])
         most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
             AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
-            worker_init_fn=start_worker, generator=torch.Generator(),  # or it draws from the one that training uses
+            worker_init_fn=_begin, generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
     test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]

@@ -270,8 +270,16 @@ def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
     place = tmp_path / ("x" * 100)
     place.mkdir()
     done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
-    reported("TMPDIR of more than 100 characters, 2 workers", done, 2, "TMPDIR is too long for the sockets of loader ")
-    assert done.stderr.endswith(" bytes; name one of at most 75, or type --num-workers 0\n")
+    reported("TMPDIR of more than 100 characters, 2 workers", done, 1, "epoch 1: a loader worker died; OSError: AF_")
+    assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
+
+
+def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
+    place = Path(tempfile.mkdtemp())
+    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)},
+                   before=mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place))  # itself, and one directory
+    reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
+    place.rmdir()
 
 
 @pytest.mark.slow
