@@ -1,7 +1,7 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test test-faults test-slow benchmark
+.PHONY: compare test test-faults test-slow fuzz benchmark
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
@@ -18,6 +18,12 @@ test-faults: .venv/installed-dev
 # What takes longer: whole comparisons, real plants, steady resumes.
 test-slow: .venv/installed-dev
 	.venv/bin/python -m pytest -m "slow and not fault"
+
+# Random faults for so many seconds: make fuzz SECONDS=600 SEED=1
+SECONDS ?= 600
+SEED ?= 1
+fuzz: .venv/installed-dev
+	.venv/bin/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
 benchmark: .venv/installed-dev

@@ -1,16 +1,29 @@
 """How a program begins and ends: every failure is one line on stderr, with an exit code that names the kind."""
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import re
 import select
 import sys
 import time
 
-from common.errors import FAILED, INTERRUPTED, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
+from common.errors import (
+    FAILED,
+    INTERRUPTED,
+    MACHINE,
+    OUT_OF_MEMORY,
+    READER_GONE,
+    USAGE,
+    SuiteError,
+    is_out_of_memory,
+)
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
+
+NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 
 
 def _reader_has_gone():
@@ -38,13 +51,15 @@ def run_script(main, as_rank: bool = False) -> None:
         end_at_once()
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says that its cache is elsewhere
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
+    os.environ["MPLBACKEND"] = "agg"  # figures become files; what is set for windows may be wrong here
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed, and the next file that is opened would get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
+    sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
     try:
         main()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -57,7 +72,7 @@ def run_script(main, as_rank: bool = False) -> None:
         line = f"{_where(error, as_rank)}{explained(error)}"
         print(f"error: {line}", file=sys.stderr, flush=True)
         if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # its launcher looks there for the cause
-            with open(file, "w", encoding="utf-8") as opened:
+            with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
                 message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
                 json.dump({"message": message}, opened)
         sys.exit(explained(error).exit_code)
@@ -82,9 +97,14 @@ def explained(error: Exception) -> SuiteError:
                               "free some space, or write elsewhere", FAILED)
         if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
             return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
-    if "DataLoader worker" in message and ("Caught" not in message or "No space left" in message):
-        return SuiteError("a loader worker died", message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: "
-                          "--shm-size=1g), or type --num-workers 0", FAILED)
+        if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
+            return SuiteError("there is no place for temporary files", cause.strerror,
+                              "let TMPDIR name a directory that can be written", MACHINE)
+    if "DataLoader worker" in message and ("Caught" not in message or re.search(NOT_HANDED_OVER, message)):
+        advice = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
+        if "AF_UNIX" in message:
+            advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
+        return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 
 from common.errors import MACHINE, SuiteError
@@ -31,10 +32,14 @@ def load(package: str) -> None:
     """Import a package; end the program with one line if that fails, for lack of memory, say."""
     try:
         importlib.import_module(package)
-    except (ImportError, OSError, MemoryError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        scarce = isinstance(error, MemoryError) or re.search("[Aa]llocate|failed to map", cause)
-        advice = "free some memory, or allow this process more (ulimit -v)" if scarce else _advice()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {textwrap.shorten(str(error), 300)}"
+        if isinstance(error, MemoryError) or re.search("[Aa]llocate|failed to map", cause):
+            advice = "free some memory, or allow this process more (ulimit -v)"
+        elif isinstance(error, (ImportError, OSError)):
+            advice = _advice()
+        else:
+            advice = f"unset the environment variable by which {package} was told so"
         print(f"error: {SuiteError(f'{package} cannot be imported', cause, advice, MACHINE)}", file=sys.stderr)
         sys.exit(MACHINE)
 

@@ -5,6 +5,8 @@ Raw values only, as JSON out and in. Never imports torch.
 
 from dataclasses import dataclass
 
+from common.reading import as_tuple
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -91,7 +93,7 @@ def probe_from_dict(values: dict) -> Probe:
 
     Raises TypeError for missing or unknown fields.
     """
-    parts = {name: tuple(kind(**part) for part in values.get(name, ()))
+    parts = {name: tuple(kind(**part) for part in as_tuple(values.get(name, ())))
              for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed),
                                 ("memory", MemoryUse), ("blocks", BlockTime))}
     return Probe(**{**values, **parts})

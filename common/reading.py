@@ -45,6 +45,13 @@ def refuse_inflated(path: str | Path) -> None:
             raise ValueError(f"its {size:,} bytes would become {unpacked:,}")
 
 
+def as_tuple(value: object) -> tuple:
+    """Return a list of JSON's as a tuple; raise TypeError for a text or anything else that could be taken for one."""
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{reprlib.repr(value)} is no list")
+    return tuple(value)
+
+
 def check_types(value: object, kind: object, name: str) -> None:
     """Raise TypeError if what was read from a file is not of the type that its field has, or a part of it is not.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from common.errors import FAILED, SuiteError
-from common.reading import check_types, read_text
+from common.reading import as_tuple, check_types, read_text
 from common.writing import write_json
 
 # 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
@@ -148,8 +148,8 @@ def result_from_dict(values: dict) -> RunResult:
     """
     if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
-    epochs = tuple(epoch_from_dict(epoch) for epoch in values["epochs"])
-    tuples = {key: tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
+    epochs = tuple(epoch_from_dict(epoch) for epoch in as_tuple(values["epochs"]))
+    tuples = {key: as_tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
     result = RunResult(**{**values, **tuples, "epochs": epochs})
     check_types(result, RunResult, "result")
     if not result.devices:
@@ -160,7 +160,8 @@ def result_from_dict(values: dict) -> RunResult:
 def epoch_from_dict(values: dict) -> EpochRecord:
     """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
     numbers = {key: float("nan") if value is None else value for key, value in values.items()}  # NaN became null
-    ranks = tuple(RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])}) for rank in values.get("ranks", ()))
+    ranks = tuple(RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])})
+                  for rank in as_tuple(values.get("ranks", ())))
     return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"]), "ranks": ranks})
 
 

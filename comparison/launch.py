@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import OUT_OF_MEMORY, SuiteError, describe_exit
+from common.errors import FAILED, OUT_OF_MEMORY, SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
@@ -26,6 +26,7 @@ from comparison.plan import Configuration, file_name
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
+LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
 
 
@@ -36,7 +37,8 @@ class Outcome:
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
     it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
     wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
-    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds).
+    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds); for
+    as long as the comparison itself was stopped, they count as having had all.
     """
 
     configuration: str
@@ -68,7 +70,7 @@ class Run:
         self._planned = configuration.planned
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
-        self._timeout, self._wall_seconds, self._busy_seconds = timeout, 0.0, 0.0
+        self._timeout, self._wall_seconds, self._busy_seconds, self._unseen_seconds = timeout, 0.0, 0.0, 0.0
         self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
         self._oom_kills = 0  # when it began
 
@@ -95,7 +97,8 @@ class Run:
             return None
         foreign = None
         if busy is not None:  # its own seconds are known, all at once, as soon as it has ended
-            foreign = max(0.0, (self._busy_seconds - (children_seconds() - own)) / self._wall_seconds)
+            foreign = max(0.0, self._busy_seconds - (children_seconds() - own)) / self._wall_seconds
+            foreign += self._unseen_seconds / self._wall_seconds * available_cores()
         return self._outcome(exit_code, foreign)
 
     def _begin(self):
@@ -110,9 +113,14 @@ class Run:
         """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
         end = time.perf_counter() + (math.inf if self._timeout is None else self._timeout - self._wall_seconds)
         while self._child.poll() is None:
-            if time.perf_counter() > end:
+            look = time.perf_counter()
+            if look > end:
                 return TIMED_OUT
-            if self._gate.is_idle(LOOK_EVERY):
+            idle = self._gate.is_idle(LOOK_EVERY)
+            seconds = time.perf_counter() - look
+            if seconds > LONGEST_LOOK:
+                self._unseen_seconds += seconds
+            if idle:
                 return None
         return self._child.returncode
 
@@ -222,7 +230,7 @@ class HelperFailed(SystemExit):
 def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return its stdout.
 
-    Raises HelperFailed if its exit code is none of `fine`.
+    Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
@@ -230,8 +238,11 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
         own = {"PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
         done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
                               env={**os.environ, **own}, preexec_fn=end_with_parent)
+    if done.returncode < 0:
+        raise SuiteError(f"{module} ended without a word", describe_exit(done.returncode),
+                         "try it again, or with a smaller --batch-size", FAILED)
     if done.returncode not in fine:
-        raise HelperFailed(done.returncode if done.returncode > 0 else 128 - done.returncode)
+        raise HelperFailed(done.returncode)
     return done.stdout
 
 

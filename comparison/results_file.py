@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
-from common.reading import check_types, read_text
+from common.reading import as_tuple, check_types, read_text
 from common.results import result_from_dict
 from common.writing import without_nan, write_json
 from comparison.fitting import Trial, with_largest
@@ -97,13 +97,13 @@ def _from_values(values):
     """The Report that `_values` (and JSON) made `values` from."""
     records = {
         "probe": probe_from_dict(values["probe"]) if values["probe"] else None,
-        "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]), "command": tuple(row["command"])})
-                      for row in values["plan"]),
-        "order": tuple((block, name) for block, name in values["order"]),
+        "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]),
+                                       "command": as_tuple(row["command"])}) for row in as_tuple(values["plan"])),
+        "order": tuple((block, name) for block, name in map(as_tuple, as_tuple(values["order"]))),
         "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
-                          for row in values["outcomes"]),
-        "looks": tuple((blocks, share) for blocks, share in values.get("looks", ())),
-        "trials": tuple(Trial(**trial) for trial in values.get("trials", ())),
+                          for row in as_tuple(values["outcomes"])),
+        "looks": tuple((blocks, share) for blocks, share in map(as_tuple, as_tuple(values.get("looks", ())))),
+        "trials": tuple(Trial(**trial) for trial in as_tuple(values.get("trials", ()))),
         "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
     }
     report = Report(**{**values, **records})

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 
+import jsonschema
 import pytest
 import torch
 
 from common.config import parse, script_parser
 from processes import PROJECT, child_environment
+from schema import run_result
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
@@ -79,7 +81,9 @@ def train(project, tmp_path):
         done = project(*arguments, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures",
                        launcher=launcher)
         assert done.returncode == 0, done.stderr
-        return json.loads(output.read_text()), torch.load(weights, weights_only=True), done.stdout
+        result = json.loads(output.read_text())
+        jsonschema.validate(result, run_result())
+        return result, torch.load(weights, weights_only=True), done.stdout
 
     return run
 

@@ -1,5 +1,6 @@
 """The comparison: its plan, its runs, and the whole from start to end."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import compare_parallel
@@ -24,6 +26,7 @@ from comparison.progress import duration, guess_seconds, seconds_left
 from comparison.results_file import read_results
 from processes import PROJECT, child_environment
 from reports import PROBE, configuration, report_of, runs
+from schema import comparison
 from test_results import make_result
 
 ALL = [(method, {}) for method in METHODS]
@@ -378,6 +381,7 @@ def test_a_comparison_from_start_to_end(check, project, data_root, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout  # no terminal
     assert "2 runs: 2 rows x 1 block\n" in done.stdout and "\n[2/2] block 1, " in done.stdout
+    jsonschema.validate(json.loads((directory / "results.json").read_text()), comparison())
     stored = read_results(directory / "results.json")
     names = [name for block, name in stored.order if block == 1]  # others follow if another program disturbs it
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}

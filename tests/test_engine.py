@@ -321,10 +321,27 @@ def test_who_has_a_launcher(variable, started, monkeypatch):
     assert has_launcher() == started
 
 
-@pytest.mark.parametrize("content, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])
-def test_a_container_quota_limits_the_cores(content, cores, tmp_path, monkeypatch):
-    (tmp_path / "cpu.max").write_text(content)
-    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / "cpu.max")
+V1 = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize("groups, quotas, cores", [
+    ("0::/", {"cpu.max": "200000 100000"}, 2),
+    ("0::/", {"cpu.max": "50000 100000"}, 1),
+    ("0::/", {"cpu.max": "max 100000"}, 8),
+    ("0::/a.slice/b.service", {"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 3),
+    ("0::/../other", {"cpu.max": "200000 100000"}, 2),
+    ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**V1, "cpu/a/cpu.cfs_quota_us": "250000",
+                                             "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+    ("1:cpu,cpuacct:/", V1, 8),
+    ("1:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
+    ("", {}, 8),
+])
+def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
+    for name, content in {"/proc/self/cgroup": groups,
+                          **{f"/sys/fs/cgroup/{name}": content for name, content in quotas.items()}}.items():
+        (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name[1:]).write_text(content)
+    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / path[1:])
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
     assert environment.available_cores() == cores
 

@@ -446,7 +446,7 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
-    assert len(figures) == 5 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
+    assert len(figures) == 6 and "OLD: faster than “SINGLE”" in terminal_text(analyse(report))
 
 
 def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):

@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
 import torch
@@ -102,14 +105,29 @@ class ResidentLoader:
 def end_workers_of(loader) -> Iterator[None]:
     """Let a loader's workers end in good order where an exception leaves the `with`, and would keep them.
 
-    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind.
+    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind; and it waits
+    for ever for one that was stopped.
     """
     try:
         yield
     except BaseException:
         if iterator := getattr(loader, "_iterator", None):  # there is no public way to it
+            for worker in iterator._workers:
+                if worker.is_alive():
+                    os.kill(worker.pid, signal.SIGCONT)
             iterator._shutdown_workers()
         raise
+
+
+def _begin(number):
+    """A DataLoader's worker_init_fn: it ends with its parent, and has the socket by which it hands over what it loads.
+
+    Where there is no room for one, or TMPDIR is too long a name, an error now is one of the parent's; later it would
+    be the worker's own, and the parent would wait for ever.
+    """
+    start_worker(number)
+    with open(os.devnull) as nothing:
+        DupFd(nothing.fileno())
 
 
 def _check_memory(size, device):
@@ -154,7 +172,7 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
         train_loader = DataLoader(
             AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
-            worker_init_fn=start_worker, generator=torch.Generator(),  # or it draws from the one that training uses
+            worker_init_fn=_begin, generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
     test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]

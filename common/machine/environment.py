@@ -16,16 +16,28 @@ from common.errors import MACHINE, SuiteError
 
 
 def available_cores() -> int:
-    """Return how many CPU cores this process may use: its affinity and its container's quota, not what there are.
-
-    The quota is cgroup v2's cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2).
-    """
+    """Return how many CPU cores this process may use: by its affinity and its control groups, not what there are."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores  # no quota
+    return max(1, min([cores, *_quotas()]))
+
+
+def _quotas():
+    """The whole cores that each control group allows in which this process is, or around that, if it has a quota.
+
+    cgroup v2: cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two files,
+    with a quota of -1 for none (kernel: scheduler/sched-bwc). A container's own group is the root of what it sees.
+    """
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, own = line.split(":", 2)
+        root = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup")
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        group = root / own.lstrip("/")
+        for directory in (group, *group.parents) if not controllers or "cpu" in controllers.split(",") else ():
+            with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
+                quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
+                if quota > 0:
+                    yield quota // period
 
 
 def available_devices(kind: str) -> list:

@@ -144,7 +144,9 @@ def kill_tagged(tag: str) -> None:
 
 
 def main() -> None:
-    """Wait for the end of a comparison, and clean up."""
+    """Wait for the end of a comparison, and clean up; a signal that all processes get is not for this one."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     kill_tagged(f"{sys.argv[1]}-")
     for directory in Path(tempfile.gettempdir()).glob(f"{TEMPORARY.format(sys.argv[1])}*"):

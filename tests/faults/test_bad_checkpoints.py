@@ -208,3 +208,16 @@ def test_of_the_format_before(checkpoint):
 def test_that_may_not_be_read(tmp_path, refused):
     with refused("checkpoint that is a directory", DATA, f"cannot resume from {tmp_path}; it is a directory, no file"):
         read_checkpoint(make_config(resume=str(tmp_path)), Namespace(), {}, 1)
+
+
+@pytest.mark.slow
+def test_of_two_ranks_into_one_and_three(project, tmp_path, reported):
+    file = tmp_path / "file.pt"
+    small = ("--model", "mlp", "--max-steps", 2, "--checkpoint", file, "--figure-dir", tmp_path)
+    done = project("ddp_train.py", "--spawn", 2, *small)
+    assert done.returncode == 0, done.stderr
+    before = file.read_bytes()
+    for ranks, found in ((1, "1 process;"), (3, "3 processes;")):
+        done = project("ddp_train.py", "--spawn", ranks, *small, "--epochs", 2, "--resume", file, "--quiet")
+        reported(f"checkpoint of 2 ranks into {ranks}", done, USAGE, f"that was another training; 2 → {found}")
+    assert file.read_bytes() == before

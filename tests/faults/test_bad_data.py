@@ -8,9 +8,13 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from common.data import archives as files
 from common.data import download, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
-from processes import give_up_root
+from processes import PROJECT, child_environment, give_up_root
 from test_data import make_config
 
 
@@ -391,6 +395,35 @@ def test_a_malicious_pickle_is_never_opened(stamp, cifar10, tmp_path, refused):
     assert not marker.exists()
     pickle.loads(bomb)
     assert marker.exists()  # it would have gone off
+
+
+@pytest.mark.slow
+def test_one_of_two_that_make_the_same_set_is_killed(tmp_path, keep):
+    def fetch():
+        return subprocess.Popen([sys.executable, "-m", "common.programs.fetch", "--dataset", "synthetic-mnist",
+                                 "--data-root", tmp_path / "data"], cwd=PROJECT, env=child_environment(), text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def wait_until(true, process):
+        deadline = time.time() + 60
+        while not true():
+            assert process.poll() is None and time.time() < deadline, process.communicate()
+            time.sleep(0.01)
+
+    lock, first = tmp_path / "data" / ".lock", fetch()
+    wait_until(lock.exists, first)
+    first.send_signal(signal.SIGSTOP)  # it holds the lock
+    second = fetch()
+    wait_until(lambda: any(os.path.realpath(file) == str(lock) for file in Path(f"/proc/{second.pid}/fd").iterdir()),
+               second)
+    assert second.poll() is None
+    start = time.perf_counter()
+    first.kill()
+    first.communicate()
+    out, err = second.communicate(timeout=60)
+    keep("SIGKILL to one of two that make the same synthetic set", second.returncode, err, time.perf_counter() - start)
+    assert (second.returncode, err) == (0, ""), out
+    assert [file.suffix for file in (tmp_path / "data" / "synthetic").iterdir()] == [".npz"]
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", pytest.param("mnist", marks=pytest.mark.slow)])

@@ -1,22 +1,28 @@
 """Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
 
+import json
+import os
 import platform
 import re
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from common.compiled import replace_network
+from common.data.image_set import load_image_set
 from common.errors import MACHINE
 from common.models import Network, build_model
 from common.packages import PACKAGES
 from comparison.results_file import read_results
-from processes import PROJECT, child_environment, give_up_root
+from processes import PROJECT, alive, child_environment, give_up_root
 from test_data import make_config
 from test_engine import make_context
 
@@ -195,6 +201,12 @@ def test_an_import_for_which_there_is_no_memory(project, tmp_path, reported):
     assert "ulimit -v" in done.stderr
 
 
+def test_a_variable_that_torch_does_not_understand(project, tmp_path, reported):
+    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"TORCH_LOGS": "nonsense"})
+    reported("TORCH_LOGS=nonsense", done, 3, "error: torch cannot be imported; ValueError: Invalid log settings: nons")
+    assert done.stderr.endswith("; unset the environment variable by which torch was told so\n")
+
+
 def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
     earlier, hidden = PROJECT / "figures" / "ladder-mnist" / "results.json", {"PYTHONPATH": str(tmp_path)}
@@ -217,9 +229,10 @@ def test_accelerate_missing(project, tmp_path, reported):
     reported("accelerate missing", done, 3, "type: pip install accelerate")
 
 
-def test_figures_need_no_display(project, tmp_path, keep):
-    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": "TkAgg", "DISPLAY": ""})
-    keep("MPLBACKEND=TkAgg without a display", done.returncode, done.stderr, done.seconds)
+@pytest.mark.parametrize("backend", ["TkAgg", "nonsense"])
+def test_figures_need_no_display(backend, project, tmp_path, keep):
+    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": backend, "DISPLAY": ""})
+    keep(f"MPLBACKEND={backend} without a display", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "synthetic-mnist-lenet-single.png").stat().st_size > 10_000
 
@@ -231,6 +244,137 @@ def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
     keep("LC_ALL=C", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def gbk(tmp_path_factory):
+    """The environment variables of a locale of which GBK is the alphabet; made here, for few systems have one."""
+    place = tmp_path_factory.mktemp("locales") / "zh_CN.gbk"
+    if shutil.which("localedef"):
+        subprocess.run(["localedef", "-i", "zh_CN", "-f", "GBK", place], capture_output=True)  # it may warn
+    if not (place / "LC_CTYPE").exists():
+        pytest.skip("this system cannot make a locale (localedef)")
+    return {"LOCPATH": str(place.parent), "LC_ALL": place.name}
+
+
+def test_a_terminal_that_knows_gbk(project, gbk, tmp_path, keep):
+    source = PROJECT / "figures" / "ladder-mnist" / "results.json"
+    done = project("compare_parallel.py", "--from", source, "--output-dir", tmp_path / "中文", tiny=False,
+                   environment=gbk, encoding="gbk")
+    keep("LC_ALL=zh_CN.gbk", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "DDP ×2" in done.stdout and "DDP ×2" in (tmp_path / "中文" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
+    place = tmp_path / ("x" * 100)
+    place.mkdir()
+    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
+    reported("TMPDIR of more than 100 characters, 2 workers", done, 1, "epoch 1: a loader worker died; OSError: AF_")
+    assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
+
+
+def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
+    place = Path(tempfile.mkdtemp())
+    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)},
+                   before=mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place))  # itself, and one directory
+    reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
+    place.rmdir()
+
+
+@pytest.mark.slow
+def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gbk, tmp_path, keep):
+    temporary, directory = Path(tempfile.mkdtemp(prefix="a place ")), tmp_path / "out 中文"  # short, for sockets
+    command = [sys.executable, "compare_parallel.py", "--methods", "single", "ddp", "--repeats", "1", "--model", "mlp",
+               "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480", "--batch-size", "48",
+               "--num-workers", "2", "--epochs", "1", "--output-dir", directory]
+    start, core = time.perf_counter(), min(os.sched_getaffinity(0))
+    done = subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command], cwd=PROJECT, timeout=180,
+                          preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+                          env={**child_environment(), **gbk, "TMPDIR": str(temporary), "ODD": str(tmp_path)})
+    keep("a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr", done.returncode, "",
+         time.perf_counter() - start)
+    logs = [log.read_text(errors="replace") for log in directory.glob("runs/*.log")]
+    assert done.returncode == 0, logs
+    report = read_results(directory / "results.json")
+    assert [outcome.status for outcome in report.outcomes] == ["ok", "ok"] and report.environment["cores"] == 1
+    assert "# " in (directory / "report.md").read_text(encoding="utf-8")[:2]
+    temporary.rmdir()  # nothing is left in it
+    while alive(f"ODD={tmp_path}"):  # the last to go is the one that cleans up
+        assert time.perf_counter() - start < 180
+
+
+@pytest.fixture
+def one_and_a_half_cores():
+    """What a child calls, before exec, to have a quota of 1.5 cores."""
+    for place, limit, value in ((Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "150000"),
+                                (Path("/sys/fs/cgroup"), "cpu.max", "150000 100000")):
+        group = place / f"test-{uuid.uuid4().hex}"
+        if (place / "cgroup.procs").exists() and os.access(place, os.W_OK):
+            group.mkdir()
+            try:
+                if (group / limit).exists():
+                    (group / limit).write_text(value)
+                    yield lambda group=group: (group / "cgroup.procs").write_text(str(os.getpid()))
+                    return
+            finally:
+                group.rmdir()
+    pytest.skip("this system lets nobody make a control group with a quota of the CPU")
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core is no quota")
+def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path, keep):
+    done = project(SCRIPT, "--max-steps", 1, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
+                   preexec_fn=one_and_a_half_cores, environment={"TMPDIR": str(tmp_path / "missing")})
+    keep("a quota of 1.5 cores, TMPDIR missing", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["environment"]["cores"], result["threads_per_process"]) == (1, 1)
+
+
+def test_a_clock_that_steps_back(project, tmp_path, keep):
+    done = project(SCRIPT, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, environment={
+        "PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK": "0",
+        "FAULT_TIME": str(tmp_path / "time"), "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)"})
+    keep("the clock steps back by an hour", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "time").exists()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert 0 < result["startup_seconds"] < result["total_seconds"] < done.seconds
+    assert 0 < result["epochs"][0]["train_seconds"] < result["total_seconds"]
+
+
+@pytest.fixture
+def read_only(mounted, tmp_path):
+    """What to put in front of a command for which all disks but `tmp_path` may only be read."""
+    before = [*mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path), "sh", "-c",
+              'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    if subprocess.run([*before, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody see its disk as read-only")
+    return before
+
+
+@pytest.mark.parametrize("fault, flags, environment, code, message", [
+    ("no data set", ("data_parallel_train.py", "--data-root", "nowhere"), {"TMPDIR": "{}"}, 4,
+     "cannot put data into nowhere; Read-only file system; name another directory with --data-root"),
+    ("no temporary directory", ("ddp_train.py", "--spawn", 2), {"TMPDIR": "/nowhere"}, 3,
+     "there is no place for temporary files; No usable temporary directory found in ["),
+], ids=["no data set", "no temporary directory"])
+def test_a_machine_that_may_only_be_read(fault, flags, environment, code, message, read_only, project, data_root,
+                                         tmp_path, reported):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
+    done = project(*flags, "--model", "mlp", "--figure-dir", tmp_path, before=read_only,
+                   environment={name: value.format(tmp_path) for name, value in environment.items()})
+    reported(f"all disks may only be read, {fault}", done, code, message)
+
+
+def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root, tmp_path, keep):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
+    look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
+    done = project(SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
+                   before=[*read_only, *look], environment={"TMPDIR": str(tmp_path)})
+    keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
 @pytest.mark.slow
@@ -296,3 +440,13 @@ def test_other_programs_on_the_same_cores(compare, tmp_path, keep):
     assert done.returncode == 0, done.stderr
     assert "WARNING: one device: other programs kept" in done.stdout
     assert read_results(tmp_path / "results.json").outcomes[0].foreign_cores > 0.5
+
+
+@pytest.mark.slow
+def test_two_comparisons_on_one_machine(compare, tmp_path, keep):
+    with ThreadPoolExecutor() as pool:
+        both = [*pool.map(lambda name: compare(tmp_path / name), ("first", "second"))]
+    for number, done in enumerate(both, start=1):
+        keep(f"two comparisons on one machine, says number {number}", done.returncode, done.stderr, done.seconds)
+        assert done.returncode == 0, done.stderr
+        assert "WARNING: one device: other programs kept" in done.stdout

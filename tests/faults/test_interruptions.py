@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from comparison.launch import run_once
+from comparison.launch import busy_seconds, run_once
 from comparison.results_file import read_results
 from processes import PROJECT, alive, child_environment
 from reports import configuration
@@ -62,6 +63,20 @@ def test_a_signal(number, comparison, tmp_path, keep):
     assert not alive(f"INTERRUPTED={tmp_path}")
 
 
+def test_ctrl_c_while_torch_is_imported(keep):
+    process = subprocess.Popen([sys.executable, "data_parallel_train.py", "--help"], cwd=PROJECT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment(),
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    start = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    keep("SIGINT while torch is imported", process.returncode, err, time.perf_counter() - start)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
+
+
 @pytest.mark.slow
 def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
     process = comparison(ignored=[signal.SIGHUP])
@@ -112,6 +127,28 @@ def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
 def trained(file):
     """Whether a run has trained an epoch; its file says so after each."""
     return file.exists() and json.loads(file.read_text())["epochs"]
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path, keep):
+    if busy_seconds() is None:
+        pytest.skip("what other programs use of this machine is not known")
+    process = comparison("--repeats", "1", "--epochs", "1")
+    deadline = time.time() + 60
+    while not (tmp_path / "runs" / "single-1.log").exists():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    start = time.perf_counter()
+    process.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=120)
+    keep("SIGSTOP to the comparison, SIGCONT after 2 s", process.returncode, err, time.perf_counter() - start)
+    assert process.returncode == 0, err
+    assert "Block 1 was disturbed" in out
+    first = read_results(tmp_path / "results.json").outcomes[0]
+    assert first.status == "ok" and first.foreign_cores > 1 / first.wall_seconds
+    assert first.wall_seconds > first.result.total_seconds
 
 
 @pytest.mark.slow

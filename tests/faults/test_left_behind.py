@@ -174,6 +174,23 @@ def test_a_helper_ends_with_the_comparison(keep):
     keep("SIGKILL to the comparison while it looks at the machine", -9, "", time.perf_counter() - start)
 
 
+def test_a_helper_that_is_killed_is_named(tmp_path, keep):
+    marker = f"TEST_MARKER={uuid.uuid4().hex}"
+    process = subprocess.Popen([sys.executable, "compare_parallel.py", "--dry-run", "--output-dir", tmp_path],
+                               cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])}, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not (helpers := [pid for pid, command in alive(marker).items() if "common.programs.check" in command]):
+        assert process.poll() is None
+        time.sleep(0.01)
+    start = time.perf_counter()
+    os.kill(helpers[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    keep("SIGKILL to what looks at the machine for a comparison", process.returncode, err, time.perf_counter() - start)
+    assert (process.returncode, out) == (1, "")
+    assert err == ("error: common.programs.check ended without a word; signal 9 (SIGKILL), probably out of memory; try "
+                   "it again, or with a smaller --batch-size\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["starting", "training"])
 def test_ranks_started_by_hand_end_with_their_launcher(when, data_root, tmp_path, keep):

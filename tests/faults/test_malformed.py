@@ -73,6 +73,8 @@ MALFORMED = {
     "ranks that are numbers": put(*EPOCH, "ranks", [1, 2]),
     "equivalence that is a list": put("equivalence", ["ok"]),
     "looks of one number": put("looks", [[1]]),
+    "looks that are no list": put("looks", {}),
+    "devices that are a text": put("outcomes", 0, "result", "devices", "cpu"),
     "another field": put("nonsense", 1),
 }
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_lost_ranks import WORKER
 
 from common import distributed
 from processes import PROJECT, child_environment
 
 SINGLE = ("data_parallel_train.py",)
+SIMULATED = (*SINGLE, "--simulate-devices", "2")
 SPAWN = ("ddp_train.py", "--spawn", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 ACCELERATE = (*TORCHRUN[:-1], "accelerate_train.py")
@@ -34,7 +36,7 @@ def training(data_root, tmp_path):
     def training(command, name, fault, *flags):
         temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
         injected = {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, "FAULT_EPOCH": "2",
-                    "FAULT_RANK": "0" if command is SINGLE else "1", "FAULT_TIME": str(tmp_path / "time")}
+                    "FAULT_RANK": "0" if command in (SINGLE, SIMULATED) else "1", "FAULT_TIME": str(tmp_path / "time")}
         files = {flag: tmp_path / f"{name}.{flag}" for flag in ("output", "save", "checkpoint")}
         named = [text for flag, file in files.items() for text in (f"--{flag}", file)]
         done = subprocess.run(
@@ -94,7 +96,8 @@ def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
     (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
     (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
     (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
-    (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),
+    (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 2)),
+    (SIMULATED, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
     (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
     (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
 ], ids=str)
@@ -122,10 +125,13 @@ def test_told_to_end_and_resumed(command, fault, number, code, flags, training, 
     assert all(torch.equal(weights[name], same[name]) for name in same)
 
 
-@pytest.mark.parametrize("number, code", [("SIGQUIT", 131), ("SIGINT", 130)])
-def test_ended_at_once(number, code, training, tmp_path, keep):
-    done = training(SINGLE, "cut", ITSELF.format(number), "--num-workers", 2)
-    keep(f"{number} to a script", done.returncode, done.stderr, time.time() - float((tmp_path / "time").read_text()))
+@pytest.mark.parametrize("before, number, code", [
+    ("None", "SIGQUIT", 131), ("None", "SIGINT", 130), (WORKER.replace("SIGKILL", "SIGSTOP"), "SIGINT", 130),
+], ids=["SIGQUIT", "SIGINT", "SIGINT after SIGSTOP to a loader worker"])
+def test_ended_at_once(before, number, code, training, tmp_path, keep):
+    done = training(SINGLE, "cut", f"({before}, {ITSELF.format(number)})", "--num-workers", 2)
+    fault = f"{number} to a script" + ", a loader worker of which is stopped" * (before != "None")
+    keep(fault, done.returncode, done.stderr, time.time() - float((tmp_path / "time").read_text()))
     assert (done.returncode, done.stderr, done.left) == (code, "", [])
 
 
@@ -137,6 +143,18 @@ def test_told_to_end_without_a_checkpoint(project, tmp_path, keep):
     assert done.returncode == 143
     assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to go on from\n"
     assert json.loads((tmp_path / "file").read_text())["reason"] == "SIGTERM ended it in epoch 1 after 1 step"
+
+
+def test_told_to_end_where_the_disk_is_full(project, small_disk, tmp_path, reported):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
+    done = project(*SINGLE, "--model", "mlp", "--epochs", 2, "--output", disk / "file", "--checkpoint",
+                   disk / "checkpoint", "--figure-dir", tmp_path, before=[*small_disk("300k", disk), *look],
+                   environment={"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK":
+                                "0", "FAULT": ITSELF.format("SIGTERM"), "FAULT_TIME": str(tmp_path / "time")})
+    reported("SIGTERM, and no room for the checkpoint", done, 1, "cannot write all of a file; OSError: [Errno 28]")
+    assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGQUIT"])
