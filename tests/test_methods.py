@@ -151,9 +151,8 @@ sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
-@pytest.mark.parametrize("script", ["ddp_train.py", *(
-    pytest.param(script, marks=pytest.mark.slow)
-    for script in ("fsdp_train.py", "pipeline_train.py", "accelerate_train.py"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py", "pipeline_train.py", "accelerate_train.py"])
 def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")
@@ -248,6 +247,7 @@ def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, ref
     assert result["threads_per_process"] == max(1, available_cores() // 2)  # as under torchrun: two on this machine
 
 
+@pytest.mark.slow
 def test_the_evaluated_model_is_the_saved_one(train, data_root):
     # strided has BatchNorm, whose statistics of 2 images each differ between ranks until they are broadcast
     result, weights, _ = train("ddp_train.py", "--spawn", 2, "--model", "strided", "--batch-size", 4, "--max-steps", 20)
