@@ -34,7 +34,7 @@ from comparison.verdict import resolution, tell_trial
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
     printed = ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir", str(directory),
-                  fine=(0, MACHINE))
+                  "--device", arguments.device, fine=(0, MACHINE))
     if not printed:  # a package is missing, as stderr says by now
         sys.exit(MACHINE)
     description = json.loads(printed)
@@ -45,11 +45,7 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
             print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
     if not environment:
         sys.exit(MACHINE)
-    gpus = len(environment["gpus"])
-    if arguments.device == "gpu" and not gpus:
-        raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
-                         "type --device cpu, or check with nvidia-smi", MACHINE)
-    return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
+    return Machine(0 if arguments.device == "cpu" else len(environment["gpus"]), environment["cores"]), environment
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:

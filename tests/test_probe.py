@@ -208,23 +208,3 @@ def test_weights_of_two_models_have_no_difference():
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("mlp", (1, 28, 28), 0).state_dict())
     with pytest.raises(SuiteError, match=r"conv1.0.weight: \(16, 1, 5, 5\), \(16, 3, 5, 5\)"):
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("lenet", (3, 32, 32), 0).state_dict())
-
-
-@pytest.mark.parametrize("printed, shared", [
-    ("Default\nDefault", True), ("Default\nExclusive_Process", False), ("", False)])
-def test_whether_processes_may_share_a_gpu_is_read_from_nvidia_smi(printed, shared, tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert environment.gpus_can_be_shared() == shared
-
-
-def test_links_between_gpus_are_read_from_nvidia_smi(tmp_path, monkeypatch):
-    matrix = ("\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-47\nGPU1\tNV18\t X \tPIX\t0-47\n"
-              "GPU2\tSYS\tPIX\t X \t48-95\n\nLegend:\n  X = Self\n")
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{matrix}END\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert environment._links() == ["GPU0-GPU1 NV18", "GPU0-GPU2 SYS", "GPU1-GPU2 PIX"]
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert environment._links() == []
