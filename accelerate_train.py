@@ -101,7 +101,7 @@ def make_accelerator(config, options):  # ACC:
     require_torchvision()  # before the process group, see common.distributed.join_group
     local_rank, local_world_size = (int(os.environ.get(name, default)) for name, default in (
         ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    on_cpu = rank_device(config.device, local_rank, local_world_size).type == "cpu"
+    on_cpu = rank_device(config.device, local_rank, local_world_size, all_visible=True).type == "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)

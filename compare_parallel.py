@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from common.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
-from common.config import add_training_flags, check_image_size, default_model, parse_with_recipe
+from common.config import FOLDER, RunConfig, add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.totals import per_process
@@ -29,7 +29,7 @@ from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
-from comparison.plan import given_flags, make_order, make_plan, parse_method
+from comparison.plan import given_flags, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
 from comparison.report import PROOF, keep_earlier, present, read_proof, terminal_text
@@ -46,6 +46,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add_training_flags(parser, several=True)
+    parser.set_defaults(loader=None)  # until it is known what it feeds: see choose_loader()
     add = parser.add_argument
     add("--methods", type=parse_method, nargs="+", metavar="NAME",
         help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
@@ -121,9 +122,27 @@ def refuse_with_fit_batch(parser, arguments) -> None:
                          f"{typed}{advice}")
 
 
-def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Report:
-    """Return a report without outcomes: what is to be run, in which order, on which machine. Measures nothing yet."""
+def choose_loader(arguments, machine: Machine, shared_flags: list[str]) -> list[str]:
+    """Set --loader where it was left out; return the flags that all rows get, with it.
+
+    Loader workers starve a GPU, and a comparison of GPUs would be one of loaders. A folder of one's own may be larger
+    than a GPU's memory, and who speaks of workers wants them.
+    """
+    if arguments.loader:
+        return shared_flags
+    workers = arguments.num_workers or any("num_workers" in own for _, own in arguments.methods)
+    resident = machine.gpus and not workers and not arguments.dataset.startswith(FOLDER)
+    arguments.loader = "resident" if resident else RunConfig.loader
+    return [*shared_flags, *type_flags({"loader": arguments.loader})] if resident else shared_flags
+
+
+def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tuple[Report, list[str]]:
+    """Return a report without outcomes, what is to be run, in which order, on which machine, and all rows' flags.
+
+    Measures nothing yet.
+    """
     machine, environment = find_machine(arguments, directory)
+    shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
         print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
               "fast as many devices would be, their times do not say", file=sys.stderr)
@@ -152,7 +171,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> Repo
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats or FEWEST_BLOCKS, arguments.seed))
-    return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order)
+    return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order), shared_flags
 
 
 def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool) -> None:
@@ -202,7 +221,7 @@ def main() -> None:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
             check_writable(directory)
-        report = plan_comparison(arguments, shared_flags, directory)
+        report, shared_flags = plan_comparison(arguments, shared_flags, directory)
         if arguments.dry_run:
             print_commands(report)
             return

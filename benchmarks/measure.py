@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 PROJECT = Path(__file__).resolve().parent.parent
-CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: a GPU's first call would count with the host's work
 sys.path.insert(0, str(PROJECT))
 
 from common.arguments import OneLineParser, positive_int  # noqa: E402

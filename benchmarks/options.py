@@ -4,8 +4,9 @@
 
 Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
 not channels-last, an optimizer that is not fused, bfloat16 (with and without channels-last), torch.compile where it
-runs; on a GPU also a step recorded as a CUDA graph, and cuDNN without its tuning. That glibc keeps freed memory cannot
-be switched within a process: processes with and without it take turns.
+runs; on a GPU also a step recorded as a CUDA graph. Two cannot be switched within a process, and processes with and
+without them take turns: that glibc keeps freed memory, and on a GPU that cuDNN is tuned, which keeps the plans that it
+has once found.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import CALLS, PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
 from common.compiled import has_compiler, replace_network
 from common.engine import build_optimizer
@@ -27,7 +28,7 @@ from common.errors import FAILED, SuiteError
 from common.machine import setup as process
 from common.machine.environment import available_cores, available_devices
 from common.models import build_model
-from common.timing import Stopwatch
+from common.timing import CALLS, Stopwatch
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
@@ -63,18 +64,11 @@ def run_one(arguments) -> None:
     device = available_devices("auto")[0]
     if arguments.glibc_defaults:
         process.keep_freed_memory = lambda: None
-    process.prepare_process(config_of(dataset="mnist", model="lenet"), device)
+    process.prepare_process(config_of(dataset="mnist", model="lenet"), device, tune=not arguments.untuned)
     name, batch = arguments.case[0], int(arguments.case[1])
 
     def unfused(parameters, config):
         return torch.optim.Adam(parameters, lr=config.lr)
-
-    def untuned():
-        torch.backends.cudnn.benchmark = False
-        try:
-            return rivals["defaults"]()
-        finally:
-            torch.backends.cudnn.benchmark = True
 
     plain = torch.contiguous_format
     rivals = {"defaults": steps_of(name, batch, device),
@@ -82,21 +76,21 @@ def run_one(arguments) -> None:
               "not fused": steps_of(name, batch, device, unfused),
               "bf16": steps_of(name, batch, device, precision="bf16"),
               "bf16, not channels-last": steps_of(name, batch, device, layout=plain, precision="bf16")}
-    if not arguments.glibc_defaults and has_compiler():
+    if not arguments.glibc_defaults and not arguments.untuned and has_compiler():
         compiled = steps_of(name, batch, device, compile=True)
         with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
             compiled()
             rivals["compile"] = compiled
     if device.type == "cuda":
         rivals["cuda graph"] = steps_of(name, batch, device, cuda_graph=True)
-        rivals["cuDNN not tuned"] = untuned
     print(json.dumps(interleave(rivals, 3)))
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, blocks=5, more=lambda parser: (
         parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
-        parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS)))
+        parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS),
+        parser.add_argument("--untuned", action="store_true", help=argparse.SUPPRESS)))
     if arguments.case:
         run_one(arguments)
         return
@@ -108,14 +102,17 @@ def main() -> None:
             raise SuiteError(f"{case} failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
         return json.loads(done.stdout.splitlines()[-1])
 
+    others = {"memory returned": "--glibc-defaults"}
+    if available_devices("auto")[0].type == "cuda":
+        others["cuDNN not tuned"] = "--untuned"
     milliseconds = {}
     with Witness() as witness:
         for case in CASES:
-            runs = interleave({"kept": lambda case=case: run(case),
-                               "returned": lambda case=case: run(case, "--glibc-defaults")},
+            runs = interleave({"usual": lambda case=case: run(case),
+                               **{name: lambda case=case, flag=flag: run(case, flag) for name, flag in others.items()}},
                               arguments.blocks, warm_up=False)
-            medians = {name: [statistics.median(times[name]) for times in runs["kept"]] for name in runs["kept"][0]}
-            medians["memory returned"] = [statistics.median(times["defaults"]) for times in runs["returned"]]
+            medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
+            medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
             milliseconds[f"{case[0]}, {case[1]}"] = medians
             print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
     write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import CALLS, Witness, arguments_of, config_of, interleave, write
+from measure import Witness, arguments_of, config_of, interleave, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,7 +28,7 @@ from common.machine.environment import available_devices
 from common.machine.setup import check_bf16, prepare_process
 from common.models import build_model
 from common.plots import new_figure, save_figure
-from common.timing import Stopwatch
+from common.timing import CALLS, Stopwatch
 
 BATCH = 128
 NETWORKS = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32),

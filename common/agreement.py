@@ -12,7 +12,8 @@ import torch.distributed as dist
 from common.checkpoint import content_of
 from common.config import FLAGS, RunConfig, option
 from common.data.image_set import ImageSet
-from common.errors import USAGE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
+from common.machine.environment import gpu_uuid
 
 
 def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
@@ -20,12 +21,14 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
     """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
 
     They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
-    script's own flags.
+    script's own flags. Raises SuiteError (MACHINE) if two of them would train on one GPU, whatever each calls it.
     """
     if world_size == 1:
         return
-    texts = tell_all(store, "start", json.dumps(_start_of(device, config, options, image_set)), rank, world_size)
-    starts = [json.loads(text) for text in texts]
+    own = {"gpu": gpu_uuid(device) if device.type == "cuda" else None,
+           "start": _start_of(device, config, options, image_set)}
+    told = [json.loads(text) for text in tell_all(store, "start", json.dumps(own), rank, world_size)]
+    starts, gpus = ([part[name] for part in told] for name in ("start", "gpu"))
     differences = []
     for name in {name: None for start in starts for name in start}:
         values = [start.get(name) for start in starts]
@@ -35,6 +38,10 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
     if differences:
         raise SuiteError("ranks were started differently", "; ".join(differences),
                          "start all ranks with the same flags, data and code", USAGE)
+    for other, gpu in enumerate(gpus):
+        if gpu and gpus.index(gpu) < other:
+            raise SuiteError("every rank needs a GPU of its own", f"ranks {gpus.index(gpu)} and {other} have one "
+                             f"together, {gpu}", "start fewer ranks, or show each a GPU of its own", MACHINE)
 
 
 def _start_of(device, config, options, image_set):

@@ -4,28 +4,34 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.heartbeat import Heartbeat, process_key
 from common.machine.environment import require_torchvision
 from common.machine.lifetime import has_launcher
-from common.ranks import Place, of_attempt
+from common.ranks import GRACE_SECONDS, Place, of_attempt
 from common.timing import synchronize
 
 
 def join_group(place: Place, device: torch.device) -> None:
-    """Join the process group: NCCL between GPUs, gloo between CPU processes."""
+    """Join the process group: NCCL between GPUs, gloo between CPU processes.
+
+    NCCL's watchdog would blame the rank that it ends, which waits: a Heartbeat comes before it.
+    """
     on_gpu = device.type == "cuda"
+    timeout = place.timeout + timedelta(seconds=2 * GRACE_SECONDS if on_gpu else 0)
     if on_gpu:
         torch.cuda.set_device(device)  # collectives of objects use the current device
     # A torchvision imported later would keep gloo's threads alive to the end (torch 2.15), where they can abort the
     # interpreter (github.com/pytorch/pytorch/pull/179291).
     require_torchvision()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
-                            world_size=place.world_size, timeout=place.timeout, device_id=device if on_gpu else None)
+                            world_size=place.world_size, timeout=timeout, device_id=device if on_gpu else None)
 
 
 def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
@@ -40,20 +46,19 @@ def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
 
 def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
     """Return what a ParallelContext says of ranks, whatever each does with a batch; tell the others where this runs."""
-    process = psutil.Process()
+    process, beat = psutil.Process(), lambda: None
     group_store().set(process_key(rank), json.dumps([socket.gethostname(), process.pid, process.create_time()]))
+    if device.type == "cuda" and world_size > 1:
+        heartbeat = Heartbeat(group_store(), rank, world_size)
+        heartbeat.start()
+        beat = heartbeat.beat
     return {"rank": rank, "world_size": world_size, "launched": has_launcher(), "gather": gather, "shutdown": shutdown,
-            "all_end_after": end_together(rank, world_size, device)}
+            "all_end_after": end_together(rank, world_size, device), "after_batch": beat}
 
 
 def group_store() -> dist.Store:
     """Return the store of the process group that this rank has joined."""
     return of_attempt(dist.distributed_c10d._get_default_store())  # there is no public way to it
-
-
-def process_key(rank: int) -> str:
-    """Return under which key of the group's store a rank says where it runs."""
-    return f"process-{rank}"
 
 
 def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[int], bool]:

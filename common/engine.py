@@ -37,7 +37,8 @@ class ParallelContext:
     every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
     together. whole_states(): where each rank has some of the blocks, the state_dicts of the whole "model" and
     "optimizer"; all ranks call it. load_states(states): puts them back. all_end_after(step): whether all ranks end
-    after this step of an epoch; asked after each step by a rank that was told to end. method_milliseconds(): see
+    after this step of an epoch; asked after each step by a rank that was told to end. after_batch(): called after each
+    batch of a training or an evaluation, by the host, which may be ahead of its GPU. method_milliseconds(): see
     RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
     """
 
@@ -62,6 +63,7 @@ class ParallelContext:
     whole_states: Callable[[], dict[str, dict]] | None = None
     load_states: Callable[[dict[str, dict]], None] | None = None
     all_end_after: Callable[[int], bool] = lambda step: True
+    after_batch: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     uncompilable: str = ""
 
@@ -159,6 +161,7 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
+            context.after_batch()
             if told() and context.all_end_after(step):
                 break
     now = timer.milliseconds()
@@ -203,6 +206,7 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
         for images, labels in loader:
             labels = labels.to(context.output_device, non_blocking=True)
             logits = model(to_device(images, context.input_device))  # (B, classes)
+            context.after_batch()
             if logits is None:
                 continue
             if not len(counts):

@@ -69,13 +69,18 @@ def run_script(main, as_rank: bool = False) -> None:
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
-        line = f"{_where(error, as_rank)}{explained(error)}"
-        print(f"error: {line}", file=sys.stderr, flush=True)
-        if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):  # its launcher looks there for the cause
-            with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
-                message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
-                json.dump({"message": message}, opened)
+        tell(error, as_rank)
         sys.exit(explained(error).exit_code)
+
+
+def tell(error: Exception, as_rank: bool) -> None:
+    """Print the line about an error; as a rank, also put it where its launcher looks for the cause."""
+    line = f"{_where(error, as_rank)}{explained(error)}"
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
+            message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+            json.dump({"message": message}, opened)
 
 
 def _where(error, as_rank):

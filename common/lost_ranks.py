@@ -1,23 +1,17 @@
 """Who is to blame where ranks lose contact: the one that says nothing is named, and killed if it hangs."""
 
 import atexit
-import contextlib
 import functools
-import json
-import os
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 
-import psutil
 import torch.distributed as dist
 
-from common.distributed import group_store, process_key
+from common.distributed import group_store
 from common.errors import FAILED, SuiteError
+from common.heartbeat import kill_ranks
 from common.machine.ending import told
-from common.machine.lifetime import has_launcher
 from common.ranks import GRACE_SECONDS, plain_cause
 
 
@@ -41,7 +35,7 @@ def name_lost_ranks(train: Callable) -> Callable:
             if told():  # so was the other rank, or its launcher has noticed what became of it
                 sys.exit(128 + told())
             if missing:
-                atexit.register(_kill, missing)  # after the line about it
+                atexit.register(kill_ranks, group_store(), missing)  # after the line about it
                 cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
             lost = SuiteError("lost contact with another rank", cause,
                               "see the log of that rank, or give it more time with --dist-timeout", FAILED)
@@ -66,14 +60,3 @@ def _missing_ranks(dist_timeout):
             time.sleep(0.1)
     except RuntimeError:  # the store was in the process of the rank that is gone
         return []
-
-
-def _kill(ranks):
-    """Kill ranks of this machine that hang: one that was stopped would not even end by its launcher's SIGTERM."""
-    for rank in ranks if has_launcher() else ():
-        with contextlib.suppress(RuntimeError, ValueError, psutil.Error, OSError):  # the store or the process is gone
-            store = group_store()
-            if store.check([process_key(rank)]):
-                host, pid, start = json.loads(store.get(process_key(rank)))
-                if host == socket.gethostname() and abs(psutil.Process(pid).create_time() - start) < 2:
-                    os.kill(pid, signal.SIGKILL)

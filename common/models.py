@@ -13,7 +13,7 @@ from torch import nn
 
 from common.errors import USAGE, SuiteError
 from common.sharded import whole
-from common.timing import Stopwatch
+from common.timing import CALLS, Stopwatch
 
 AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
 WHOLE = "network"  # the only block of a network that cannot be cut
@@ -267,20 +267,23 @@ def split_index(model: nn.Sequential, block: str) -> int:
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
     """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
 
+    Of a GPU, each is the mean of 20 passes, or the blocks of a small network would all take what their launches take.
     images: (B, C, H, W) on the device in question, which has room for one block at least. It is a copy of each that
     trains, so that BatchNorm's statistics stay as they are.
     """
     images, seconds = images.to(memory_format=torch.channels_last), []
+    calls = CALLS[images.device.type]
     for index in range(len(model)):
         # a slice, which computes in the model's precision
         block, times = copy.deepcopy(model[index:index + 1]).to(images.device).train(), []
         images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:
-                outputs = block(images)
-                if outputs.requires_grad:
-                    outputs.backward(torch.ones_like(outputs))
-            times.append(watch.seconds)
+                for _ in range(calls):
+                    outputs = block(images)
+                    if outputs.requires_grad:
+                        outputs.backward(torch.ones_like(outputs))
+            times.append(watch.seconds / calls)
         seconds.append(min(times[1:]))
         images = outputs
     return seconds

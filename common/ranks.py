@@ -43,13 +43,15 @@ def refuse_without_ranks(options) -> None:
                          f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2", USAGE)
 
 
-def rank_device(kind: str, local_rank: int, local_world_size: int) -> torch.device:
+def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: bool = False) -> torch.device:
     """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
 
-    Raises SuiteError (MACHINE) if this machine has fewer GPUs than ranks.
+    Where a launcher shows each rank one GPU alone (srun --gpus-per-task=1), it is that one; whether it is another for
+    each, refuse_different_ranks() finds out. all_visible: each rank sees all of them. Raises SuiteError (MACHINE) if
+    this machine has fewer GPUs than ranks.
     """
     devices = available_devices(kind)
-    if devices[0].type == "cpu":
+    if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
         return devices[0]
     if local_world_size > len(devices):
         raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
@@ -65,7 +67,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     rank that fails; its siblings are stopped then.
     """
     os.environ.pop("RANK", None)  # a cluster's: this process is no rank
-    device = rank_device(config.device, 0, world_size)
+    device = rank_device(config.device, 0, world_size, all_visible=True)
     check_memory_limit(config, device)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)

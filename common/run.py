@@ -76,11 +76,11 @@ def run(
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
     images = min(config.batch_size, len(image_set.train_labels))
     replace_network(context, (images, *image_set.image_shape), config)
-    say(describe_start(result))
     for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
     result = replace(result, startup_seconds=time.time() - command_start(context.launched))
     if context.rank == 0:
+        say(describe_start(result))
         _write_unfinished(result, records, config)
 
     def keep(records, begun=()):
@@ -193,16 +193,17 @@ def _conclude(result, weights, config, say):
 
 def _before(context, model, config, options):
     workers = total_workers(config.num_workers, context.data_ranks)
+    devices = tuple(name for names in context.gather([*map(device_name, context.devices)]) for name in names)
     return RunResult(
         method=context.method,
         status="ok",
-        reason=context.note,
+        reason="; ".join(filter(None, (context.note, _unlike(devices)))),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
-        environment=describe_environment(),
+        environment=describe_environment() if context.rank == 0 else {},  # it asks nvidia-smi, which takes its time
         world_size=context.world_size,
-        devices=tuple(name for names in context.gather([*map(device_name, context.devices)]) for name in names),
+        devices=devices,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         global_batch_size=config.batch_size,
         per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
@@ -211,6 +212,12 @@ def _before(context, model, config, options):
         threads_per_process=torch.get_num_threads(),
         precision=_precision(model, context.devices),
     )
+
+
+def _unlike(devices):
+    """What a reader must know where devices, named as device_name() does, are of several kinds; "" else."""
+    kinds = list(dict.fromkeys(device.partition(" (")[2].removesuffix(")") for device in devices))
+    return f"its devices are not alike ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
 def _precision(model, devices):

@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch import nn
 
+CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: alone, a GPU's would count with the host's launches
 JOINED = ("forward", "backward")
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
 

@@ -113,6 +113,10 @@ def definitions(report: Report) -> list[str]:
                          f"{STEPS} steps and evaluated, before the first block. An epoch has the same images in every "
                          "row; its batches, and so its steps and what is learned in it, are each row's own: speed-ups "
                          "compare times, accuracies are those of different trainings.")
+    if report.first.device == "gpu":
+        sentences.append("Phases are measured by the GPU. Where its kernels are shorter than the host takes to launch "
+                         "them, as in small networks, forward, backward, and a method's own times of stages, scatter, "
+                         "replicate and gather are those of the launches.")
     if report.looks:
         sentences.append(f"Looks at the data, to end the comparison once every row is decided: {len(report.looks)}. So "
                          "that all looks together make a false claim in no more than 5 % of comparisons, the last "

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 import sys
 import time
@@ -34,7 +35,7 @@ from comparison.verdict import resolution, tell_trial
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
     printed = ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir", str(directory),
-                  fine=(0, MACHINE))
+                  "--device", arguments.device, fine=(0, MACHINE))
     if not printed:  # a package is missing, as stderr says by now
         sys.exit(MACHINE)
     description = json.loads(printed)
@@ -45,11 +46,7 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
             print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
     if not environment:
         sys.exit(MACHINE)
-    gpus = len(environment["gpus"])
-    if arguments.device == "gpu" and not gpus:
-        raise SuiteError("--device gpu needs a GPU", f"PyTorch {environment['torch']} sees none",
-                         "type --device cpu, or check with nvidia-smi", MACHINE)
-    return Machine(0 if arguments.device == "cpu" else gpus, environment["cores"]), environment
+    return Machine(0 if arguments.device == "cpu" else len(environment["gpus"]), environment["cores"]), environment
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
@@ -92,6 +89,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     if not report.probe:
         report = replace(report, probe=_probe(report, shared_flags))
         _tell_cuts(report)
+        for sentence in starved(report):
+            print(f"warning: {sentence}", file=sys.stderr)
     if report.fitted:
         report = fit_batches(report, directory)
     if not report.outcomes:
@@ -187,6 +186,20 @@ def _tell_cuts(report):
             print(f"{model} in {stages} stages is cut before {', '.join(blocks)}: its blocks take {times} ms")
 
 
+def starved(report: Report) -> list[str]:
+    """Return for which models the workers deliver fewer images than one GPU alone trains: rows would tell no more."""
+    delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
+    sentences = []
+    for planned in (row.configuration.planned for row in report.rows if row.configuration.planned.device == "gpu"):
+        milliseconds = report.probe.step_milliseconds(planned.model).get(planned.batch_size, math.inf)
+        trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
+        if speed < trained:
+            sentences.append(f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, of which "
+                             f"one GPU trains {trained:,.0f} ({planned.model}): these rows would compare loaders; "
+                             "type --loader resident, or more --num-workers")
+    return list(dict.fromkeys(sentences))
+
+
 def _left(report):
     """The planned runs that have not ended yet."""
     done = {(outcome.block, outcome.configuration) for outcome in report.outcomes}
@@ -201,8 +214,10 @@ def _probe(report, shared_flags):
     flags = [*shared_flags, *type_flags({**first.flags, **lists}), "--sizes", *map(str, sorted(sizes))]
     if any(row.stages > 1 and not row.skip for row in report.plan):
         flags += ["--cut", str(-(-first.batch_size // report.settings["micro_batches"][0]))]
-    if report.settings["project"]:
-        flags += ["--ceiling", *([] if report.settings["link_gbps"] else ["--link"])]
+    if report.settings["project"] or (first.device == "gpu" and report.settings["loader"] == "workers"):
+        flags.append("--ceiling")
+    if report.settings["project"] and not report.settings["link_gbps"]:
+        flags.append("--link")
     start = time.perf_counter()
     probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))
     return replace(probe, wall_seconds=time.perf_counter() - start)

@@ -1,9 +1,12 @@
 """The page on performance shows what the committed JSON files say; rivals take turns."""
 
+import contextlib
+import io
 import json
 import math
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ sys.path.insert(0, str(PROJECT / "benchmarks"))
 import benchmark
 import false_alarms
 import measure
+import options
 import roofline
 import tables
 import turns
@@ -164,3 +168,31 @@ def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_pat
     with pytest.raises(SuiteError, match="failed: overhead; .*--only overhead$") as caught:
         benchmark.main()
     assert updated == [True] and caught.value.exit_code == FAILED
+
+
+@pytest.mark.parametrize("kind, others", [("cpu", ["--glibc-defaults"]), ("cuda", ["--glibc-defaults", "--untuned"])])
+def test_what_a_process_keeps_once_it_has_it_is_measured_in_another(kind, others, monkeypatch, tmp_path):
+    """CuDNN's plans, as memory: a rival in the same process would go on with those that were found for the first."""
+    started, tuned = [], []
+    monkeypatch.setattr(options, "CASES", [("lenet", 32)])
+    monkeypatch.setattr(options, "available_devices", lambda _: [torch.device(kind)])
+    monkeypatch.setattr(options, "has_compiler", lambda: False)
+    monkeypatch.setattr(options.process, "prepare_process", lambda config, device, tune: tuned.append(tune))
+    monkeypatch.setattr(options.process, "keep_freed_memory", None)  # which the process sets itself
+    monkeypatch.setattr(options, "steps_of", lambda *_, **__: lambda: 1.0 if tuned[-1] else 3.0)
+
+    def run(command, **_):
+        started.append(command[5:])
+        monkeypatch.setattr(sys, "argv", command[1:])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            options.main()
+        return SimpleNamespace(returncode=0, stdout=printed.getvalue())
+
+    monkeypatch.setattr(options.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["options.py", "--blocks", "2", "--output", str(tmp_path / "options.json")])
+    options.main()
+    assert sorted(flag for flags in started for flag in flags) == sorted(2 * others)
+    (medians,) = json.loads((tmp_path / "options.json").read_text())["milliseconds_per_step"].values()
+    assert medians["defaults"] == medians["memory returned"] == [1.0, 1.0]
+    assert medians.get("cuDNN not tuned") == ([3.0, 3.0] if kind == "cuda" else None)

@@ -3,6 +3,9 @@
 import shutil
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from common.compiled import replace_network
 from common.errors import USAGE, SuiteError
@@ -39,6 +42,27 @@ def test_no_step_is_recorded_in_which_a_method_exchanges_something():
     with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
         replace_network(make_context(sharded, method="fsdp"), (2, 1, 28, 28), make_config(cuda_graph=True))
     assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.slow
+def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypatch):
+    """Out of one graph, all gradients would come at its end, and be exchanged when nothing is left to compute."""
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("common.compiled.has_compiler", lambda: True)
+    monkeypatch.setattr(Network, "compile", lambda network: torch.nn.Module.compile(network, backend=keep))
+    shape, config = (3, 32, 32), make_config(compile=True)
+    model, graphs = build_model("vgg", shape, 0), []
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        replace_network(make_context(parallel, evaluation_model=model), (2, *shape), config)
+        parallel(torch.randn(2, *shape)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert len(graphs) == 2  # the first bucket has 1 MiB at most, the gradients 1.2
 
 
 @pytest.mark.slow

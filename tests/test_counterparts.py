@@ -35,7 +35,7 @@ def planned(monkeypatch, tmp_path):
 
     def planned(*flags):
         monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--dry-run", *map(str, flags)])
-        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
 
     return planned
 

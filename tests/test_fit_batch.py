@@ -265,7 +265,7 @@ def test_what_goes_by_equal_batches_or_needs_a_limit_is_refused(flags, message, 
 def test_a_limit_is_for_a_cpu_and_a_gpu_is_one(gpus, monkeypatch, tmp_path):
     def plan(*flags):
         monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--fit-batch", "--model", "lenet", *flags])
-        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
 
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2), {}))
     if gpus:

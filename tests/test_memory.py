@@ -238,3 +238,5 @@ def test_figure_file_and_definition(tmp_path):
     assert "On a CPU, all that the device's process had in memory" in terminal_text(analysis)
     gpu = report_of((configuration(device="gpu"), runs()))
     assert any("What PyTorch allocated while training." in text for text in definitions(gpu))
+    launches = "are those of the launches"
+    assert launches in " ".join(definitions(gpu)) and launches not in terminal_text(analysis)

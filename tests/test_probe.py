@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common import models
 from common.errors import SuiteError
-from common.machine import environment
 from common.models import block_names, build_model
 from common.programs import probe
 from common.programs.weights import difference
+from pretended_gpus import pretended_gpus
 from processes import PROJECT, child_environment
 
 OWN = """
@@ -81,6 +82,36 @@ def test_a_step_is_the_median_without_the_first_two(monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     times = probe.step_milliseconds(model, optimizer, IMAGES, [3], torch.device("cpu"))
     assert set(times) == {3} and 10 <= times[3] < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
+
+
+class Watch:
+    """A stopwatch to which every block takes 40 s."""
+
+    seconds = 40.0
+
+    def __init__(self, devices):
+        assert [device.type for device in devices] == ["cuda"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
+    """Else the host's launches and its wait for the end would count, which in a training run beside the kernels."""
+    steps = []
+    monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
+    monkeypatch.setattr(probe, "Stopwatch", Watch)
+    monkeypatch.setattr(models, "Stopwatch", Watch)
+    assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
+    assert len(steps) == 7 * 20
+    with pretended_gpus("GPU"):
+        model = build_model("mlp", (1, 28, 28), 0).to("cuda")
+        model.hidden.register_forward_hook(lambda *_: steps.append(1))
+        assert models.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
+    assert len(steps) == 7 * 20 + 3 * 20
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CPU: can't allocate memory")])
@@ -177,23 +208,3 @@ def test_weights_of_two_models_have_no_difference():
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("mlp", (1, 28, 28), 0).state_dict())
     with pytest.raises(SuiteError, match=r"conv1.0.weight: \(16, 1, 5, 5\), \(16, 3, 5, 5\)"):
         difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("lenet", (3, 32, 32), 0).state_dict())
-
-
-@pytest.mark.parametrize("printed, shared", [
-    ("Default\nDefault", True), ("Default\nExclusive_Process", False), ("", False)])
-def test_whether_processes_may_share_a_gpu_is_read_from_nvidia_smi(printed, shared, tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert environment.gpus_can_be_shared() == shared
-
-
-def test_links_between_gpus_are_read_from_nvidia_smi(tmp_path, monkeypatch):
-    matrix = ("\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-47\nGPU1\tNV18\t X \tPIX\t0-47\n"
-              "GPU2\tSYS\tPIX\t X \t48-95\n\nLegend:\n  X = Self\n")
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{matrix}END\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert environment._links() == ["GPU0-GPU1 NV18", "GPU0-GPU2 SYS", "GPU1-GPU2 PIX"]
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert environment._links() == []

@@ -13,6 +13,7 @@ import compare_parallel
 from common.errors import SuiteError
 from comparison import session
 from comparison.analysis import analyse
+from comparison.methods import Machine
 from comparison.plan import make_order
 from comparison.report import terminal_text
 from comparison.results_file import read_results, resumed, write_results
@@ -170,7 +171,7 @@ def test_a_run_that_failed_is_run_again(planned, tmp_path):
 
 def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, tmp_path, capsys, monkeypatch):
     run, _ = planned
-    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
+    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run(stop=3))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(tmp_path)])
     with pytest.raises(KeyboardInterrupt):
@@ -182,7 +183,7 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
 
 def start(monkeypatch, directory, run):
     """`compare_parallel.py --output-dir directory`, whose runs are made up."""
-    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: None)
+    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run())
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory)])
     compare_parallel.main()
@@ -260,6 +261,45 @@ def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, m
                        "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
     assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
     assert "--link" not in flags(project=[2], link_gbps=5.0)
+
+
+@pytest.mark.parametrize("gpus, flags, loader", [
+    (2, (), "resident"), (0, (), "workers"), (2, ("--loader", "workers"), "workers"),
+    (2, ("--num-workers", "4"), "workers"), (2, ("--methods", "single:num-workers=2"), "workers"),
+    (2, ("--dataset", "folder:images"), "workers"), (0, ("--recipe", "fast"), "resident"),
+])
+def test_a_comparison_of_gpus_is_none_of_loaders_unless_that_is_asked_for(gpus, flags, loader, monkeypatch, tmp_path):
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 8), {}))
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--methods", "single", *flags])
+    report, shared_flags = compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+    assert report.settings["loader"] == loader
+    typed = [loader] if (gpus and loader == "resident") or "--loader" in flags else []  # a recipe has it inside
+    for command in (report.plan[0].command, shared_flags):  # the rows' and the probe's
+        assert [command[place + 1] for place, flag in enumerate(command) if flag == "--loader"] == typed
+
+
+def on_gpus(**probe):
+    """A comparison on GPUs with loader workers, of batches of 100 images."""
+    rows = [(configuration(method, device="gpu", num_workers=2), []) for method in ("single", "dp")]
+    return report_of(*rows, probe={"steps": STEPS, **probe}, loader="workers", micro_batches=[4])
+
+
+def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monkeypatch, capsys):
+    def delivering(speed):
+        return on_gpus(loaders=[{"num_workers": 2, "images_per_second": speed}])
+
+    assert session.starved(delivering(2001.0)) == session.starved(on_gpus()) == []
+    assert session.starved(delivering(1500.0)) == [
+        "2 loader workers deliver 1,500 images/s, of which one GPU trains 2,000 (lenet): these rows would compare "
+        "loaders; type --loader resident, or more --num-workers"]
+    asked = []
+    monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(flags) or json.dumps(PROBE))
+    session._probe(on_gpus(), [])
+    assert "--ceiling" in asked[0] and "--link" not in asked[0]
+    run, _ = planned
+    monkeypatch.setattr(session, "starved", lambda report: ["too few"])
+    run()
+    assert capsys.readouterr().err == "warning: too few\n" and "--ceiling" not in asked[1]
 
 
 # ---- as many blocks as it takes

@@ -91,8 +91,8 @@ class ResidentLoader:
         if self.sampler is not None:
             order = torch.tensor(list(self.sampler))
             generator.manual_seed(hash((self.sampler.seed, self.sampler.epoch)) % 2**32)
-        drawn = [values[order].to(self.device) for values in self.transform.draw(generator)]
-        order = order.to(self.device)
+        drawn = [values[order].to(self.device, non_blocking=True) for values in self.transform.draw(generator)]
+        order = order.to(self.device, non_blocking=True)
         labels = self.labels[order]
         for start in range(0, len(order), self.batch_size):
             batch = slice(start, start + self.batch_size)

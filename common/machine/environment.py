@@ -1,18 +1,23 @@
 """What hardware and software a run used, and which devices it may use."""
 
 import contextlib
+import glob
 import importlib.metadata
+import itertools
 import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import psutil
 
 from common.errors import MACHINE, SuiteError
+
+DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
 
 
 def available_cores() -> int:
@@ -43,17 +48,48 @@ def _quotas():
 def available_devices(kind: str) -> list:
     """Return the torch.devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
 
-    Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none.
+    Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and for "auto" where there is one all the same that
+    was not hidden on purpose.
     """
     import torch
 
-    if kind != "cpu" and torch.cuda.is_available():
-        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if kind == "cpu":
+        return [torch.device("cpu")]
+    if gpus := _visible_gpus():
+        return [torch.device("cuda", index) for index in range(gpus)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cause = f"PyTorch {torch.__version__} sees no GPU"
+    if visible is not None:
+        cause += ", CUDA_VISIBLE_DEVICES=" + (visible or '""')
+    hidden = visible in ("", "-1")
+    there = glob.glob(DEVICE_FILES)
+    if there and not hidden:
+        cause += f": {_why_unusable()}"
     if kind == "gpu":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        cause = f"PyTorch {torch.__version__} sees no GPU" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
         raise SuiteError("--device gpu needs a GPU", cause, "type --device cpu, or check with nvidia-smi", MACHINE)
+    if there and not hidden:
+        raise SuiteError("this machine has a GPU that PyTorch cannot use", cause,
+                         "mend that, or type --device cpu to do without", MACHINE)
     return [torch.device("cpu")]
+
+
+def _visible_gpus():
+    """How many GPUs PyTorch sees; is_available() asks the driver, device_count() alone does not."""
+    import torch
+
+    with warnings.catch_warnings():  # about an old driver: _why_unusable() says the same
+        warnings.simplefilter("ignore")
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _why_unusable():
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch is built without CUDA
+        return str(error).partition("\n")[0]
+    return "it does not say why"
 
 
 def free_memory(device) -> int:
@@ -70,8 +106,8 @@ def free_memory(device) -> int:
 
 def gpus_can_be_shared() -> bool:
     """Return whether several processes may use a GPU at once, as nvidia-smi says; an administrator can forbid that."""
-    modes = _nvidia_smi("--query-gpu=compute_mode", "--format=csv,noheader").split("\n")
-    return {mode.strip() for mode in modes if mode.strip()} == {"Default"}
+    modes = _of_each_gpu("compute_mode")
+    return all(modes.get(gpu_uuid(device)) == "Default" for device in available_devices("gpu"))
 
 
 def device_name(device) -> str:
@@ -102,8 +138,8 @@ def describe_environment() -> dict:
     """Return the hardware and software as JSON-ready values. No host name, no user name, no paths."""
     import torch
 
-    # is_available() asks the driver, device_count() alone does not: an old driver would fail below
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    gpus = range(_visible_gpus())
+    drivers = _of_each_gpu("driver_version") if gpus else {}
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -116,16 +152,36 @@ def describe_environment() -> dict:
         "cuda": torch.version.cuda if gpus else None,
         "cudnn": torch.backends.cudnn.version() if gpus else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
-        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] if gpus else None,
-        "links": _links() if len(gpus) > 1 else [],
+        "driver": next(iter(drivers.values()), "") if gpus else None,
+        "links": _links([*drivers], [gpu_uuid(index) for index in gpus]) if len(gpus) > 1 else [],
     }
 
 
-def _links() -> list[str]:
-    """How each pair of GPUs is connected, e.g. "GPU0-GPU1 NV18", from the matrix that `nvidia-smi topo -m` prints."""
-    rows = [line.split() for line in _nvidia_smi("topo", "-m").split("\n") if line.startswith("GPU")]
-    return [f"GPU{first}-GPU{second} {row[1 + second]}" for first, row in enumerate(rows)
-            for second in range(first + 1, len(rows))]
+def _links(machine: list[str], visible: list[str]) -> list[str]:
+    """How each pair of GPUs is connected, e.g. "GPU0-GPU1 NV18", from the matrix that `nvidia-smi topo -m` prints.
+
+    machine: the UUIDs of all GPUs, in nvidia-smi's order. visible: those that PyTorch sees, in its own order, which is
+    how they are numbered here. What is no whole GPU is not in the matrix.
+    """
+    matrix = [line.split() for line in _nvidia_smi("topo", "-m").split("\n") if line.startswith("GPU")]
+    if len(matrix) != len(machine) or not {*visible} <= {*machine}:
+        return []
+    places = [machine.index(uuid) for uuid in visible]
+    return [f"GPU{first}-GPU{second} {matrix[places[first]][1 + places[second]]}"
+            for first, second in itertools.combinations(range(len(places)), 2)]
+
+
+def gpu_uuid(device) -> str:
+    """Return a GPU's UUID as nvidia-smi prints it: its number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def _of_each_gpu(column: str) -> dict[str, str]:
+    """What nvidia-smi knows of all GPUs of the machine, by UUID, in its order."""
+    lines = _nvidia_smi(f"--query-gpu=uuid,{column}", "--format=csv,noheader").splitlines()
+    return dict(line.split(", ", 1) for line in lines if ", " in line)
 
 
 def _nvidia_smi(*arguments: str) -> str:

@@ -2,7 +2,8 @@
 
     python -m common.programs.check --data-root ./data --output-dir figures
 
-prints a line for everything that was looked at; --json prints all that is known.
+prints a line for everything that was looked at; --json prints all that is known. GPUs that a run with --device would
+use (auto, by default) have a convolution to compute.
 """
 
 import argparse
@@ -22,7 +23,13 @@ import psutil
 from common.data.archives import IDX_MD5, archives, first_problem
 from common.entry import run_script
 from common.errors import MACHINE, SuiteError
-from common.machine.environment import available_cores, describe_environment, require_torchvision
+from common.machine.environment import (
+    available_cores,
+    available_devices,
+    describe_environment,
+    device_name,
+    require_torchvision,
+)
 from common.machine.lifetime import TAG
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -42,16 +49,19 @@ class Check:
     advice: str = ""
 
 
-def check_all(data_root: Path, output_dir: Path) -> tuple[list[Check], dict | None]:
-    """Return every check, and describe_environment() unless torch and torchvision cannot be imported."""
-    checks, environment = [_python()], None
+def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
+    """Return every check, and describe_environment() unless nothing can be trained on what `--device` names."""
+    checks, environment, name = [_python()], None, "torch"
     try:
         require_torchvision()
+        name = "GPUs"
+        for place in available_devices(device):
+            _compute(place)
         environment = describe_environment()
         checks += [Check("torch", OK, f"torch {environment['torch']}, torchvision {environment['torchvision']}"),
                    _gpus(environment), _backends(environment), *_data(data_root)]
     except SuiteError as error:
-        checks.append(Check("torch", BAD, *str(error).rsplit("; ", 1)))
+        checks.append(Check(name, BAD, *str(error).rsplit("; ", 1)))
     checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
     return checks, environment
 
@@ -61,6 +71,21 @@ def _python():
     if sys.version_info < LEAST_PYTHON:
         return Check("Python", BAD, version, f"install {'.'.join(map(str, LEAST_PYTHON))} or newer")
     return Check("Python", OK, version)
+
+
+def _compute(device):
+    """Raise SuiteError (MACHINE) unless a small convolution comes out right on a device."""
+    import torch
+
+    ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
+    try:
+        outputs = torch.nn.functional.conv2d(ones.to(device), ones[:, :, :3, :3].to(device))  # 36 times 8 x 3 x 3
+        wrong = "" if outputs.sum().item() == 36 * 72 else "a convolution comes out wrong there"
+    except RuntimeError as error:
+        wrong = str(error).partition("\n")[0]
+    if wrong:
+        raise SuiteError(f"{device_name(device)} cannot be used", wrong, "install a PyTorch that supports it, leave it "
+                         "out with CUDA_VISIBLE_DEVICES, or type --device cpu", MACHINE)
 
 
 def _gpus(environment):
@@ -158,9 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
-    checks, environment = check_all(arguments.data_root, arguments.output_dir)
+    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}, indent=1))
     for check in () if arguments.json else checks:

@@ -40,7 +40,7 @@ from common.machine.memory import peak_resident_bytes
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model
 from common.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
-from common.timing import Stopwatch, command_start, synchronize
+from common.timing import CALLS, Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
 
@@ -60,26 +60,28 @@ def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, de
 
 
 def wants_more(steps: int, seconds: float) -> bool:
-    """Return whether to measure another step: 2 to warm up, then at least 5, and up to 50 as time allows."""
+    """Return whether to measure again: 2 times to warm up, then at least 5, and up to 50 as time allows."""
     return steps < 7 or (steps < 52 and seconds < SECONDS_PER_MEASUREMENT)
 
 
 def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: list[int], device) -> dict[int, float]:
     """Return batch → the median time of a training step on so many random images, for each of `sizes`.
 
-    The first two steps of each do not count. The sizes take turns, step by step, so that whatever slows the machine
-    down for a while slows all alike. One that does not fit into memory is left out.
+    Of a GPU, each time is that of 20 steps. The first two times of each do not count. The sizes take turns, so that
+    whatever slows the machine down for a while slows all alike. One that does not fit into memory is left out.
     """
+    calls = CALLS[device.type]
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     steps = {}
-    while left := [size for size, times in seconds.items() if wants_more(len(times), sum(times))]:
+    while left := [size for size, times in seconds.items() if wants_more(len(times), calls * sum(times))]:
         for size in left:
             try:
                 if size not in steps:
                     steps[size] = random_step(model, optimizer, image_set, size, device)
                 with Stopwatch([device]) as watch:
-                    steps[size]()
-                seconds[size].append(watch.seconds)
+                    for _ in range(calls):
+                        steps[size]()
+                seconds[size].append(watch.seconds / calls)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -79,7 +79,7 @@ def test_more_processes_than_gpus(monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with refused("more ranks than GPUs", MACHINE, "every rank needs a GPU of its own; 2 ranks, 1 GPU"):
-        rank_device("gpu", 0, 2)
+        rank_device("gpu", 0, 2, all_visible=True)
 
 
 def test_use_parallel_on_a_cpu_names_the_alternative(project, reported):

@@ -16,10 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from common import agreement
 from common.agreement import refuse_different_ranks
 from common.data.image_set import load_image_set
 from common.errors import USAGE, SuiteError
-from common.ranks import find_ranks
+from common.ranks import find_ranks, rank_device
 from processes import PROJECT, child_environment
 from test_data import make_config, make_image_set
 from training import CPU
@@ -220,8 +221,24 @@ def together(*ranks):
     return [raised.get(rank) for rank in range(len(ranks))]
 
 
-def test_places_may_differ_and_all_else_is_compared():
+def test_ranks_that_see_one_gpu_each_train_on_it_unless_it_is_the_same_one(monkeypatch):
+    """As srun --gpus-per-task=1 starts them: each calls its own GPU cuda:0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    gpu, images = rank_device("auto", 1, 2), make_image_set()
+    assert gpu == torch.device("cuda", 0)
+    monkeypatch.setattr(agreement, "gpu_uuid", lambda device: f"GPU-{next(numbers)}")
+    numbers = iter([1, 2])
+    assert together((gpu, {}, images), (gpu, {}, images)) == [None, None]
+    numbers = iter([1, 1])
+    assert together((gpu, {}, images), (gpu, {}, images)) == 2 * [
+        "every rank needs a GPU of its own; ranks 0 and 1 have one together, GPU-1; start fewer ranks, or show each a "
+        "GPU of its own"]
+
+
+def test_places_may_differ_and_all_else_is_compared(monkeypatch):
     images, gpu = make_image_set(), torch.device("cuda", 0)
+    monkeypatch.setattr(agreement, "gpu_uuid", lambda device: "GPU-1")
     same = {"lr": 0.01, "checkpoint": "a", "resume": "a"}
     other = {**same, "data_root": "b", "data_url": "b", "output": "b", "figure_dir": "b", "save": "b",
              "checkpoint": "b", "resume": "b", "quiet": True, "debug": True}

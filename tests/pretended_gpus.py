@@ -1,0 +1,365 @@
+"""GPUs that are not there: CPU tensors that say they lie on cuda:0 or cuda:1, and refuse to be mixed.
+
+A test trains in a `with pretended_gpus("first", "second") as gpus`, by the project's scripts as they are. As on GPUs,
+tensors of two devices in one operation are an error; so is the time between events of two devices, or before their
+device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous. gpus.copies
+has every copy between two places, gpus.waits all that lets the host wait for a GPU.
+
+What is not shown: speed; races between streams, as everything is done when its call returns; NCCL, so no ranks; memory;
+autocast and recorded graphs; nn.DataParallel's threads, whose work is done one after the other. Private names of torch
+are used that may change; seen with torch 2.13 and 2.15, written for 2.11 too.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch.nn.parallel import comm
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+CPU = torch.device("cpu")
+VARIABLE = "PRETENDED_GPUS"  # environment variable: how many a script of its own process has
+# operations that give the host a number, or a tensor whose size it must ask for
+WAITING = {"_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "_unique2"}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy between two places."""
+
+    source: str
+    target: str
+    bytes: int
+
+
+@dataclass
+class Gpus:
+    """The GPUs of a machine: what they are called, which of them cannot compute, and what was seen of them."""
+
+    names: list[str]
+    broken: set[int] = field(default_factory=set)
+    copies: list[Copy] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    debug_mode: str | int = "default"
+    synchronized: dict[torch.device, float] = field(default_factory=dict)
+
+    def place(self, device) -> torch.device:
+        """Return a device with its number, as torch.cuda takes one; one that is not there is an error."""
+        if device is None or isinstance(device, int):
+            device = torch.device("cuda", device or 0)
+        device = torch.device(device)
+        if device.type == "cpu":
+            return device
+        if (device.index or 0) >= len(self.names):
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return torch.device("cuda", device.index or 0)
+
+    def wait(self, cause: str) -> None:
+        """Note that the host waits for a GPU."""
+        if self.debug_mode in (2, "error"):
+            raise RuntimeError(f"called a synchronizing CUDA operation: {cause}")
+        self.waits.append(cause)
+
+    def note_copy(self, tensor: torch.Tensor, target: torch.device, blocking: bool) -> None:
+        """Note a copy; between a GPU and the CPU the host waits for it, unless it was asked not to."""
+        source = place_of(tensor)
+        if source != target:
+            self.copies.append(Copy(str(source), str(target), tensor.nbytes))
+            if blocking and CPU in (source, target):
+                self.wait(f"copy from {source} to {target}")
+
+    def synchronize(self, device=None) -> None:
+        self.synchronized[self.place(device)] = time.perf_counter()
+
+
+gpus = Gpus([])
+to_the_end = contextlib.ExitStack()
+
+
+class Pretended(torch.Tensor):
+    """A tensor on a pretended GPU, `place`; its values are in `held`, on the CPU."""
+
+    @staticmethod
+    def __new__(cls, held, place):
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, storage_offset=held.storage_offset(),
+            device=CPU, requires_grad=held.requires_grad)  # for C++, which has no CUDA
+        tensor.held, tensor.place = held, place
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device, is_cuda, is_cpu = property(lambda self: self.place), property(lambda _: True), property(lambda _: False)
+
+    def __tensor_flatten__(self):  # lets nn.Module.to() put it in a parameter's place
+        return ["held"], self.place
+
+    @staticmethod
+    def __tensor_unflatten__(inner, place, *_):
+        return Pretended(inner["held"], place)
+
+    def __repr__(self):
+        return f"{self.held!r} on {self.place}"
+
+    def __reduce_ex__(self, protocol):  # as torch.load(map_location="cpu") gives it back
+        return self.held.__reduce_ex__(protocol)
+
+    def get_device(self):
+        return self.place.index
+
+    def to(self, *arguments, **options):
+        return moved(self, *arguments, **options)
+
+    def cpu(self):
+        return moved(self, CPU)
+
+    def cuda(self, device=None):
+        return moved(self, gpus.place(device))
+
+    def tolist(self):
+        gpus.wait("tolist")
+        return self.held.tolist()
+
+    def numpy(self, **_):
+        raise TypeError(f"can't convert {self.place} device type tensor to numpy. Use Tensor.cpu() first.")
+
+    __array__ = numpy
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, operator.overloadpacket.__name__
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if name == "copy_":
+            target, source, blocking = args[0], args[1], not (len(args) > 2 and args[2])
+            gpus.note_copy(source, place_of(target), blocking)
+            plain(target).copy_(plain(source))
+            return target
+        places = {place_of(value) for value in tensors if isinstance(value, Pretended)}
+        # numbers may come from the CPU everywhere, and so may indices
+        from_cpu = {CPU for value in tensors if not isinstance(value, Pretended) and value.dim()}
+        if len(places) > 1 or (from_cpu and name != "index"):
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                               f"{' and '.join(sorted(map(str, places | from_cpu)))}! ({operator})")
+        (place,) = places
+        if place.index in gpus.broken:
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+        if name in WAITING:
+            gpus.wait(name)
+        if name in ("index", "index_put_") and any(
+                index is not None and (index.dtype == torch.bool or place_of(index) == CPU) for index in args[1]):
+            gpus.wait(f"{name} by a mask, or by what is on the CPU")
+        outputs = operator(*tree_map(plain, args), **tree_map(plain, kwargs))
+        outputs = tree_map(lambda value: Pretended(value, place) if isinstance(value, torch.Tensor) else value, outputs)
+        return return_and_correct_aliasing(operator, args, kwargs, outputs)
+
+
+def plain(value):
+    return value.held if isinstance(value, Pretended) else value
+
+
+def place_of(tensor: torch.Tensor) -> torch.device:
+    return tensor.place if isinstance(tensor, Pretended) else CPU
+
+
+class Move(torch.autograd.Function):
+    """A copy to another place, whose gradient comes back."""
+
+    @staticmethod
+    def forward(ctx, value, target, blocking=False):
+        ctx.source = place_of(value)
+        gpus.note_copy(value, target, blocking)
+        held = plain(value.detach()).clone()
+        return held if target == CPU else Pretended(held, target)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Move.apply(gradient, ctx.source), None, None
+
+
+def moved(value, *arguments, copy=False, **options):
+    """Tensor.to()."""
+    if arguments and isinstance(arguments[0], torch.Tensor):
+        arguments = (arguments[0].device, arguments[0].dtype, *arguments[1:])
+    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*arguments, **options)
+    if dtype is not None or layout is not None or copy:
+        layout = {} if layout is None else {"memory_format": layout}
+        with torch._C.DisableTorchFunction():  # or Everywhere would come back here
+            value = torch.Tensor.to(value, dtype or value.dtype, copy=copy, **layout)
+    target = place_of(value) if device is None else gpus.place(device)
+    return value if target == place_of(value) else Move.apply(value, target, not non_blocking)
+
+
+class Everywhere(TorchFunctionMode):
+    """Lets CPU tensors move to a GPU, and functions that make tensors make them there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.Tensor.to:
+            return moved(*args, **kwargs)
+        if function is torch.Tensor.cuda:
+            return moved(args[0], gpus.place(*args[1:], **kwargs))
+        if function is torch.Tensor.pin_memory:
+            return args[0]
+        if kwargs.get("device") is None:
+            return function(*args, **kwargs)
+        target = gpus.place(kwargs["device"])
+        made = function(*tree_map(plain, args), **{**kwargs, "device": CPU})
+        if target == CPU or not isinstance(made, torch.Tensor):
+            return made
+        if function in (torch.tensor, torch.as_tensor):  # from numbers that the host has
+            gpus.note_copy(made, target, blocking=True)
+        return Pretended(made, target)
+
+
+class Stream:
+    def __init__(self, device):
+        self.device, self.waited_for = device, []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other.device)
+
+
+class Event:
+    """It belongs to its stream's device, and has a time once that device was synchronized after it."""
+
+    def __init__(self, enable_timing=False, **_):
+        self.timing, self.device = enable_timing, None
+
+    def record(self, stream):
+        if self.device not in (None, stream.device):
+            raise RuntimeError(f"Event device {self.device} does not match recording stream's device {stream.device}.")
+        self.device, self.seconds = stream.device, time.perf_counter()
+
+    def elapsed_time(self, other):
+        if not (self.timing and other.timing) or self.device is None or self.device != other.device:
+            raise RuntimeError("CUDA error: invalid resource handle")
+        if gpus.synchronized.get(self.device, 0.0) < max(self.seconds, other.seconds):
+            raise RuntimeError("CUDA error: device not ready")
+        return (other.seconds - self.seconds) * 1000
+
+
+def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None, *, out=None):
+    parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    places = map(gpus.place, devices)
+    return tuple(part if place == place_of(part) else Move.apply(part.detach(), place)
+                 for part, place in zip(parts, places, strict=False))
+
+
+def gather(tensors, dim=0, destination=None, *, out=None):
+    place = gpus.place(destination)
+    return torch.cat([value if place_of(value) == place else Move.apply(value.detach(), place) for value in tensors],
+                     dim)
+
+
+def broadcast_coalesced(tensors, devices, buffer_size=0):
+    """The first device keeps its tensors; the others get contiguous ones, cut out of a flat buffer."""
+    first, *others = map(gpus.place, devices)
+    if any(place_of(tensor) != first for tensor in tensors):
+        raise RuntimeError(f"All tensors must be on devices[0]: {first}")
+    tensors = [tensor.detach() for tensor in tensors]
+    return [tensors, *([Move.apply(tensor.contiguous(), place) for tensor in tensors] for place in others)]
+
+
+def parallel_apply(replicas, inputs, kwargs_tup=None, devices=None):
+    return [replica(*args, **kwargs) for replica, args, kwargs in zip(replicas, inputs, kwargs_tup, strict=True)]
+
+
+def group_by_device(lists, with_indices=False):
+    groups = {}
+    for index, value in enumerate(lists[0]):
+        groups.setdefault((value.device, value.dtype), []).append(index)
+    return {key: ([[values[index] for index in chosen] if values else [] for values in lists], chosen)
+            for key, chosen in groups.items()}
+
+
+def properties(device):
+    index = gpus.place(device).index
+    return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", major=9, minor=0, total_memory=1 << 33,
+                           multi_processor_count=100)
+
+
+@contextlib.contextmanager
+def pretended_gpus(*names: str):
+    """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them."""
+    global gpus
+    gpus, usual = Gpus(list(names)), gpus
+    streams = {torch.device("cuda", index): Stream(torch.device("cuda", index)) for index in range(len(names))}
+
+    def set_debug_mode(mode):
+        gpus.debug_mode = mode
+
+    changes = {
+        torch.cuda: {
+            "is_available": lambda: bool(names), "device_count": lambda: len(names), "current_device": lambda: 0,
+            "set_device": lambda device: None, "empty_cache": lambda: None, "_lazy_init": lambda: None,
+            "synchronize": gpus.synchronize, "set_sync_debug_mode": set_debug_mode, "Event": Event,
+            "current_stream": lambda device=None: streams[gpus.place(device)],
+            "is_current_stream_capturing": lambda: False,
+            "get_device_name": lambda device=None: properties(device).name, "get_device_properties": properties,
+            "mem_get_info": lambda device=None: (1 << 33, 1 << 33), "max_memory_allocated": lambda device=None: 1 << 20,
+            "max_memory_reserved": lambda device=None: 1 << 20, "reset_peak_memory_stats": lambda device=None: None,
+            "get_rng_state": lambda device=None: torch.get_rng_state(),
+            "set_rng_state": lambda state, device=None: None,
+        },
+        torch.cuda.nccl: {"version": lambda: (0, 0), "is_available": lambda tensors: False},
+        torch.accelerator: {"is_available": lambda: False},
+        torch.version: {"cuda": "0.0"},
+        comm: {"scatter": scatter, "gather": gather, "broadcast_coalesced": broadcast_coalesced},
+        sys.modules["torch.nn.parallel.data_parallel"]: {"parallel_apply": parallel_apply},
+        optimizer: {"_group_tensors_by_device_and_dtype": group_by_device},
+    }
+    before = [(module, name, getattr(module, name)) for module, values in changes.items() for name in values]
+    for module, values in changes.items():
+        for name, value in values.items():
+            setattr(module, name, value)
+    try:
+        with Everywhere():
+            yield gpus
+    finally:
+        gpus = usual
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+# in every Python process that finds this as sitecustomize.py, and imports torch
+SITE = f"""
+import importlib.util, sys
+
+class AfterTorch:
+    def find_spec(name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(AfterTorch)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            sys.path.append({str(Path(__file__).parent)!r})
+            import pretended_gpus
+            pretended_gpus.stay()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, AfterTorch)
+"""
+
+
+def environment_with(count: int, directory: Path) -> dict[str, str]:
+    """Return the variables with which a process, and all that it starts, has so many; directory: for a file of them."""
+    (directory / "sitecustomize.py").write_text(SITE)
+    return {"PYTHONPATH": str(directory), VARIABLE: str(count)}
+
+
+def stay() -> None:
+    """Let this process have as many as its environment says, to its end."""
+    names = [f"Pretended {index}" for index in range(int(os.environ[VARIABLE]))]
+    to_the_end.enter_context(pretended_gpus(*names))
