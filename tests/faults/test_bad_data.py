@@ -1,5 +1,6 @@
 """Damaged, missing and hostile data: files made here, served by a local web server, read by torchvision's readers."""
 
+import contextlib
 import gzip
 import hashlib
 import http.server
@@ -410,12 +411,18 @@ def test_one_of_two_that_make_the_same_set_is_killed(tmp_path, keep):
             assert process.poll() is None and time.time() < deadline, process.communicate()
             time.sleep(0.01)
 
+    def waits_for(lock, process):
+        for file in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(file) == str(lock):
+                    return True
+        return False
+
     lock, first = tmp_path / "data" / ".lock", fetch()
     wait_until(lock.exists, first)
     first.send_signal(signal.SIGSTOP)  # it holds the lock
     second = fetch()
-    wait_until(lambda: any(os.path.realpath(file) == str(lock) for file in Path(f"/proc/{second.pid}/fd").iterdir()),
-               second)
+    wait_until(lambda: waits_for(lock, second), second)
     assert second.poll() is None
     start = time.perf_counter()
     first.kill()
