@@ -117,6 +117,9 @@ def _load(path):
         refuse_inflated(path)
     except ValueError as error:
         return None, str(error)
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():  # torch.load does not look at the checksums
+            return None, f"it is damaged: {damaged} is not what its checksum says"
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["format"] not in (2, FORMAT):
         return None, f"its format is {state['format']}, not {FORMAT}"

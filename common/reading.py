@@ -36,13 +36,16 @@ def read_text(path: str | Path) -> str:
 
 
 def refuse_inflated(path: str | Path) -> None:
-    """Raise ValueError if an archive, which this project never compresses, would become larger than it is."""
+    """Raise ValueError if an archive would become larger than it is, or is compressed, as none of this project's is."""
     size = regular(path).stat().st_size
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())
+            parts = archive.infolist()
+        unpacked = sum(part.file_size for part in parts)
         if unpacked > size:
             raise ValueError(f"its {size:,} bytes would become {unpacked:,}")
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("it is compressed")
 
 
 def as_tuple(value: object) -> tuple:

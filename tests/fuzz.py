@@ -54,8 +54,8 @@ PROGRAMS = {
     "accelerate": (*TORCHRUN, "accelerate_train.py", "--num-workers", "2"),
     "comparison": ("compare_parallel.py", "--methods", "single", "ddp", "--repeats", "1", "--num-workers", "0"),
 }
-SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "1920", "--batch-size", "48",
-         "--epochs", "3")
+SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "960", "--batch-size", "48",
+         "--epochs", "2")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGSTOP")
 ENVIRONMENTS = (
     {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, {"LOCAL_RANK": "abc"},

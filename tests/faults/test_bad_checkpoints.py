@@ -53,6 +53,16 @@ def test_damaged(fault, damage, checkpoint, refused):
         read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
+def test_one_bit_flipped_in_the_weights(checkpoint, refused):
+    content = bytearray(checkpoint.read_bytes())
+    with zipfile.ZipFile(checkpoint) as archive:
+        weights = max(archive.infolist(), key=lambda part: part.file_size)
+    content[weights.header_offset + weights.file_size // 2] ^= 1
+    checkpoint.write_bytes(content)
+    with refused("checkpoint with one bit flipped", DATA, f"it is damaged: {weights.filename} is not what its "):
+        read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "pickle"])
 def test_malicious(legacy, tmp_path, refused):
     path, marker = tmp_path / "file.pt", tmp_path / "marker"

@@ -14,9 +14,9 @@ import sys
 import tarfile
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from common.data import archives as files
@@ -410,12 +410,16 @@ def test_one_of_two_that_make_the_same_set_is_killed(tmp_path, keep):
             assert process.poll() is None and time.time() < deadline, process.communicate()
             time.sleep(0.01)
 
+    def waits(process):
+        before = psutil.Process(process.pid).cpu_times().user
+        time.sleep(0.3)
+        return before > 0.2 and psutil.Process(process.pid).cpu_times().user - before < 0.05
+
     lock, first = tmp_path / "data" / ".lock", fetch()
     wait_until(lock.exists, first)
     first.send_signal(signal.SIGSTOP)  # it holds the lock
     second = fetch()
-    wait_until(lambda: any(os.path.realpath(file) == str(lock) for file in Path(f"/proc/{second.pid}/fd").iterdir()),
-               second)
+    wait_until(lambda: waits(second), second)
     assert second.poll() is None
     start = time.perf_counter()
     first.kill()
