@@ -305,11 +305,10 @@ def test_rows_on_a_cpu_get_what_fits_and_a_row_without_room_leaves_the_others(pr
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, read_results(directory / "results.json")
 
-    printed, report = compare("--fit-batch", "--batch-size", 256)
+    _, report = compare("--fit-batch", "--batch-size", 1024)
     assert [tested.planned.batch_size for tested in report.plan] == [512, 1024]  # a rank has half of the batch
     assert [(attempt.configuration, attempt.batch_size, attempt.fits) for attempt in report.trials] == [
-        ("single", 256, True), ("single", 512, True), ("single", 1024, False),
-        ("ddp", 256, True), ("ddp", 512, True), ("ddp", 1024, True), ("ddp", 2048, False)]
+        ("single", 1024, False), ("single", 512, True), ("ddp", 1024, True), ("ddp", 2048, False)]
     assert all(outcome.status == "ok" and max(outcome.result.peak_memory_bytes) <= limit for outcome in report.outcomes)
     printed, report = compare("--batch-size", 1024)
     outcomes = {outcome.configuration: outcome for outcome in report.outcomes}
