@@ -55,6 +55,7 @@ def free_port():
 def project(request, data_root):
     """Run one of the project's scripts as a user would: `project("ddp_train.py", "--spawn", "2")`, tiny by default."""
     gpu = request.node.get_closest_marker("gpu") is not None
+    timeout = 900 if request.node.get_closest_marker("slow") else 180
 
     def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
         small = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
@@ -64,7 +65,7 @@ def project(request, data_root):
         start = time.perf_counter()
         done = subprocess.run(
             [*before, sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
-            timeout=180, env={**child_environment(gpu), **dict(environment)}, **options,
+            timeout=timeout, env={**child_environment(gpu), **dict(environment)}, **options,
         )
         done.seconds = time.perf_counter() - start
         return done
