@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import common.engine
+import common.run
 import data_parallel_train
 import model_parallel_train
 from common.engine import evaluate
@@ -49,6 +50,7 @@ def train(monkeypatch, tmp_path, data_root):
     """Run a script on two GPUs, for six steps of 48 images; return result, weights, copies by (source, target)."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
     monkeypatch.setattr(common.engine, "Stopwatch", PatientStopwatch)
+    monkeypatch.setattr(common.run, "draw_curves", lambda *_: None)
 
     def train(script, *flags):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"

@@ -12,9 +12,10 @@ from torchvision.transforms import functional
 
 from common.data import image_set as data
 from common.data import loaders
-from common.data.augment import Affine, CropAndMirror, batch_transform, peak_bytes, training_transform
+from common.data.augment import Affine, CropAndMirror, batch_transform, peak_bytes, training_transform, uniform
 from common.data.image_set import load_image_set
 from common.errors import MACHINE, SuiteError
+from pretended_gpus import pretended_gpus
 from test_data import make_config, make_image_set
 from training import CPU, make_loaders
 
@@ -31,12 +32,12 @@ def as_pil(image):
 def test_crop_and_mirror_are_torchvisions_pixel_for_pixel():
     images = random_images(50, 3)
     augmentation = CropAndMirror(images)
-    mirrored, top, left = augmentation.draw(torch.Generator().manual_seed(1))
     index = torch.randperm(50)
-    for place, image in enumerate(augmentation.take(index, mirrored[index], top[index], left[index])):
-        of = index[place]
-        expected = functional.crop(functional.pad(as_pil(images[of]), 4), int(top[of]), int(left[of]), 32, 32)
-        assert np.array_equal(image, functional.hflip(expected) if mirrored[of] else expected)
+    mirrored, top, left = augmentation.draw(1, index)
+    for place, image in enumerate(augmentation.take(index, mirrored, top, left)):
+        edges = int(top[place]), int(left[place])
+        expected = functional.crop(functional.pad(as_pil(images[index[place]]), 4), *edges, 32, 32)
+        assert np.array_equal(image, functional.hflip(expected) if mirrored[place] else expected)
 
 
 def test_affine_is_torchvisions_pixel_for_pixel():
@@ -56,8 +57,8 @@ def test_affine_is_torchvisions_pixel_for_pixel():
 
 def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     count = 4000
-    images, generator = random_images(count, 3), torch.Generator().manual_seed(1)
-    mirrored, top, left = CropAndMirror(images).draw(generator)
+    index = torch.arange(count)
+    mirrored, top, left = CropAndMirror(random_images(count, 3)).draw(1, index)
     assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.05)
     crop = transforms.RandomCrop(32, padding=4)
     for drawn, place in ((top, 0), (left, 1)):
@@ -67,7 +68,7 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     affine = Affine(random_images(count, 1))
     ours = {}
     monkeypatch.setattr(affine, "matrix", lambda *drawn: ours.update(zip("axys", drawn, strict=True)))
-    affine.draw(generator)
+    affine.draw(1, index)
     ours["a"] = ours["a"].rad2deg()
     random = training_transform((0.1,), (0.3,), True, (28, 28)).transforms[0]
     theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
@@ -78,6 +79,39 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
         for share in (0.0, 0.1, 0.5, 0.9, 1.0):  # quantiles
             assert ours[name].quantile(share).item() == pytest.approx(
                 values.quantile(share).item(), abs=0.05 * (values.max() - values.min()).item())
+
+
+def test_numbers_depend_on_key_and_image_alone_and_look_independent():
+    index = torch.arange(20_000)
+    numbers = uniform(-(2**63), index, 4)
+    assert numbers.min() >= 0 and numbers.max() < 1
+    some = torch.tensor([19_999, 3, 70])
+    assert torch.equal(uniform(-(2**63), some, 4), numbers[:, some])
+    others = uniform(2**63 - 1, index, 4)
+    series = torch.cat([numbers, others, numbers.roll(1, 1)])  # beside each other, another key, the next image
+    assert (torch.corrcoef(series) - torch.eye(12)).abs().max() < 5 / 20_000**0.5
+    assert (numbers.mean(1) - 0.5).abs().max() < 5 * (1 / 12 / 20_000) ** 0.5
+    assert len(numbers.unique()) == 80_000
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_rank_draws_for_its_own_images_alone_on_its_device_what_one_rank_would(channels):
+    image_set, config = make_image_set(60, channels), make_config(batch_size=12, loader="resident")
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+
+    def batches(device, rank=0, world_size=1):
+        loader, _ = make_loaders(image_set, config, device, rank, world_size, epoch=3)
+        copies.clear()
+        return [images.cpu() for images, _ in loader]
+
+    copies = []
+    alone = batches(CPU)
+    with pretended_gpus("first") as gpus:
+        copies = gpus.copies
+        for rank in (0, 1):
+            for images, expected in zip(batches(torch.device("cuda", 0), rank, 2), alone, strict=True):
+                torch.testing.assert_close(images, expected[rank::2])
+            assert [copy.bytes for copy in copies if copy.target == "cuda:0"] == [30 * 8]  # which images
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -4,9 +4,9 @@ Colour images (three channels): crop of the image padded by 4, then a mirror ima
 "Deep Residual Learning", 2016, section 4.2. Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1,
 by the nearest neighbour.
 
-The classes for batches share two methods. draw(generator) → what is drawn at random for each of the N images, as a list
-of tensors whose first dimension is N. take(index, *drawn) → images (B, H, W, C) uint8, index: (B,) int64, drawn: the
-rows of the B images.
+The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
+(M,), as a list of tensors whose first dimension is M, on the device of the index. take(index, *drawn) → images
+(B, H, W, C) uint8, index: (B,) int64, drawn: the rows of the B images.
 """
 
 import math
@@ -50,13 +50,35 @@ def peak_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
     return 2 * plain + 2 * padded if channels == 3 else plain + padded
 
 
+def uniform(key: int, index: torch.Tensor, count: int) -> torch.Tensor:
+    """Return (count, M) float64 from 0 to below 1 that depend on a key of 64 bits and each image's index (M,) alone.
+
+    So a device draws what it needs and no more, and all draw the same. SplitMix64, whose n-th number is a hash of n
+    (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014); int64 wraps around.
+    """
+    numbers = torch.arange(1, count + 1, device=index.device)[:, None] + count * index  # (count, M), all different
+    bits = numbers * _signed(0x9E3779B97F4A7C15) + key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
+    return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
+
+
+def _signed(bits):
+    return bits - (1 << 64)
+
+
+def _shifted(bits, count):
+    """Shifted to the right, with zeros from the left: torch's >> repeats the sign."""
+    return (bits >> count) & ((1 << 64 - count) - 1)
+
+
 class Unchanged:
     """No augmentation."""
 
     def __init__(self, images: torch.Tensor):
         self.images = images
 
-    def draw(self, _generator: torch.Generator) -> list[torch.Tensor]:
+    def draw(self, _key: int, _index: torch.Tensor) -> list[torch.Tensor]:
         return []
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
@@ -78,10 +100,9 @@ class CropAndMirror:
         # (2, N, 9, 9, H, W C): [mirrored, image, top, left]
         self.windows = both.unfold(2, self.height, 1).unfold(3, self.width * channels, channels)
 
-    def draw(self, generator: torch.Generator) -> list[torch.Tensor]:
-        mirrored = torch.randint(2, (self.count,), generator=generator)
-        top, left = torch.randint(2 * PADDING + 1, (2, self.count), generator=generator)
-        return [mirrored, top, left]
+    def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
+        mirrored, top, left = uniform(key, index, 3)
+        return [(mirrored * 2).long(), *((edge * (2 * PADDING + 1)).long() for edge in (top, left))]
 
     def take(self, index: torch.Tensor, mirrored: torch.Tensor, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         left = torch.where(mirrored == 1, 2 * PADDING - left, left)  # the same window, in the mirror image
@@ -104,15 +125,15 @@ class Affine:
         self.rows = torch.arange(self.height, dtype=torch.int32, device=images.device)
         self.columns = torch.arange(self.width, dtype=torch.int32, device=images.device)
 
-    def draw(self, generator: torch.Generator) -> list[torch.Tensor]:
-        angle, horizontal, vertical, scale = torch.rand(4, self.count, dtype=torch.float64, generator=generator) * 2 - 1
+    def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
+        angle, horizontal, vertical, scale = uniform(key, index, 4) * 2 - 1
         shift_x, shift_y = (horizontal * SHIFT * self.width).round(), (vertical * SHIFT * self.height).round()
         return [self.matrix(angle * math.radians(DEGREES), shift_x, shift_y, 1 + SCALE * scale)]
 
     def matrix(self, angle, shift_x, shift_y, scale) -> torch.Tensor:
-        """Return (N, 6) int32: where in the padded image the pixel (x, y) of the result comes from.
+        """Return (M, 6) int32: where in the padded image the pixel (x, y) of the result comes from.
 
-        All (N,) float64; angle in radians, shifts in pixels. The inverse of the rotation and scaling about the image's
+        All (M,) float64; angle in radians, shifts in pixels. The inverse of the rotation and scaling about the image's
         centre followed by the shift, as torchvision.transforms.functional computes it; a pixel's place is its centre.
         """
         cosine, sine = angle.cos() / scale, angle.sin() / scale

@@ -87,12 +87,11 @@ class ResidentLoader:
         return len(self.labels) if self.sampler is None else len(self.sampler)
 
     def __iter__(self):
-        order, generator = torch.arange(self._count()), torch.Generator()
+        order, key = torch.arange(self._count()), 0
         if self.sampler is not None:
-            order = torch.tensor(list(self.sampler))
-            generator.manual_seed(hash((self.sampler.seed, self.sampler.epoch)) % 2**32)
-        drawn = [values[order].to(self.device, non_blocking=True) for values in self.transform.draw(generator)]
+            order, key = torch.tensor(list(self.sampler)), hash((self.sampler.seed, self.sampler.epoch))
         order = order.to(self.device, non_blocking=True)
+        drawn = self.transform.draw(key, order)
         labels = self.labels[order]
         for start in range(0, len(order), self.batch_size):
             batch = slice(start, start + self.batch_size)
