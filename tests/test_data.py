@@ -118,7 +118,8 @@ def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epo
 
     assert images(1) == images(1, workers=0 if loader == "resident" else 2) == images(1, 0, 2) | images(1, 1, 2)
     assert len(images(1)) == 24
-    assert not images(1) & images(2) and not images(1) & images(1, seed=2)
+    for others in (images(2), images(1, seed=2)):  # now and then one of 162 crops and mirror images is drawn twice
+        assert len(images(1) & others) < 4
 
 
 def test_train_size_cuts_the_training_images_only(data_root):
