@@ -127,11 +127,12 @@ def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
 @two_gpus
 def test_convolutions_are_channels_last_on_every_gpu():
     devices = torch.device("cuda", 0), torch.device("cuda", 1)
-    model, strides = build_model("lenet", (1, 28, 28), seed=0).to(devices[0]), {}
-    model.conv2[0].register_forward_hook(lambda _, __, features: strides.update({features.device: features.stride(1)}))
+    model, strides = build_model("vgg", (3, 32, 32), seed=0).to(devices[0]), {}
+    model.conv1_1[0].register_forward_hook(
+        lambda _, __, features: strides.update({features.device: features.stride(1)}))
     context = make_context(torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0],
                            output_device=devices[0])
-    evaluate(context, [(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3]))])
+    evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
     assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
 
 

@@ -128,17 +128,17 @@ def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train, t
 def test_convolutions_of_every_replica_are_channels_last():
     """The images decide, as the replicas' own weights are not."""
     with pretended_gpus("first", "second"):
-        model, features, weights = build_model("lenet", (1, 28, 28), seed=0).to(FIRST), {}, {}
+        model, features, weights = build_model("vgg", (3, 32, 32), seed=0).to(FIRST), {}, {}
 
         def look(convolution, _, output):
             features[output.device] = output.stride(1)  # from one channel to the next
             weights[output.device] = convolution.weight.stride(1)
 
-        model.conv2[0].register_forward_hook(look)
+        model.conv1_1[0].register_forward_hook(look)
         context = make_context(torch.nn.DataParallel(model, [FIRST, SECOND]), devices=(FIRST, SECOND),
                                input_device=FIRST, output_device=FIRST)
-        evaluate(context, [(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3]))])
-    assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 25}
+        evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
+    assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}
 
 
 # ---- what is refused here is refused on GPUs
