@@ -7,7 +7,7 @@ has every copy between two places, gpus.waits all that lets the host wait for a 
 
 What is not shown: speed; races between streams, as everything is done when its call returns; NCCL, so no ranks; memory;
 autocast and recorded graphs; nn.DataParallel's threads, whose work is done one after the other. Private names of torch
-are used that may change; seen with torch 2.13 and 2.15, written for 2.11 too.
+are used that may change; seen with torch 2.15, written for 2.11 too.
 """
 
 import contextlib
