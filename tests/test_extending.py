@@ -103,7 +103,7 @@ def test_an_own_network_is_trained_and_compared(follow, copy):
 @pytest.mark.slow
 def test_own_blocks_are_cut(follow, copy):
     follow(command("my_blocks.py"))
-    assert [len(row.results) for row in compared(copy).rows] == [1, 1, 1]
+    assert [not row.troubles for row in compared(copy).rows if row.results] == [True] * 3
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_own_images_are_trained_on(follow):
 def test_an_own_method_is_one_script_and_one_record(follow, copy):
     printed = follow(command("my-own"))
     report = compared(copy)
-    assert {row.configuration.method: len(row.results) for row in report.rows} == {"single": 1, "my-own": 1}
+    assert {row.configuration.method for row in report.rows if row.results} == {"single", "my-own"}
     assert 0 < report.equivalence["my-own"].difference < 1e-6
     assert "\nmy own way " in printed and "my own way: " in printed.partition("\nVerdict\n")[2]
     rows = list(csv.DictReader((copy / "figures" / "comparison" / "results.csv").open()))
