@@ -1,7 +1,7 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test test-faults test-slow fuzz benchmark
+.PHONY: compare test test-faults test-slow fuzz benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
@@ -29,6 +29,11 @@ fuzz: .venv/installed-dev
 benchmark: .venv/installed-dev
 	.venv/bin/pip install lightning-fabric
 	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE))
+
+# On a machine with a GPU: all that is to be seen there, into figures/gpu-NAME/. STEP=2 for one step alone.
+gpu-evidence: .venv/installed-dev
+	.venv/bin/pip install lightning-fabric nvidia-ml-py
+	.venv/bin/python benchmarks/gpu_evidence.py $(if $(STEP),--step $(STEP))
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv

@@ -75,6 +75,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--fit-batch", action="store_true",
         help="give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
              "--memory-limit on a CPU")
+    add("--timeline", action="store_true",
+        help="then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/")
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")

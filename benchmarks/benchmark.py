@@ -19,7 +19,7 @@ from tables import TABLES, update
 from common.arguments import OneLineParser, one_of
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
-from common.machine.environment import available_cores, available_devices
+from common.machine.environment import available_cores
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns",
            "planted_causes", "sharding")
@@ -28,13 +28,6 @@ COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),
     "time-to-90-cifar10": ("--dataset", "cifar10", *FAST, "--repeats", "1", "--target-accuracy", "0.9"),
 }
-ON_A_GPU = {  # besides
-    "time-to-94-cifar10": ("--dataset", "cifar10", *FAST, "--batch-size", "500", "--epochs", "30",
-                           "--target-accuracy", "0.94"),
-    "one-device": ("--dataset", "cifar10", "--loader", "resident", "--methods", "single", "dp", "ddp-1", "--nproc", "1",
-                   "--epochs", "3"),
-    "worker-study": ("--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8", "--epochs", "3"),
-}
 
 
 def commands(arguments) -> dict[str, list[str]]:
@@ -42,7 +35,7 @@ def commands(arguments) -> dict[str, list[str]]:
     lines = {name: [f"benchmarks/{name}.py", "--data-root", arguments.data_root] for name in SCRIPTS}
     if arguments.example:
         lines["peers"] += ["--example", arguments.example]
-    for directory, flags in {**COMPARISONS, **ON_A_GPU}.items():
+    for directory, flags in COMPARISONS.items():
         lines[directory] = ["compare_parallel.py", *flags, "--data-root", arguments.data_root, "--threads-per-device",
                             str(available_cores()), "--output-dir", f"figures/benchmark/{directory}"]
     return lines
@@ -50,17 +43,15 @@ def commands(arguments) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = (*SCRIPTS, *COMPARISONS, *ON_A_GPU)
+    names = (*SCRIPTS, *COMPARISONS)
     parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME",
-                        help=f"{' | '.join(names)} (all; those from {next(iter(ON_A_GPU))} on with a GPU)")
+                        help=f"{' | '.join(names)} (all)")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only make the tables again")
     parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example, for peers")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
-    gpu = available_devices("auto")[0].type == "cuda"
-    chosen = arguments.only or [*SCRIPTS, *COMPARISONS, *(ON_A_GPU if gpu else ())]
     failed = []
-    for name in () if arguments.tables else chosen:
+    for name in () if arguments.tables else arguments.only or names:
         print(f"== {name}", flush=True)
         if subprocess.run([sys.executable, *commands(arguments)[name]], cwd=PROJECT).returncode:
             failed.append(name)

@@ -22,7 +22,6 @@ from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores
 from common.words import count
 from comparison.launch import Run, run_once, started
-from comparison.measures import timed_epochs
 from comparison.methods import python, script
 from comparison.plan import Configuration, Planned
 from comparison.turns import take_turns
@@ -88,7 +87,7 @@ def main() -> None:
         for way, outcome in outcomes:
             if outcome.status != "ok":
                 raise SuiteError("a run failed", outcome.reason, "try it alone", FAILED)
-            seconds = [epoch.train_seconds for epoch in timed_epochs(outcome.result)]
+            seconds = [epoch.train_seconds for epoch in outcome.result.timed_epochs]
             epochs[way][outcome.configuration].append(seconds)
         witnesses.append(witness)
         most = max(witnesses, key=lambda witness: witness.foreign_cores or 0.0)

@@ -122,12 +122,18 @@ class RunConfig:
     memory_limit: int | None = flag(
         None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
         memory, "SIZE", equal=True)
+    bind: bool = flag(
+        False, "keep a process on a GPU, and its loader workers, on the CPU cores next to that GPU (its NUMA node)",
+        equal=True)
     eval_mode: bool = flag(
         False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
         shared=False, **TRAINS)
     seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     threads: int | None = flag(
         None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
+    profile: int | None = flag(
+        None, "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
+        "file for ui.perfetto.dev, beside the curves", positive_int, shared=False)
     output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
     figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
     save: str | None = flag(

@@ -8,6 +8,7 @@ None.
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -72,7 +73,7 @@ class ParallelContext:
 class Training:
     """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase.
 
-    cpu_seconds, queue_seconds: see CoreClock.
+    cpu_seconds, queue_seconds: see CoreClock. start: when it began, by time.monotonic(); None if in another run.
     """
 
     data_rank: int
@@ -83,6 +84,7 @@ class Training:
     phase_milliseconds: dict[str, float]
     cpu_seconds: float
     queue_seconds: float | None
+    start: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,18 @@ def steps_of(loader, config: RunConfig) -> int:
 
 
 def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig,
-                    begun: Training | None = None) -> Training:
+                    begun: Training | None = None, timer: PhaseTimer | None = None) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
 
     begun: what was done of this epoch when a signal ended the run, which this one resumes; it is part of what is
-    returned. Fewer steps than there are if a signal has ended this one.
+    returned. timer: what tells the phases, for who wants to see each. Fewer steps than there are if a signal has ended
+    this one.
     """
     context.model.train(not config.eval_mode)
+    start = None if begun else time.monotonic()
     begun = begun or Training(context.data_rank, 0.0, 0.0, 0, 0, {}, 0.0, None)
     step, steps = begun.steps, steps_of(loader, config)
-    timer = PhaseTimer(context.devices)
+    timer = timer or PhaseTimer(context.devices)
     loss_sum, samples = torch.full((), begun.loss_sum, device=context.output_device), begun.samples
     rest = _after(loader, step) if step else None
     with CoreClock() as cores, Stopwatch(context.devices) as watch:
@@ -171,7 +175,7 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
     if begun.queue_seconds is not None and queue_seconds is not None:
         queue_seconds += begun.queue_seconds
     return Training(context.data_rank, begun.seconds + watch.seconds, loss_sum.item(), samples, step, milliseconds,
-                    begun.cpu_seconds + cores.cpu_seconds, queue_seconds)
+                    begun.cpu_seconds + cores.cpu_seconds, queue_seconds, start)
 
 
 def _after(loader, steps):
@@ -221,7 +225,7 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
     """Return one record for all ranks: sums of counts, the times of the slowest rank, and of each."""
     ranks = tuple(RankTimes(part.seconds, _phases(part), part.cpu_seconds, part.queue_seconds) for part in trainings)
     slowest = max(trainings, key=lambda part: part.seconds)
-    evaluate_seconds = max(part.seconds for part in evaluations)
+    start, evaluate_seconds = trainings[0].start, max(part.seconds for part in evaluations)
     trainings, evaluations = once_each(trainings), once_each(evaluations)
     samples = sum(part.samples for part in trainings)
     tested = sum(sum(part.counts) for part in evaluations)
@@ -236,6 +240,7 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
         test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
         phases=_phases(slowest),
         ranks=ranks,
+        start=start,
     )
 
 

@@ -3,20 +3,28 @@
 from pathlib import Path
 
 from common.describe import result_name
-from common.results import RunResult
+from common.results import RunResult, Span, phase_names
 from common.writing import replacing
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
+# Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
+SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
+                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
+PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
+BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
 
 
-def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5):
-    """Return (figure, axes) with `columns` axes side by side; width and height in inches. Draws without a display."""
+def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: int = 1):
+    """Return (figure, axes) with `columns` axes side by side, or `rows` below each other, on one scale.
+
+    width, height: in inches. Draws without a display.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=rows > 1).ravel()
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
@@ -36,6 +44,39 @@ def save_figure(figure, path: Path) -> Path:
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=150)
     return path
+
+
+def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
+    """Draw what every rank did when: a bar for the phases of its steps, thin ones for its exchanges and each GPU.
+
+    Returns, by what they stand for, artists for a legend.
+    """
+    import matplotlib
+
+    ranks = sorted({span.rank for span in spans})
+    lanes = {rank: ["step", *sorted({span.lane for span in spans if span.rank == rank} - {"step"})] for rank in ranks}
+    places, ticks, legend, top = {}, [], {}, 0.0
+    for rank in ranks:
+        ticks.append(top)
+        for number, lane in enumerate(lanes[rank]):
+            places[rank, lane] = top + (0.25 + 0.2 * number if number else 0)
+        top += 0.8 + 0.2 * (len(lanes[rank]) - 1)
+    for span in spans:
+        place, length = places[span.rank, span.lane], span.end - span.start
+        if span.lane == "step":
+            shade, hatch = PHASE_LOOK[span.name]
+            color, name = matplotlib.colormaps["cividis"](shade), span.name
+            (bar,) = axis.barh(place, length, 0.4, span.start, color=color, hatch=hatch, edgecolor="white",
+                               linewidth=0.5)
+        else:
+            name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
+            (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
+        if length > 0:
+            legend.setdefault(name, bar)
+    axis.set_yticks(ticks, [f"rank {rank}" for rank in ranks])
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    return legend
 
 
 def draw_curves(result: RunResult, directory: str | Path) -> Path:

@@ -28,7 +28,7 @@ class BlockTime:
 
 @dataclass(frozen=True)
 class ModelLink:
-    """A model's gradients in bytes, and the gigabits per second at which two ranks exchange so many, if asked for.
+    """A model's gradients in bytes, and the gigabits per second at which ranks exchange so many, if asked for.
 
     Since the loader's cpu_seconds_per_image is measured, the ranks train between two exchanges; before, they were idle.
     """
@@ -93,7 +93,7 @@ def probe_from_dict(values: dict) -> Probe:
 
     Raises TypeError for missing or unknown fields.
     """
-    parts = {name: tuple(kind(**part) for part in as_tuple(values.get(name, ())))
+    parts = {name: tuple(kind(**part) for part in as_tuple(values[name]))
              for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed),
-                                ("memory", MemoryUse), ("blocks", BlockTime))}
+                                ("memory", MemoryUse), ("blocks", BlockTime)) if name in values}
     return Probe(**{**values, **parts})

@@ -12,8 +12,9 @@ from common.reading import as_tuple, check_types, read_text
 from common.writing import write_json
 
 # 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
-# "exchange", which was part of "backward"; 5 added data_ranks
-SCHEMA_VERSION = 5
+# "exchange", which was part of "backward"; 5 added data_ranks; 6 gpu_uuids, reserved_memory_bytes,
+# each epoch's start and timeline
+SCHEMA_VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class RankTimes:
 class EpochRecord:
     """One epoch. Seconds and phases are the slowest rank's; counts and losses over all ranks; accuracy is in 0..1.
 
-    ranks: each rank's own times, by its number; empty in an older result.
+    ranks: each rank's own times, by its number; empty in an older result. start: when its training began, on rank 0's
+    machine's time.monotonic(); None in an older result, and where it had begun in the run that this one resumes.
     """
 
     epoch: int
@@ -69,6 +71,21 @@ class EpochRecord:
     test_accuracy: float
     phases: PhaseTimes
     ranks: tuple[RankTimes, ...] = ()
+    start: float | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a rank did in the traced steps, in milliseconds from their begin.
+
+    lane: "step", of which name is a phase; "link", of what ranks exchange; or the name of a GPU that ran a kernel.
+    """
+
+    rank: int
+    lane: str
+    name: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -84,10 +101,11 @@ class RunResult:
     precision: the type that the arithmetic is done in.
     peak_memory_bytes: one for each of `devices`: on a GPU the most that PyTorch allocated while training; on a CPU the
     most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
-    its loader workers.
+    its loader workers. reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself, which is more.
     memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
     data_ranks: among how many ranks the images are divided, each with workers_per_process; None in an older result,
-    where these are all ranks.
+    where these are all ranks. gpu_uuids: of each of `devices`; none on a CPU. timeline: what
+    was traced, with --profile.
     """
 
     method: str
@@ -113,12 +131,20 @@ class RunResult:
     precision: str = "float32"
     memory_parts: dict[str, int] | None = None
     data_ranks: int | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    reserved_memory_bytes: tuple[int, ...] = ()
+    timeline: tuple[Span, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
     def loading_ranks(self) -> int:
         """How many ranks load images: the stages of a pipeline see the same ones, which the first loads."""
         return self.data_ranks or self.world_size
+
+    @property
+    def timed_epochs(self) -> tuple[EpochRecord, ...]:
+        """The epochs that count for times: all but the first, which warms up, unless it is the only one."""
+        return self.epochs[1:] or self.epochs
 
     @property
     def loader_workers(self) -> int:
@@ -149,17 +175,24 @@ def result_from_dict(values: dict) -> RunResult:
     if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
     epochs = tuple(epoch_from_dict(epoch) for epoch in as_tuple(values["epochs"]))
-    tuples = {key: as_tuple(values[key]) for key in ("devices", "peak_memory_bytes")}
-    result = RunResult(**{**values, **tuples, "epochs": epochs})
+    tuples = {key: as_tuple(values.get(key, ()))
+              for key in ("devices", "peak_memory_bytes", "gpu_uuids", "reserved_memory_bytes")}
+    result = RunResult(**{**values, **tuples, "epochs": epochs, "timeline": spans_from(values)})
     check_types(result, RunResult, "result")
     if not result.devices:
         raise ValueError("result.devices are none")
     return result
 
 
+def spans_from(values: dict) -> tuple[Span, ...]:
+    """Return the Spans in values["timeline"], as JSON has them; none in an older result."""
+    return tuple(Span(**span) for span in as_tuple(values.get("timeline", ())))
+
+
 def epoch_from_dict(values: dict) -> EpochRecord:
     """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
-    numbers = {key: float("nan") if value is None else value for key, value in values.items()}  # NaN became null
+    numbers = {key: float("nan") if value is None and key != "start" else value
+               for key, value in values.items()}  # NaN became null
     ranks = tuple(RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])})
                   for rank in as_tuple(values.get("ranks", ())))
     return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"]), "ranks": ranks})

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial, wraps
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,11 +25,11 @@ from common.checkpoint import (
 from common.compiled import replace_network
 from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
-from common.describe import describe_end, describe_epoch, describe_start
+from common.describe import describe_end, describe_epoch, describe_start, result_name
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.ending import end_after_step
-from common.machine.environment import command_line, describe_environment, device_name
+from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
 from common.machine.memory import hold_to, peak_resident_bytes
 from common.machine.turns import Turns
 from common.models import plain_state
@@ -37,6 +38,7 @@ from common.results import RunResult, write_result
 from common.sharded import own_share, whole
 from common.timing import command_start
 from common.totals import total_workers
+from common.tracing import spans_of, trace_steps, write_trace
 from common.words import count
 from common.writing import replacing
 
@@ -139,7 +141,18 @@ def run(
     if saves and result.status != "diverged":
         weights = plain_state(model, context.whole_states and context.whole_states()["model"])
     if context.rank == 0:
-        _conclude(result, weights, config, say)
+        _keep(result, weights, config)
+    if config.profile and result.status != "diverged":
+        with end_workers_of(loaders[0]):
+            traces = trace_steps(context, train_step, optimizer, loaders[0], config)
+        result = replace(result, timeline=spans_of(traces))
+        if context.rank == 0:
+            _keep(result, None, config)
+            file = Path(config.figure_dir, f"{result_name(result)}.trace.json.gz")
+            say(f"Trace:         {write_trace(traces, file)}")
+    if context.rank == 0 and result.status != "diverged":
+        say(describe_end(result))
+        say(f"Curves:        {draw_curves(result, config.figure_dir)}")
     context.shutdown()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
@@ -179,36 +192,34 @@ def _write_unfinished(result, records, config, reason="it ended early"):
         write_result(replace(result, status="failed", reason=reason, epochs=tuple(records)), config.output)
 
 
-def _conclude(result, weights, config, say):
+def _keep(result, weights, config):
     if config.output:
         write_result(result, config.output)
-    if result.status == "diverged":
-        return
     if weights:
         with replacing(config.save) as file:
             torch.save(weights, file)
-    say(describe_end(result))
-    say(f"Curves:        {draw_curves(result, config.figure_dir)}")
 
 
 def _before(context, model, config, options):
     workers = total_workers(config.num_workers, context.data_ranks)
-    devices = tuple(name for names in context.gather([*map(device_name, context.devices)]) for name in names)
+    own = [(device_name(device), gpu_uuid(device) if device.type == "cuda" else "") for device in context.devices]
+    names, uuids = zip(*(place for places in context.gather(own) for place in places), strict=True)
     return RunResult(
         method=context.method,
         status="ok",
-        reason="; ".join(filter(None, (context.note, _unlike(devices)))),
+        reason="; ".join(filter(None, (context.note, _unlike(names)))),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
         environment=describe_environment() if context.rank == 0 else {},  # it asks nvidia-smi, which takes its time
         world_size=context.world_size,
-        devices=devices,
+        devices=names,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         global_batch_size=config.batch_size,
         per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
         workers_per_process=workers // context.data_ranks,
         data_ranks=context.data_ranks,
+        gpu_uuids=tuple(filter(None, uuids)),
         threads_per_process=torch.get_num_threads(),
         precision=_precision(model, context.devices),
     )
@@ -233,14 +244,17 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    own = [(_peak_memory(device), memory_parts(model, optimizer, device)) for device in context.devices]
-    memory = [pair for pairs in context.gather(own) for pair in pairs]
+    own = [(_peak_memory(device), _reserved(device), memory_parts(model, optimizer, device))
+           for device in context.devices]
+    memory = [numbers for every in context.gather(own) for numbers in every]
+    peaks, reserved, parts = zip(*memory, strict=True)
     return replace(
         result,
         total_seconds=time.time() - command_start(context.launched) - turns.waited_seconds,
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
-        peak_memory_bytes=tuple(peak for peak, _ in memory),
-        memory_parts=max(memory, key=lambda pair: pair[0])[1],
+        peak_memory_bytes=peaks,
+        reserved_memory_bytes=tuple(filter(None, reserved)),
+        memory_parts=parts[peaks.index(max(peaks))],
         method_milliseconds=context.method_milliseconds(),
     )
 
@@ -248,6 +262,10 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
 def _peak_memory(device):
     """Bytes: see RunResult.peak_memory_bytes."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
+
+
+def _reserved(device):
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:

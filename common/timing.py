@@ -1,6 +1,7 @@
 """Clocks that do not disturb what they measure: synchronize, Stopwatch, CoreClock, PhaseTimer and LastGradient."""
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -97,9 +98,14 @@ class PhaseTimer:
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
         self._marks: list[tuple[str, object]] = []
+        self.began: float | None = None
 
     def start(self) -> None:
-        """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
+        """Begin a series of phases: what lies between the last mark and now belongs to no phase.
+
+        began: when the first series did, by time.perf_counter().
+        """
+        self.began = self.began or time.perf_counter()
         self.mark("")
 
     def mark(self, name: str, join: bool = False) -> None:
@@ -118,11 +124,19 @@ class PhaseTimer:
     def milliseconds(self) -> dict[str, float]:
         """Return the sum per phase, in milliseconds. On GPUs, call it after `synchronize(devices)`."""
         totals: dict[str, float] = {}
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+        for (_, before), (name, after) in itertools.pairwise(self._marks):
             if name:
-                elapsed = before.elapsed_time(after) if self.devices else (after - before) * 1000
-                totals[name] = totals.get(name, 0.0) + elapsed
+                totals[name] = totals.get(name, 0.0) + self._elapsed(before, after)
         return totals
+
+    def spans(self) -> list[tuple[str, float, float]]:
+        """Return every phase as (name, start, end), in milliseconds from the first mark. On GPUs, as milliseconds()."""
+        times = [self._elapsed(self._marks[0][1], mark) for _, mark in self._marks]
+        return [(name, start, end) for (name, _), (start, end)
+                in zip(self._marks[1:], itertools.pairwise(times), strict=True) if name]
+
+    def _elapsed(self, before, after):
+        return before.elapsed_time(after) if self.devices else (after - before) * 1000
 
 
 class SampledTimers:

@@ -21,6 +21,7 @@ from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
 from common.results import RunResult, read_result
+from comparison.cards import CardUse, CardWatch
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration, file_name
 
@@ -38,7 +39,8 @@ class Outcome:
     it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
     wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
     processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds); for
-    as long as the comparison itself was stopped, they count as having had all.
+    as long as the comparison itself was stopped, they count as having had all. cards: what its GPUs did, where NVML is
+    there to tell.
     """
 
     configuration: str
@@ -51,6 +53,7 @@ class Outcome:
     wall_seconds: float
     foreign_cores: float | None = None
     result: RunResult | None = None
+    cards: tuple[CardUse, ...] = ()
 
 
 class Run:
@@ -71,7 +74,7 @@ class Run:
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds, self._unseen_seconds = timeout, 0.0, 0.0, 0.0
-        self._child, self._gate, self._resources = None, None, contextlib.ExitStack()
+        self._child, self._gate, self._resources, self._cards = None, None, contextlib.ExitStack(), CardWatch()
         self._oom_kills = 0  # when it began
 
     def __enter__(self) -> "Run":
@@ -83,11 +86,12 @@ class Run:
     def take_turn(self) -> Outcome | None:
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
         start, busy, own = time.perf_counter(), busy_seconds(), children_seconds()
-        if self._child is None:
-            self._begin()
-        else:
-            self._gate.start_turn()
-        exit_code = self._exit_code()
+        with self._cards.watching():
+            if self._child is None:
+                self._begin()
+            else:
+                self._gate.start_turn()
+            exit_code = self._exit_code()
         if exit_code is not None:
             self._resources.close()  # what it left behind would use the others' time
         self._wall_seconds += time.perf_counter() - start
@@ -144,7 +148,8 @@ class Run:
         if result.status == "failed" or (result.status == "ok" and exit_code != 0):
             after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
             return Outcome(status=status, reason=f"{why}, {after} (log: {self._log})", **known)
-        return Outcome(status=result.status, reason=result.reason, result=result, **known)
+        return Outcome(status=result.status, reason=result.reason, result=result, cards=self._cards.uses(result),
+                       **known)
 
 
 def run_once(

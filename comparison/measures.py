@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from common.describe import training_seconds
-from common.results import EpochRecord, PhaseTimes, RunResult
+from common.results import PhaseTimes, RunResult
 from comparison.quantiles import CONFIDENCE, look_confidence
 from comparison.record import Report, Row
 from comparison.statistics import EQUAL_WITHIN, Ratio, mean_interval, ratios
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
+MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Summary:
     startup_seconds: float | None = None  # median over the runs
     phases: PhaseTimes | None = None
     memory: Memory | None = None
+    images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
 
     @property
     def accuracy(self) -> float | None:
@@ -74,14 +76,9 @@ class Summary:
         return self.phases.data / self.step_milliseconds
 
 
-def timed_epochs(result: RunResult) -> list[EpochRecord]:
-    """Return the epochs that count for times: all but the first, which warms up, unless it is the only one."""
-    return list(result.epochs[1:] or result.epochs)
-
-
 def epoch_seconds(result: RunResult) -> float:
     """Return a run's median seconds per epoch."""
-    return statistics.median(epoch.train_seconds for epoch in timed_epochs(result))
+    return statistics.median(epoch.train_seconds for epoch in result.timed_epochs)
 
 
 def run_seconds(row: Row) -> list[float]:
@@ -94,7 +91,7 @@ def summarize(row: Row) -> Summary:
     seconds = run_seconds(row)
     if not seconds:
         return Summary()
-    epochs = [epoch for result in row.results for epoch in timed_epochs(result)]
+    epochs = [epoch for result in row.results for epoch in result.timed_epochs]
     mean = statistics.geometric_mean(seconds)
     return Summary(
         runs=len(seconds),
@@ -114,7 +111,17 @@ def summarize(row: Row) -> Summary:
         phases=PhaseTimes(**{name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
                              for name in epochs[0].phases.known}),
         memory=_memory(row.results),
+        images_per_joule=_images_per_joule(row),
     )
+
+
+def _images_per_joule(row):
+    """None unless the energy of every GPU of every run is known."""
+    runs = [(outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
+            for outcome in row.outcomes if outcome.status == "ok"]
+    if not all(joules and all(joules) for _, joules in runs):
+        return None
+    return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
 
 
 def _memory(results):
@@ -194,7 +201,10 @@ def unsteadiness(row: Row) -> list[str]:
     if first and statistics.median(first) > 1.5:
         reasons.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
                        "which is left out of the times; give more --epochs, so that more of them count")
+    held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
+    if held > MOST_HELD_DOWN:
+        reasons.append(f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
+                       "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which")
     if row.disturbed:
-        reasons.append(f"other programs kept {row.foreign_cores:.1f} of {row.cores} cores busy during a run; close "
-                       "them and run again")
+        reasons.append(f"other programs {row.foreign} during a run; close them and run again")
     return reasons

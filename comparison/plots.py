@@ -4,8 +4,7 @@ import math
 import statistics
 from pathlib import Path
 
-from common.plots import new_figure, save_figure
-from common.results import phase_names
+from common.plots import PHASE_LOOK, draw_timeline, new_figure, save_figure
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.methods import method_of, projected_method
@@ -14,12 +13,8 @@ from comparison.projection import LABEL
 from comparison.statistics import FASTER
 from comparison.verdict import mebibytes
 
-# Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
-SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
-                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
-FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "scaling.png",
-           *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
-PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
+FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "timeline.png",
+           "scaling.png", *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
@@ -37,6 +32,8 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
         figures.append(_memory(analysis, directory / "memory.png"))
     if any(entry.summary.memory and not entry.row.simulated for entry in analysis.done):
         figures.append(_time_and_memory(analysis, directory / "time-memory.png"))
+    if analysis.report.timelines:
+        figures.append(_timeline(analysis, directory / "timeline.png"))
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
             figures.append(_sweep(analysis, sweeps, directory / f"sweep-{name.replace('_', '-')}.png"))
@@ -244,6 +241,34 @@ def _choice(entries):
             return f"No row is proved to be faster than its baseline, or needs {MUCH_MEMORY:.0%} less memory"
     return (f"“{best.label}”: {best.standing.speed_up} times as fast as “{best.standing.baseline.label}”,\n"
             f"with {best.memory_ratio:.2f} times as much memory per device")
+
+
+def _timeline(analysis, path):
+    """A panel for each row that was traced, all on one scale of time."""
+    timelines = {entry.label: analysis.report.timelines[entry.row.configuration.name] for entry in analysis.rows
+                 if entry.row.configuration.name in analysis.report.timelines}
+    ranks = [len({span.rank for span in spans}) for spans in timelines.values()]
+    figure, axes = new_figure(rows=len(timelines), width=10.0, height=2.0 + sum(0.55 + 0.45 * count for count in ranks))
+    legend = {}
+    for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
+        legend = {**draw_timeline(axis, spans), **legend}
+        axis.set_title(label, loc="left", fontsize=11)
+    axes[-1].set_xlabel("milliseconds; traced steps, which take a little longer than those that are timed")
+    figure.suptitle(f"{_waiting_finding(timelines)}\n{analysis.report.title}", fontsize=11)
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
+    return save_figure(figure, path)
+
+
+def _waiting_finding(timelines):
+    """Which row's ranks wait for one another for the largest share of the traced steps, in one line."""
+    def share(spans):
+        steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
+        return sum(length for length, name in steps if name == "exchange") / sum(length for length, _ in steps)
+
+    label, most = max(((label, share(spans)) for label, spans in timelines.items()), key=lambda pair: pair[1])
+    if not most:
+        return "What every device does in a step"
+    return f"In “{label}”, ranks wait for one another for {most:.0%} of the traced steps"
 
 
 def _sweep(analysis, sweeps, path):

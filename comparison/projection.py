@@ -164,7 +164,8 @@ def _assumptions(report, basis, factor):
                    f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
                    f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
                    "nothing else from one another (memory, power).")
-    link = "measured here between two ranks that train, at this size"
+    ranks = len(report.environment["gpus"]) if report.first.device == "gpu" else 2
+    link = f"measured here between {ranks} ranks that train, at this size"
     if basis.old:
         link = "measured here by an older probe, at this size, between two idle ranks: more than ranks that train have"
     if report.settings["link_gbps"]:

@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
-from common.results import RunResult
+from common.results import RunResult, Span
 from common.words import count
 from comparison.fitting import Trial
 from comparison.launch import Outcome
@@ -16,7 +17,41 @@ from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, bas
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
-MOST_FOREIGN = 0.1  # of the cores may be busy with other programs; beyond that, times prove nothing
+MOST_FOREIGN = 0.1  # of the cores, or of a GPU's time, may go to other programs; beyond that, times prove nothing
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """The most that other programs used during any of some runs that ended well.
+
+    busy: so many of the `cores`, on average. gpu: the share of the time in which one computed on a GPU of the run's.
+    """
+
+    busy: float
+    cores: int
+    gpu: float
+
+    @property
+    def share(self) -> float:
+        """The larger of both shares."""
+        return max(self.busy / self.cores, self.gpu)
+
+    @property
+    def too_much(self) -> bool:
+        """Whether times prove nothing beside that."""
+        return self.share > MOST_FOREIGN
+
+    def __str__(self) -> str:
+        words = [f"kept up to {self.busy:.1f} of {count(self.cores, 'core')} busy"] if self.busy or not self.gpu else []
+        words += [f"computed on a GPU for {self.gpu:.0%} of the time"] if self.gpu else []
+        return " and ".join(words)
+
+
+def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:
+    """Return what other programs used during those of some runs that ended well, on so many cores."""
+    whole = [outcome for outcome in outcomes if outcome.status == "ok"]
+    return Foreign(max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0), cores,
+                   max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -75,14 +110,14 @@ class Row:
         return self.results[0].environment["cores"]
 
     @property
-    def foreign_cores(self) -> float:
-        """The most cores that other programs kept busy, on average, during one of the runs that ended well."""
-        return max((outcome.foreign_cores or 0.0 for outcome in self.outcomes if outcome.status == "ok"), default=0.0)
+    def foreign(self) -> Foreign:
+        """What other programs used during the runs; needs a result."""
+        return foreign_of(self.outcomes, self.cores)
 
     @property
     def disturbed(self) -> bool:
         """Whether other programs used so much of the machine that nothing can be claimed from the row's times."""
-        return bool(self.results) and self.foreign_cores > MOST_FOREIGN * self.cores
+        return bool(self.results) and self.foreign.too_much
 
     @property
     def all_cores(self) -> bool:
@@ -121,6 +156,7 @@ class Report:
     rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
     many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
     trials: with --fit-batch, the batches that each row was tried with; then the plan has the largest that fit.
+    timelines: with --timeline, what every row that ran did in two steps, by configuration's name.
     """
 
     command: str
@@ -134,6 +170,7 @@ class Report:
     in_turns: bool = False
     looks: tuple[tuple[int, float], ...] = ()
     trials: tuple[Trial, ...] = ()
+    timelines: dict[str, tuple[Span, ...]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -165,13 +202,12 @@ class Report:
         return self.settings["repeats"] or (FIRST_STAGE if self.settings.get("margin") else FEWEST_BLOCKS)
 
     @property
-    def disturbed_blocks(self) -> dict[int, float]:
-        """The whole blocks in which other programs used too much, with the most cores they kept busy; most first."""
-        foreign = {block: max((outcome.foreign_cores or 0.0 for outcome in self.outcomes
-                               if outcome.block == block and outcome.status == "ok"), default=0.0)
-                   for block in self.whole_blocks}
-        return {block: foreign[block] for block in sorted(foreign, key=foreign.get, reverse=True)
-                if foreign[block] > MOST_FOREIGN * self.environment["cores"]}
+    def disturbed_blocks(self) -> dict[int, Foreign]:
+        """The whole blocks in which other programs used too much, with how much that was; most first."""
+        foreign = {block: foreign_of((outcome for outcome in self.outcomes if outcome.block == block),
+                                     self.environment["cores"]) for block in self.whole_blocks}
+        return {block: foreign[block] for block in sorted(foreign, key=lambda block: -foreign[block].share)
+                if foreign[block].too_much}
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:

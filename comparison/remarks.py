@@ -28,6 +28,9 @@ RANKS = ("Means per step. Cores it kept busy: its CPU time, of all threads, ÷ w
          "and waiting in the kernel's queue, ÷ wall time; with several threads, the sum over them. Loader workers are "
          "in neither.")
 
+CARDS = ("As NVML gave it, five times a second in the timed epochs; means over the runs. Energy: the GPU alone, by its "
+         "counter. In use by all: at most, with every program's context.")
+
 
 def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
@@ -45,8 +48,8 @@ def notes(analysis: Analysis) -> list[str]:
     sentences = []
     if len(report.outcomes) < len(report.order):
         sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
-    sentences += [f"Block {block} does not count: other programs kept up to {report.disturbed_blocks[block]:.1f} of "
-                  f"{count(report.environment['cores'], 'core')} busy; another was run instead."
+    sentences += [f"Block {block} does not count: other programs {report.disturbed_blocks[block]}; another was run "
+                  "instead."
                   for block in report.set_aside]
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     for row in report.all_rows:
@@ -101,8 +104,8 @@ def definitions(report: Report) -> list[str]:
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
         "command to its end, with imports, start-up, evaluation and figures, without the waiting for its turns.",
         f"Peak memory: of the device that needs most; the median over the runs. {memory}",
-        f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores busy during a run of the row or of "
-        "its baseline; no interval covers that, so nothing is claimed from it.",
+        f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores, or of a GPU's time, busy during a "
+        "run of the row or of its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "
         f"every row but {' and '.join(f'“{method_of(name).called}”' for name in all_cores_methods())}.",
         "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into steps, "

@@ -17,12 +17,23 @@ from comparison.plan import words_of
 from comparison.plots import FIGURES, draw_all
 from comparison.projection import LABEL
 from comparison.record import Report
-from comparison.remarks import ACCOUNTING, BESIDE, INTERVENTION, RANKS, definitions, not_measured, notes, warnings
+from comparison.remarks import (
+    ACCOUNTING,
+    BESIDE,
+    CARDS,
+    INTERVENTION,
+    RANKS,
+    definitions,
+    not_measured,
+    notes,
+    warnings,
+)
 from comparison.remedies import Proof, find_proofs
 from comparison.results_file import read_results
 from comparison.tables import (
     account_tables,
     before_table,
+    card_table,
     class_table,
     epoch_table,
     lay_out,
@@ -42,14 +53,15 @@ PROOF = "proof"  # the directory of a comparison's second one, which proves its 
 def keep_earlier(directory: Path) -> None:
     """Move what a new comparison would write over into a subdirectory with the date of then, and say so.
 
-    The files in runs/ and the proof go along if there is a results.json that they belong to. Nothing is deleted but a
-    results.json without a single outcome.
+    The files in runs/ and traces/, and the proof, go along if there is a results.json that they belong to. Nothing is
+    deleted but a results.json without a single outcome.
     """
     results = directory / "results.json"
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = ["results.json", "report.md", "results.csv", *FIGURES, *(["runs", PROOF] if results.exists() else [])]
+    names = ["results.json", "report.md", "results.csv", *FIGURES]
+    names += ["runs", "traces", PROOF] if results.exists() else []
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
         return
@@ -118,7 +130,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         **{name: getattr(numbers, name) for name in (
             "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
             "training_seconds", "total_seconds")},
-        "peak_memory_bytes": numbers.memory and numbers.memory.peak,
+        "peak_memory_bytes": numbers.memory and numbers.memory.peak, "images_per_joule": numbers.images_per_joule,
         **{f"{name.replace(' ', '_')}_bytes": size
            for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
         **_interval("speed_up", standing.speed_up), **_interval("efficiency", standing.efficiency),
@@ -150,6 +162,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
           if account_tables(analysis, "github") else []),
         *(["## Every rank", ranks, RANKS] if (ranks := rank_table(analysis, "github")) else []),
         *(["## Memory of a device", held] if (held := memory_table(analysis, "github")) else []),
+        *(["## The GPUs while they trained", cards, CARDS] if (cards := card_table(analysis, "github")) else []),
         *(["## Which batches fit", trials] if (trials := trial_table(report, "github")) else []),
         "## What was equal", settings_table(report, "github"),
         *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),

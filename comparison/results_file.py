@@ -9,17 +9,18 @@ from pathlib import Path
 from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.reading import as_tuple, check_types, read_text
-from common.results import result_from_dict
+from common.results import result_from_dict, spans_from
 from common.writing import without_nan, write_json
+from comparison.cards import CardUse
 from comparison.fitting import Trial, with_largest
 from comparison.launch import Outcome
 from comparison.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
 
-# 7 has trials, and runs that are out of memory; 6 has counterparts in its plan, with role and against; 5 names the
-# fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and results of schema 4; 4 has
-# results of schema 3; 3 has foreign_cores where 2 had the load average.
-SCHEMA_VERSION = 7
+# 8 has cards and timelines; 7 has trials, and runs that are out of memory; 6 has counterparts in its plan, with role
+# and against; 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and
+# results of schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had the load average.
+SCHEMA_VERSION = 8
 SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
                      "per-device batch": "per_device_batch_size"}
 
@@ -100,10 +101,12 @@ def _from_values(values):
         "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]),
                                        "command": as_tuple(row["command"])}) for row in as_tuple(values["plan"])),
         "order": tuple((block, name) for block, name in map(as_tuple, as_tuple(values["order"]))),
-        "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"])})
+        "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"]),
+                                     "cards": tuple(CardUse(**card) for card in as_tuple(row.get("cards", ())))})
                           for row in as_tuple(values["outcomes"])),
         "looks": tuple((blocks, share) for blocks, share in map(as_tuple, as_tuple(values.get("looks", ())))),
         "trials": tuple(Trial(**trial) for trial in as_tuple(values.get("trials", ()))),
+        "timelines": {name: spans_from({"timeline": spans}) for name, spans in values.get("timelines", {}).items()},
         "equivalence": {name: Equivalence(**check) for name, check in values["equivalence"].items()},
     }
     report = Report(**{**values, **records})
@@ -135,4 +138,4 @@ def resumed(report: Report, path: Path) -> Report:
     done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
     return replace(report, plan=with_largest(report.plan, earlier.trials), order=earlier.order, outcomes=done,
                    probe=earlier.probe, equivalence=earlier.equivalence, in_turns=earlier.in_turns, looks=earlier.looks,
-                   trials=earlier.trials)
+                   trials=earlier.trials, timelines=earlier.timelines)

@@ -85,7 +85,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
                                                for block, name in report.order)])
     write_results(report, directory)
     if not _left(report):
-        return report
+        return trace_rows(report, directory)
     if not report.probe:
         report = replace(report, probe=_probe(report, shared_flags))
         _tell_cuts(report)
@@ -124,6 +124,30 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
             report = with_another_block(report)
         write_results(report, directory)
         _tell_block(report, block)
+    return trace_rows(report, directory)
+
+
+def trace_rows(report: Report, directory: Path) -> Report:
+    """Return the report with two steps of every row that ran, if that is asked for.
+
+    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/. What
+    was traced before is not traced again.
+    """
+    for row in report.rows if report.settings.get("timeline") else ():
+        configuration = with_cut(row.configuration, report.probe)
+        if not row.results or configuration.name in report.timelines:
+            continue
+        flags = ("--epochs", "1", "--max-steps", "10", "--profile", "2")
+        if report.settings.get("target_accuracy") is not None:
+            flags += ("--target-accuracy", "0.001")  # which so short a training reaches
+        traced = replace(configuration, command=(*configuration.command, *flags))
+        outcome = run_once(traced, 0, report.settings["seed"], directory / "traces" / file_name(configuration.name),
+                           report.settings["timeout"])
+        print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
+        if outcome.status == "ok":
+            timelines = {**report.timelines, configuration.name: outcome.result.timeline}
+            report = replace(report, timelines=timelines)
+            write_results(report, directory)
     return report
 
 
@@ -169,8 +193,7 @@ def run_block(report: Report, block: int, names: list[str], directory: Path) -> 
 def _tell_block(report, block):
     """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
     if block in report.disturbed_blocks:
-        print(f"Block {block} was disturbed: other programs kept up to {report.disturbed_blocks[block]:.1f} of "
-              f"{count(report.environment['cores'], 'core')} busy", flush=True)
+        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block]}", flush=True)
     for sentence in resolution(analyse(report)):
         print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from common.results import RunResult, phase_names
 from comparison.accounting import OUTSIDE, Account, Excess, Time, make_account, mean_excess
-from comparison.measures import timed_epochs
 from comparison.record import Row
 
 
@@ -31,7 +30,7 @@ class RankMeans:
 
 def rank_means(result: RunResult) -> list[RankMeans]:
     """Return every rank's means; nothing for an older result, which kept no ranks."""
-    epochs = timed_epochs(result)
+    epochs = result.timed_epochs
     steps = [epoch.steps for epoch in epochs]
     return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
 
@@ -83,7 +82,7 @@ def step_time(result: RunResult) -> Time:
     The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. One
     device exchanges nothing, in no time.
     """
-    epochs, rank = timed_epochs(result), critical_rank(result)
+    epochs, rank = result.timed_epochs, critical_rank(result)
     steps = [epoch.steps for epoch in epochs]
     parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
@@ -154,7 +153,7 @@ def growth(results: Sequence[RunResult]) -> Excess | None:
 
     None where a run has less than three timed epochs.
     """
-    runs = [[epoch.train_seconds for epoch in timed_epochs(result)] for result in results]
+    runs = [[epoch.train_seconds for epoch in result.timed_epochs] for result in results]
     if min(map(len, runs), default=0) < 3:
         return None
     return mean_excess("growth", [statistics.linear_regression(range(len(seconds)), seconds).slope * (len(seconds) - 1)
@@ -197,7 +196,7 @@ def run_time(result: RunResult) -> Time:
     Training is the mean timed epoch, times all epochs; by how much the first one was longer is warm-up.
     """
     seconds = sum(epoch.train_seconds for epoch in result.epochs)
-    training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in timed_epochs(result))
+    training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
     return Time(result.total_seconds, {
         "start-up": result.startup_seconds, "warm-up": seconds - training, "training": training,
         "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),

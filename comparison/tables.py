@@ -9,10 +9,10 @@ from tabulate import tabulate
 from common.words import count
 from comparison.accounting import Excess
 from comparison.analysis import Analysis
+from comparison.cards import CardUse
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
 from comparison.fitting import trials_of
-from comparison.measures import timed_epochs
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
 from comparison.record import Report
@@ -56,17 +56,22 @@ def main_table(analysis: Analysis, tablefmt: str) -> str:
     swept = [*(SWEEPS[name] for name in report.swept), *(["Largest batch"] if report.fitted else [])]
     difference = ["max |Δ parameter|"] if report.equivalence else []
     target = report.settings.get("target_accuracy")
+    energy = ["Images/J"] if _energy_known(analysis) else []
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
     header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
               "Runs", "Images/s", f"Speed-up{'' if target is None else f' to {100 * target:g} %'} [95 %]",
-              "Efficiency [95 %]", "Total time (s)", "Peak memory (MiB)",
+              "Efficiency [95 %]", "Total time (s)", "Peak memory (MiB)", *energy,
               *difference, "Result"]
-    rows = [_main_cells(report, entry) for entry in analysis.rows]
+    rows = [_main_cells(analysis, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
 
-def _main_cells(report, entry):
-    row, numbers, standing = entry.row, entry.summary, entry.standing
+def _energy_known(analysis):
+    return any(entry.summary.images_per_joule for entry in analysis.rows)
+
+
+def _main_cells(analysis, entry):
+    report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
     return [
         row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
         *([f"{row.configuration.planned.batch_size:,}"] if report.fitted else []),
@@ -78,6 +83,7 @@ def _main_cells(report, entry):
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
         cell(standing.efficiency and efficiency(standing.efficiency)),
         cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
+        *([cell(numbers.images_per_joule, ".1f")] if _energy_known(analysis) else []),
         *([_difference_cell(report, row)] if report.equivalence else []),
         entry.result,
     ]
@@ -188,6 +194,27 @@ def memory_table(analysis: Analysis, tablefmt: str) -> str:
     return lay_out(rows, header, tablefmt) if held else ""
 
 
+def card_table(analysis: Analysis, tablefmt: str) -> str:
+    """Return what every GPU did in the timed epochs, means over the runs; nothing where NVML was not there to tell."""
+    rows = []
+    for entry in analysis.done:
+        runs = [outcome for outcome in entry.row.outcomes if outcome.status == "ok" and outcome.cards]
+        reserved = zip(*(outcome.result.reserved_memory_bytes for outcome in runs), strict=True)
+        for cards, kept in zip(zip(*(outcome.cards for outcome in runs), strict=True), reserved, strict=True):
+            known = {field.name: [getattr(card, field.name) for card in cards if getattr(card, field.name) is not None]
+                     for field in fields(CardUse)}
+            means = {name: statistics.mean(values) if values else None for name, values in known.items()
+                     if name != "device"}
+            rows.append([entry.label, cards[0].device, cell(means["busy"], ".0%"),
+                         mebibytes(statistics.mean(kept)), cell(means["memory_bytes"] and
+                                                                mebibytes(means["memory_bytes"])),
+                         cell(means["watts"], ".0f"), cell(means["joules"], ",.1f"), cell(means["megahertz"], ",.0f"),
+                         cell(means["held_down"], ".0%"), cell(means["foreign"], ".0%")])
+    header = ("Method", "GPU", "Any kernel runs", "Reserved by PyTorch (MiB)", "In use by all (MiB)", "Power (W)",
+              "Energy (J per epoch)", "Clock (MHz)", "Held down by heat or power", "Another program computes")
+    return lay_out(rows, header, tablefmt, left=(0, 1)) if rows else ""
+
+
 def projection_table(analysis: Analysis, tablefmt: str) -> str:
     """Return the projection beside what was measured; the heading says that it is none."""
     header = ("Devices", "One device's step (ms)", "All-reduce (ms)", "Loader's limit (ms)", "Cores' limit (ms)",
@@ -234,4 +261,4 @@ def _remark(report, outcome, epoch):
         return outcome.status
     if outcome.block in report.set_aside:
         return "does not count"
-    return "" if epoch in timed_epochs(outcome.result) else "warm-up"
+    return "" if epoch in outcome.result.timed_epochs else "warm-up"

@@ -213,9 +213,9 @@ def _disturbed(rows):
     noisy = [row for row in rows if row.disturbed]
     if not noisy:
         return ""
-    most = max(row.foreign_cores for row in noisy)
-    return (f"other programs kept up to {most:.1f} of {noisy[0].cores} cores busy during runs of "
-            f"{', '.join(f'“{row.label}”' for row in noisy)}; close them and run again")
+    most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
+    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}; close them and run "
+            "again")
 
 
 def recommendations(analysis: Analysis) -> list[str]:

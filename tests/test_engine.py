@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,6 +161,19 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     assert record.phases.data == 10.0
     assert [(rank.train_seconds, rank.phases.data, rank.cpu_seconds, rank.queue_seconds) for rank in record.ranks] == [
         (3.0, 10.0, 1.5, 0.5), (2.0, 1.0, 1.0, 0.05)]
+
+
+def test_when_an_epochs_training_began_is_kept_unless_another_run_began_it():
+    before = time.monotonic()
+    part = train(linear(), SlowLoader(0.01, 5))
+    assert before <= part.start and part.start + part.seconds <= time.monotonic()
+    evaluations = [Evaluation(0, 1.0, 4.0, [1], [1])]
+    assert merge(1, [part, replace(part, start=5.0)], evaluations).start == part.start
+    model, config = linear(), make_config()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    resumed = train_one_epoch(make_context(model), make_step(model, config), optimizer,
+                              build_schedule(optimizer, config, 5), SlowLoader(0, 5), config, replace(part, steps=3))
+    assert merge(1, [resumed], evaluations).start is None
 
 
 def test_ranks_that_see_the_same_images_count_them_once():

@@ -9,6 +9,7 @@ import common.run
 from common.errors import MACHINE, SuiteError
 from common.machine import environment
 from common.machine.environment import available_devices, describe_environment, gpu_uuid, gpus_can_be_shared
+from common.programs import check as preflight
 from common.programs.check import BAD, OK, check_all
 from comparison import session
 from pretended_gpus import pretended_gpus
@@ -86,6 +87,17 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
             "a note; its devices are not alike (H200, A100), and the slowest decides")
         alike = make_context(context.model, devices=devices[::2])
         assert common.run._before(alike, context.model, make_config(), make_config()).reason == ""
+
+
+def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path):
+    with pretended_gpus("free", "full"):
+        free = {0: 6 * 2**30, 1: 5 * 2**30}
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 8 * 2**30))
+        check = preflight._gpus({"gpus": ["free", "full"], "links": []})
+        assert (check.status, check.found) == (
+            BAD, "3.0 GiB of cuda:1 are in use by other programs, which disturb the times")
+        free[1] = free[0]  # 2 GiB: a desktop's, and this process's own
+        assert preflight._gpus({"gpus": ["free", "full"], "links": []}).status == OK
 
 
 # ---- GPUs that cannot be used

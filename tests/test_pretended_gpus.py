@@ -90,6 +90,8 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
     used = ["cuda:0 (first)", "cuda:1 (second)"][: 1 if method == "single" else 2]
     assert (result["method"], result["devices"], result["simulated"]) == (method, used, False)
     assert {*(result["method_milliseconds"] or ())} == OWN_TIMES.get(method, set())
+    assert result["gpu_uuids"] == ["GPU-00000000-0000", "GPU-00000001-0000"][:len(used)]
+    assert result["reserved_memory_bytes"] == [2**20] * len(used)
     there, back = sizes(copies, "cuda:0", "cuda:1"), sizes(copies, "cuda:1", "cuda:0")
     size = {name: 4 * value.numel() for name, value in weights.items()}
     if method == "single":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -143,6 +144,21 @@ def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_
     probe.main()
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert model["link_gbps"] == link
+
+
+def test_the_link_is_that_between_all_gpus(monkeypatch):
+    def spawn(function, arguments, ranks):
+        assert ranks == arguments[0] == 4
+        Path(arguments[1], "seconds").write_text("0.002")
+
+    monkeypatch.setattr(probe, "spawn", spawn)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    images = SimpleNamespace(image_shape=(1, 28, 28), classes="0123456789")
+    gbps = probe.link_gbps(None, "lenet", 10**6, images, "cuda")
+    assert gbps == pytest.approx(8e-3 / 0.002 * 2 * 3 / 4)  # nccl-tests: bytes ÷ seconds x 2 (N-1)/N
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert probe.link_gbps(None, "lenet", 10**6, images, "cuda") is None
 
 
 class Source:

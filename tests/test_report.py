@@ -24,7 +24,7 @@ from comparison.projection import all_reduce_milliseconds
 from comparison.record import Equivalence
 from comparison.remarks import definitions, notes, warnings
 from comparison.report import present, terminal_text, write_csv, write_markdown
-from comparison.results_file import read_results, write_results
+from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.statistics import ratios, residual_deviation, resolution
 from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.verdict import verdict
@@ -326,7 +326,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     table = projection_table(analysis, "simple")
     assert table.count("projected") == 2 and [row[-1] for row in cells(table)] == ["–", "-15%", "–"]
     assumptions = " ".join(analysis.projection.assumptions)
-    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "two ranks that train",
+    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 ranks that train",
                  "8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)",
                  "1.25 times"):
         assert text in assumptions
@@ -474,8 +474,10 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace('"schema_version": 7', '"schema_version": 8', 1), "version is 8.*update this"),
-    (lambda text: text.replace('"schema_version": 7', '"schema_version": 1', 1), "run the comparison again"),
+    (lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', 1),
+     "version is 99.*update this"),
+    (lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1', 1),
+     "run the comparison again"),
     (lambda text: text.replace('"train_seconds": 0.5', '"train_seconds": 0.4', 1), "it was edited"),
     (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
     (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),

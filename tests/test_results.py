@@ -6,7 +6,15 @@ import pytest
 
 from common.describe import describe_epoch, result_name
 from common.errors import SuiteError
-from common.results import EpochRecord, PhaseTimes, RankTimes, RunResult, read_result, write_result
+from common.results import (
+    SCHEMA_VERSION,
+    EpochRecord,
+    PhaseTimes,
+    RankTimes,
+    RunResult,
+    read_result,
+    write_result,
+)
 from common.writing import write_json
 
 PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
@@ -64,7 +72,7 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     lambda text: text[: len(text) // 2],
-    lambda text: text.replace('"schema_version": 5', '"schema_version": 6'),
+    lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}'),
     lambda text: text.replace('"world_size"', '"world"'),
     lambda text: "[]",
 ])

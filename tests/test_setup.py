@@ -3,10 +3,12 @@
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common.errors import SuiteError
 from common.machine import setup as process
 from common.machine.setup import prepare_process
 from processes import PROJECT, child_environment
@@ -31,6 +33,33 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
         assert calls == ["memory"] * 3 + ["bf16"]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("node, cores, expected", [
+    ("1", "0,2-3\n", {0}), ("0", "1\n", {1}), ("-1", "0\n", {0, 1}), ("1", "7-9\n", {0, 1}), (None, "0\n", {0, 1})])
+def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, cores, expected, monkeypatch, tmp_path):
+    own = [{0, 1}]
+    gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(process, "SYSFS", tmp_path)
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: own[-1])
+    monkeypatch.setattr(process.os, "sched_setaffinity", lambda _, cores: own.append(cores))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: own.append(own[-1]) if threads == 2 else 1 / 0)
+    card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
+    for directory in (card, place):
+        directory.mkdir(parents=True)
+    if node != "-1":  # the kernel's word for none
+        (place / "cpulist").write_text(cores)
+    if node:
+        (card / "numa_node").write_text(f"{node}\n")
+    monkeypatch.setattr(process, "available_cores", lambda: len(own[-1]))  # threads are counted before
+    prepare_process(make_config(bind=True), torch.device("cuda", 0))
+    assert own[-1] == expected
+
+
+def test_nothing_is_bound_on_a_cpu():
+    with pytest.raises(SuiteError, match="--bind is for GPUs; the run is on cpu; leave it out"):
+        prepare_process(make_config(bind=True), CPU)
 
 
 FAULTS = """

@@ -255,7 +255,7 @@ def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
     (first,) = unsteadiness(row_of(*runs(first=8.0)))
     assert "4.0 times" in first and "--epochs" in first
     (foreign,) = unsteadiness(row_of(*runs(), foreign_cores={"single": 0.5}))
-    assert "kept 0.5 of 1 cores busy" in foreign
+    assert "kept up to 0.5 of 1 core busy" in foreign
     assert unsteadiness(row_of(*runs(environment={"torch": "2.11.0", "cores": 8}), foreign_cores={"single": 0.5})) == []
 
 

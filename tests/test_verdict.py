@@ -285,7 +285,7 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     results = [entry.result for entry in analyse(report).rows]
     assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
                        else ["baseline", "disturbed", "slower"])
-    cause = f"other programs kept up to 0.1 of 1 cores busy during runs of “{busy.upper()}”; close them and run again."
+    cause = f"other programs kept up to 0.1 of 1 core busy during runs of “{busy.upper()}”; close them and run again."
     assert verdict(report)[1] == f"DDP: disturbed, nothing can be claimed from its times: {cause}"
     assert recommendations(report) == [f"Recommendation: none. The comparison was disturbed: {cause}"]
     assert "disturbed" in describe_difference(report, report)

@@ -36,6 +36,7 @@ OK, NOTE, BAD = "ok", "note", "bad"
 COLOURS = {OK: "\033[32m", NOTE: "\033[33m", BAD: "\033[31m"}
 LEAST_PYTHON = (3, 11, 4)  # the first 3.11 with tarfile's filter="data"
 SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; two workers' batches of 128 CIFAR-10 images take 6 MB
+BUSY_GPU_BYTES = 2 * 2**30  # a desktop and this process's own context take less
 FREE_DISK_BYTES = 500 * 10**6  # CIFAR-10 takes 180 MB and its archive 170 MB; weights and figures a few
 
 
@@ -91,8 +92,21 @@ def _compute(device):
 def _gpus(environment):
     if not environment["gpus"]:
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
+    for index in range(len(environment["gpus"])):
+        if (used := _used_on(index)) > BUSY_GPU_BYTES:
+            return Check("GPUs", BAD, f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which "
+                         "disturb the times", "close them (nvidia-smi names them), or leave it out with "
+                         "CUDA_VISIBLE_DEVICES")
     links = ", ".join(environment["links"])
     return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
+
+
+def _used_on(index):
+    """Bytes in use on a GPU, with the context of this process."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(index)
+    return total - free
 
 
 def _backends(environment):

@@ -4,7 +4,7 @@
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
 --cut: the time of each of its blocks. How many images/s the resident loader delivers to nobody; --ceiling: also the
-loader in question, and how much of the cores it takes. --link: how fast two ranks that train exchange gradients. Last,
+loader in question, and how much of the cores it takes. --link: how fast ranks that train exchange gradients. Last,
 how much memory all that took. It also puts the data set in place, for all runs.
 """
 
@@ -115,38 +115,39 @@ def cpu_seconds() -> float:
 
 
 def link_gbps(arguments, model: str, size: int, image_set: ImageSet, kind: str) -> float | None:
-    """Return the bandwidth of an all-reduce of `size` bytes between two ranks that train, in gigabits per second.
+    """Return the bandwidth of an all-reduce of `size` bytes between ranks that train, in gigabits per second.
 
-    Each trains `model` on half a batch before every exchange, because an exchange between idle ranks is several times
-    as fast. It lasts as long as DistributedDataParallel would wait for it on average over the ranks, the slower rank's
-    last moments included: a step pays for them too. It is the "bus bandwidth" of NCCL's tests
-    (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N, which is bytes ÷ seconds for N = 2.
+    Those are one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before every exchange,
+    because an exchange between idle ranks is several times as fast. It lasts as long as DistributedDataParallel would
+    wait for it on average over the ranks, the slower ranks' last moments included: a step pays for them too. It is the
+    "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N.
     None where there is only one GPU, and so no link.
     """
-    if kind == "cuda" and torch.cuda.device_count() < 2:
+    ranks = torch.cuda.device_count() if kind == "cuda" else 2
+    if ranks < 2:
         return None
     if kind == "cuda":
         torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU
     like = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
     with tempfile.TemporaryDirectory() as directory:
-        spawn(_exchange, (directory, arguments, model, size, like, kind), 2)
+        spawn(_exchange, (ranks, directory, arguments, model, size, like, kind), ranks)
         with open(os.path.join(directory, "seconds")) as file:
-            return 8e-9 * size / float(file.read())
+            return 8e-9 * size * 2 * (ranks - 1) / ranks / float(file.read())
 
 
-def _exchange(rank, directory, arguments, name, size, image_set, kind):
+def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     end_with_parent()
     on_gpu = kind == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    prepare_process(arguments, device, processes=2)
-    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2,
-                            device_id=device if on_gpu else None)
+    prepare_process(arguments, device, processes=ranks)
+    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank,
+                            world_size=ranks, device_id=device if on_gpu else None)
     model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
     model.to(device)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set,
-                       max(1, arguments.batch_size[0] // 2), device)
+                       max(1, arguments.batch_size[0] // ranks), device)
     gradients, exchanges, spent = torch.ones(max(1, size // 4), device=device), [], 0.0
     while wants_more(len(exchanges), spent):
         with Stopwatch([device]) as training:
@@ -155,13 +156,13 @@ def _exchange(rank, directory, arguments, name, size, image_set, kind):
             dist.all_reduce(gradients)
         exchanges.append(watch.seconds)
         together = torch.tensor([training.seconds + watch.seconds], device=device)
-        dist.all_reduce(together)  # so that both ranks end with the same step
-        spent += together.item() / 2
+        dist.all_reduce(together)  # so that all ranks end with the same step
+        spent += together.item() / ranks
     seconds = torch.tensor(exchanges, device=device)
     dist.all_reduce(seconds)
     if rank == 0:
         with open(os.path.join(directory, "seconds"), "w") as file:
-            file.write(str(statistics.median(seconds[2:].tolist()) / 2))
+            file.write(str(statistics.median(seconds[2:].tolist()) / ranks))
     shutdown()
 
 
