@@ -32,10 +32,11 @@ from comparison.methods import METHODS, Machine, default_baseline, default_metho
 from comparison.plan import given_flags, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
-from comparison.report import PROOF, keep_earlier, present, read_proof, terminal_text
+from comparison.report import PROOF, keep_earlier, present, read_proof
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import find_blocks, find_machine, only_writer, print_commands, run_comparison
 from comparison.statistics import EQUAL_WITHIN
+from comparison.terminal import terminal_text
 
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 

@@ -41,6 +41,7 @@ PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_wo
            "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident"}
 SETTINGS = {"scaling": "strong", "allow_unequal": True, "epochs": 5, "project": [], "link_gbps": None}
 BLOCKS = 5
+PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
 SLOWER_STEP = 0.00002  # seconds by which a step of "growing slowness" is slower than the one before
 ANY_PHASE = ("data", "transfer", "forward", "backward", "exchange", "update", "outside")
 ANY_STAGE = ("start-up", "warm-up", "evaluation")
@@ -79,9 +80,8 @@ class Plant:
 
 def slowed(name: str, seconds: float, *causes: str, size: float | None = None, method: str = "single") -> Plant:
     """Return a plant of benchmarks/plants that takes so many seconds each time; by default it does so in every step."""
-    path = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
     return Plant(method, causes, 1000 * seconds if size is None else size,
-                 variables=(path, f"PLANT={name}", f"SECONDS={seconds}"))
+                 variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"))
 
 
 PLANTS = {
@@ -94,7 +94,7 @@ PLANTS = {
     "straggler": slowed("straggler", 0.006, "straggler", "forward", method="ddp"),
     "ranks on one core": Plant("ddp", ("shared cores", *ANY_PHASE, *ANY_STAGE), prefix=("taskset", "--cpu-list", "0")),
     "too few threads": Plant(causes=("idle threads", *ANY_PHASE, *ANY_STAGE), size=1.0,
-                             variables=("OMP_THREAD_LIMIT=1",), settings=(("threads_per_device", 2),)),
+                             variables=(PLANTED, "PLANT=few-threads"), settings=(("threads_per_device", 2),)),
     "too many workers": Plant(causes=("too many workers", *ANY_PHASE, *ANY_STAGE), workers=8,
                               settings=(("loader", "workers"), ("num_workers", [1]))),
     "foreign load": Plant(causes=("disturbed",), burner=True),

@@ -1,5 +1,6 @@
 """The figure of one run, and what all figures have in common."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.describe import result_name
@@ -14,17 +15,17 @@ PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
 
 
-def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: int = 1):
-    """Return (figure, axes) with `columns` axes side by side, or `rows` below each other, on one scale.
+def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: Sequence[float] = (1,)):
+    """Return (figure, axes) with `columns` axes side by side, or as many as `rows` below each other, on one scale.
 
-    width, height: in inches. Draws without a display.
+    width, height: in inches; rows: how high they are, in proportion. Draws without a display.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=rows > 1).ravel()
+    axes = figure.subplots(len(rows), columns, squeeze=False, sharex=len(rows) > 1, height_ratios=rows).ravel()
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
@@ -49,13 +50,13 @@ def save_figure(figure, path: Path) -> Path:
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
     """Draw what every rank did when: a bar for the phases of its steps, thin ones for its exchanges and each GPU.
 
-    Returns, by what they stand for, artists for a legend.
+    Returns, by what they stand for, artists for a legend; what is too short to be seen is not in it.
     """
     import matplotlib
 
     ranks = sorted({span.rank for span in spans})
     lanes = {rank: ["step", *sorted({span.lane for span in spans if span.rank == rank} - {"step"})] for rank in ranks}
-    places, ticks, legend, top = {}, [], {}, 0.0
+    places, ticks, legend, top, seen = {}, [], {}, 0.0, max(span.end for span in spans) / 1000
     for rank in ranks:
         ticks.append(top)
         for number, lane in enumerate(lanes[rank]):
@@ -71,10 +72,10 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
             (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
-        if length > 0:
+        if length > seen:
             legend.setdefault(name, bar)
     axis.set_yticks(ticks, [f"rank {rank}" for rank in ranks])
-    axis.invert_yaxis()
+    axis.set_ylim(top - 0.4, -0.4)
     axis.grid(visible=False, axis="y")
     return legend
 

@@ -34,6 +34,7 @@ from common.machine.memory import hold_to, peak_resident_bytes
 from common.machine.turns import Turns
 from common.models import plain_state
 from common.plots import draw_curves
+from common.progress import Progress
 from common.results import RunResult, write_result
 from common.sharded import own_share, whole
 from common.timing import command_start
@@ -76,6 +77,8 @@ def run(
         if begun:
             note = f"resumed {place}, whose times are sums of both runs' parts; those before are of the earlier run"
         result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
+    if context.rank == 0 and not config.quiet:
+        context = _with_progress(context, Progress(config.epochs, steps_of(loaders[0], config), say))
     images = min(config.batch_size, len(image_set.train_labels))
     replace_network(context, (images, *image_set.image_shape), config)
     for device in gpus:
@@ -167,6 +170,19 @@ def _settle(context, train_step, image_shape, optimizer):
     context.model.train()
     train_step(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
     optimizer.zero_grad()
+
+
+def _with_progress(context, progress):
+    """The same context, but `progress` is told of every epoch and batch."""
+    def before_epoch(epoch):
+        progress.begin(epoch)
+        context.before_epoch(epoch)
+
+    def after_batch():
+        progress.after_batch()
+        context.after_batch()
+
+    return replace(context, before_epoch=before_epoch, after_batch=after_batch)
 
 
 def _held_to(limit, train_step):

@@ -192,7 +192,8 @@ def _idle_threads(row):
     if cores.high > (1 - IDLE_THREADS) * threads:
         return None
     return Cause("idle threads", f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
-                 "its operations are too small to share, or something limits them (OMP_THREAD_LIMIT, a quota).")
+                 "its operations are too small to share, or something limits them (a quota, a library that sets their "
+                 "number).")
 
 
 def _growth(row):

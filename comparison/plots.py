@@ -247,8 +247,8 @@ def _timeline(analysis, path):
     """A panel for each row that was traced, all on one scale of time."""
     timelines = {entry.label: analysis.report.timelines[entry.row.configuration.name] for entry in analysis.rows
                  if entry.row.configuration.name in analysis.report.timelines}
-    ranks = [len({span.rank for span in spans}) for spans in timelines.values()]
-    figure, axes = new_figure(rows=len(timelines), width=10.0, height=2.0 + sum(0.55 + 0.45 * count for count in ranks))
+    lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
+    figure, axes = new_figure(rows=lanes, width=10.0, height=2.0 + sum(0.5 + 0.28 * count for count in lanes))
     legend = {}
     for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
         legend = {**draw_timeline(axis, spans), **legend}

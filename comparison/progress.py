@@ -37,10 +37,3 @@ def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float])
                                                                         for outcome in outcomes)
     return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name]
                for _, name in left)
-
-
-def duration(seconds: float) -> str:
-    """Return e.g. "40 s", "12 min" or "3.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

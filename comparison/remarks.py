@@ -42,19 +42,23 @@ def warnings(analysis: Analysis) -> list[str]:
     return sentences
 
 
-def notes(analysis: Analysis) -> list[str]:
-    """Return what a reader must know beside the table."""
-    report = analysis.report
-    sentences = []
+def faults(analysis: Analysis) -> list[str]:
+    """Return what did not go as planned: runs that are missing, do not count or failed, and rows that cannot run."""
+    report, sentences = analysis.report, []
     if len(report.outcomes) < len(report.order):
         sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
     sentences += [f"Block {block} does not count: other programs {report.disturbed_blocks[block]}; another was run "
                   "instead."
                   for block in report.set_aside]
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
+    return sentences + [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
+                        for row in report.all_rows for outcome in row.troubles]
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """Return what a reader must know beside the table."""
+    report, sentences = analysis.report, faults(analysis)
     for row in report.all_rows:
-        sentences += [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
-                      for outcome in row.troubles]
         reasons = dict.fromkeys(result.reason for result in row.results if result.reason)
         sentences += [f"{row.label}: {reason}." for reason in reasons]
         check = report.equivalence.get(row.configuration.name)

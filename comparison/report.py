@@ -1,4 +1,4 @@
-"""A comparison as text for the terminal, and as report.md and results.csv."""
+"""A comparison as it is kept: report.md, results.csv and the figures, beside what the terminal shows."""
 
 import contextlib
 import csv
@@ -45,6 +45,7 @@ from comparison.tables import (
     sweep_tables,
     trial_table,
 )
+from comparison.terminal import terminal_columns, terminal_text
 from comparison.verdict import resolution, tell_proof, verdict
 
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
@@ -79,7 +80,7 @@ def present(directory: Path) -> Report:
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
-    print(f"\n{terminal_text(analysis, proofs)}\n")
+    print(f"\n{terminal_text(analysis, proofs, terminal_columns())}\n")
     figures = draw_all(analysis, directory)
     write_csv(analysis, directory / "results.csv")
     write_markdown(analysis, directory / "report.md", figures, proofs)
@@ -92,21 +93,6 @@ def read_proof(directory: Path) -> Report | None:
     """Return the comparison that proves the causes of the one in `directory`, if it was run."""
     file = directory / PROOF / "results.json"
     return read_results(file) if file.exists() else None
-
-
-def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = ()) -> str:
-    """Return everything that is printed when a comparison ends: tables, verdict, what to know."""
-    report = analysis.report
-    parts = [report.title, *resolution(analysis), main_table(analysis, "simple"), settings_table(report, "simple"),
-             *sweep_tables(analysis, "simple")]
-    if analysis.pairs[BEFORE]:
-        parts += ["Now and before", before_table(analysis, "simple")]
-    if report.settings["project"]:
-        parts += [f"Projection ({LABEL})", projection_table(analysis, "simple"),
-                  bullets(analysis.projection.assumptions)]
-    remarks = [*warnings(analysis), *notes(analysis), *definitions(report)]
-    parts += ["Verdict", "\n\n".join([*verdict(analysis), *map(tell_proof, proofs)]), bullets(remarks)]
-    return "\n\n".join(parts)
 
 
 def write_csv(analysis: Analysis, path: Path) -> None:

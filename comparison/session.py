@@ -16,7 +16,7 @@ from common.arguments import MOST
 from common.config import MODELS
 from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
-from common.words import count
+from common.words import count, duration
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
@@ -24,7 +24,7 @@ from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.plan import file_name, type_flags, with_cut
-from comparison.progress import duration, guess_seconds, seconds_left
+from comparison.progress import guess_seconds, seconds_left
 from comparison.record import Report
 from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
@@ -114,9 +114,9 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
             report = replace(report, outcomes=(*report.outcomes, outcome))
             write_results(report, directory)
             unfinished = _left(report)
+            left = f"; about {duration(seconds_left(unfinished, report.outcomes, guesses))} left" if unfinished else ""
             print(f"[{len(report.outcomes)}/{len(report.order)}] block {block}, {plan[outcome.configuration].label}: "
-                  f"{outcome.status}, {outcome.wall_seconds:.1f} s; about "
-                  f"{duration(seconds_left(unfinished, report.outcomes, guesses))} left", flush=True)
+                  f"{outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
         seconds = time.perf_counter() - start
         used, longest = used + seconds, max(longest, seconds)
         report = look(report, used, longest)

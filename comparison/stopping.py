@@ -3,11 +3,10 @@
 import math
 from dataclasses import replace
 
-from common.words import count
+from common.words import count, duration
 from comparison.analysis import analyse
 from comparison.counterparts import BEFORE
 from comparison.plan import make_order
-from comparison.progress import duration
 from comparison.record import Report
 from comparison.statistics import resolution
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from common.words import count
 from comparison.accounting import Excess
-from comparison.analysis import Analysis
+from comparison.analysis import Analysis, RowAnalysis
 from comparison.cards import CardUse
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
@@ -77,7 +77,7 @@ def _main_cells(analysis, entry):
         *([f"{row.configuration.planned.batch_size:,}"] if report.fitted else []),
         report.settings["dataset"], cell(len(row.results[0].devices) if row.results else None),
         accuracy(numbers.accuracies),
-        *([_target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
+        *([target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
         cell(numbers.epoch_seconds, ".2f"),
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else DASH,
         str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
@@ -89,7 +89,8 @@ def _main_cells(analysis, entry):
     ]
 
 
-def _target_cell(entry):
+def target_cell(entry: RowAnalysis) -> str:
+    """Return how long the training to the target accuracy took, with its interval, and how many runs missed it."""
     missed = len(entry.row.missed)
     if not entry.row.results:
         return "not reached" if missed else DASH
@@ -136,14 +137,18 @@ def _sweep_table(sweep, tablefmt):
     return lay_out(rows, header, tablefmt, left=(0, 7))
 
 
-def before_table(analysis: Analysis, tablefmt: str) -> str:
+def before_rows(analysis: Analysis) -> list[list[str]]:
     """Return how fast every row is beside the same one before, and what differs between the two besides the code."""
-    rows = [[pair.row.label, cell(pair.summary.epoch_seconds, ".2f"),
+    return [[pair.row.label, cell(pair.summary.epoch_seconds, ".2f"),
              cell(pair.row.summary.epoch_seconds, ".2f"), cell(pair.ratio),
              pair.ratio.words if pair.ratio else "not compared: they train other numbers of images",
              "; ".join(pair.differences)] for pair in analysis.pairs[BEFORE]]
+
+
+def before_table(analysis: Analysis, tablefmt: str) -> str:
+    """Return before_rows() as a table."""
     header = ("Method", "Before (s per epoch)", "Now (s per epoch)", "Times as fast [95 %]", "Result", "Now differs in")
-    return lay_out(rows, header, tablefmt, left=(0, 4, 5))
+    return lay_out(before_rows(analysis), header, tablefmt, left=(0, 4, 5))
 
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:

@@ -14,8 +14,20 @@ from comparison.statistics import EQUAL, UNDECIDED, Ratio
 def verdict(analysis: Analysis) -> list[str]:
     """Return one paragraph per row, one per sweep and method, and last what to use on this machine."""
     rows = [f"{entry.label}: {_paragraph(analysis, entry)}" for entry in analysis.rows]
-    sweeps = [_sweep(sweep) for sweep in analysis.sweeps if sweep.name != "model"]
-    return [*rows, *sweeps, *recommendations(analysis)]
+    return [*rows, *sweep_sentences(analysis), *recommendations(analysis)]
+
+
+def sweep_sentences(analysis: Analysis) -> list[str]:
+    """Return a sentence for every sweep and method."""
+    return [_sweep(sweep) for sweep in analysis.sweeps if sweep.name != "model"]
+
+
+def where_time_goes(analysis: Analysis) -> list[str]:
+    """Return where the fastest parallel row's step takes longer than an even share of the baseline's."""
+    rows = [entry for entry in analysis.rows if entry.standing.speed_up and not entry.is_baseline
+            and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps]
+    best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
+    return [f"{best.label}: {sentence}" for sentence in _mean_step(best)] if best else []
 
 
 def _paragraph(analysis, entry):

@@ -77,10 +77,10 @@ def project(request, data_root):
 def train(project, tmp_path):
     """Run a training script that must succeed; return (its result as a dict, its weights, what it printed)."""
 
-    def run(*arguments, launcher=()):
+    def run(*arguments, launcher=(), environment=()):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
         done = project(*arguments, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures",
-                       launcher=launcher)
+                       launcher=launcher, environment=environment)
         assert done.returncode == 0, done.stderr
         result = json.loads(output.read_text())
         jsonschema.validate(result, run_result())

@@ -15,9 +15,10 @@ from comparison.analysis import analyse
 from comparison.cards import CardUse, CardWatch
 from comparison.launch import run_once
 from comparison.measures import summarize, unsteadiness
-from comparison.report import terminal_text, write_csv, write_markdown
+from comparison.report import write_csv, write_markdown
 from comparison.results_file import read_results, write_results
 from comparison.tables import card_table, main_table
+from comparison.terminal import terminal_text
 from comparison.verdict import recommendations
 from reports import configuration, report_of, runs
 from test_results import make_result
@@ -181,5 +182,5 @@ def test_another_programs_work_on_a_gpu_disturbs_as_that_on_the_cores_does():
     report = with_cards(replace(USE, foreign=0.3), repeats=None, budget=60.0)
     assert set(report.disturbed_blocks) == {1, 2, 3} and report.rows[1].disturbed
     assert "other programs computed on a GPU for 30% of the time during runs of" in recommendations(analyse(report))[0]
-    assert "computed on a GPU" in terminal_text(analyse(report))
+    assert "computed on a GPU" in " ".join(terminal_text(analyse(report)).split())
     assert not with_cards(replace(USE, foreign=0.1)).disturbed_blocks

@@ -17,10 +17,11 @@ from comparison.fitting import Trial, next_batch, try_batch, with_largest, with_
 from comparison.launch import Outcome
 from comparison.methods import Machine
 from comparison.remarks import definitions
-from comparison.report import terminal_text, write_markdown
+from comparison.report import write_markdown
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import run_comparison
 from comparison.tables import main_table, trial_table
+from comparison.terminal import terminal_text
 from comparison.verdict import verdict
 from reports import PROBE, configuration, report_of, runs
 from test_results import make_result

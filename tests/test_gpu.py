@@ -1,11 +1,17 @@
 """What can only be seen on a GPU, or on two."""
 
+import sys
+
 import pytest
 import torch
 
 from common.engine import evaluate
 from common.models import build_model
+from common.results import Span
 from common.timing import PhaseTimer, synchronize
+from comparison.launch import run_once
+from processes import PROJECT
+from reports import configuration
 from test_engine import make_context
 
 pytestmark = pytest.mark.gpu
@@ -94,6 +100,32 @@ def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_pa
     flags = "--model", "mlp", "--precision", "bf16", "--quiet", "--figure-dir", tmp_path
     done = project("data_parallel_train.py", *flags)
     assert done.returncode == 0 or "was measured to take" in done.stderr
+
+
+def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
+    pytest.importorskip("pynvml")
+    monkeypatch.chdir(PROJECT)
+    row = configuration(command=(
+        sys.executable, "data_parallel_train.py", "--dataset", "synthetic-cifar10", "--data-root", str(data_root),
+        "--device", "gpu", "--loader", "resident", "--batch-size", "500", "--epochs", "4"))
+    outcome = run_once(row, 1, 42, tmp_path)
+    assert outcome.status == "ok", outcome.reason
+    (card,) = outcome.cards
+    assert card.device == "cuda:0" and card.watts > 10 and card.memory_bytes > 10**8 and card.megahertz > 100
+    seconds = [epoch.train_seconds for epoch in outcome.result.timed_epochs]
+    assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # watts of any card
+    assert card.foreign in (None, 0) and 0 < card.busy <= 1
+
+
+def test_a_trace_has_the_kernels_within_the_steps(train):
+    result, _, _ = train("data_parallel_train.py", "--device", "gpu", "--model", "vgg", "--profile", 2)
+    spans = [Span(**span) for span in result["timeline"]]
+    end = max(span.end for span in spans if span.lane == "step")
+    kernels = [span for span in spans if span.lane == "cuda:0"]
+    assert len(kernels) > 50 and all(-0.5 < span.start < span.end < end + 0.5 for span in kernels)
+    backward = [span for span in spans if span.name == "backward"]
+    computing = sum(span.end - span.start for span in kernels if backward[0].start <= span.start < backward[0].end)
+    assert computing > 0.5 * (backward[0].end - backward[0].start)
 
 
 @two_gpus

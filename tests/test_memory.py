@@ -24,7 +24,7 @@ from comparison.launch import ran_out_of_memory
 from comparison.methods import METHODS
 from comparison.plots import _choice, _memory_finding, draw_all
 from comparison.remarks import definitions
-from comparison.report import terminal_text, write_csv, write_markdown
+from comparison.report import write_csv, write_markdown
 from comparison.statistics import mean_interval
 from comparison.tables import main_table, memory_table
 from comparison.verdict import verdict
@@ -235,8 +235,8 @@ def test_figure_file_and_definition(tmp_path):
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
     assert single["optimizer_state_bytes"] == ""
-    assert "On a CPU, all that the device's process had in memory" in terminal_text(analysis)
+    assert "On a CPU, all that the device's process had in memory" in " ".join(definitions(analysis.report))
     gpu = report_of((configuration(device="gpu"), runs()))
     assert any("What PyTorch allocated while training." in text for text in definitions(gpu))
     launches = "are those of the launches"
-    assert launches in " ".join(definitions(gpu)) and launches not in terminal_text(analysis)
+    assert launches in " ".join(definitions(gpu)) and launches not in " ".join(definitions(analysis.report))

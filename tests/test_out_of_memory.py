@@ -12,11 +12,12 @@ from comparison import equivalence, launch, session
 from comparison.analysis import analyse
 from comparison.launch import ran_out_of_memory, run_once
 from comparison.record import Equivalence
-from comparison.remarks import not_measured
-from comparison.report import terminal_text, write_csv
+from comparison.remarks import not_measured, notes
+from comparison.report import write_csv
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import run_block
 from comparison.tables import main_table
+from comparison.terminal import terminal_text
 from comparison.verdict import verdict
 from reports import configuration, report_of, runs
 
@@ -160,4 +161,4 @@ def test_weights_that_memory_did_not_suffice_to_check_are_no_failure(tmp_path, m
     checks = equivalence.check_equivalence([SINGLE[0]], [], 10_000)
     assert checks == {"single": Equivalence(None, OUT_OF_MEMORY, f"not checked: {line}")}
     report = report_of(SINGLE, DDP, equivalence=checks)
-    assert not report.failed and f"SINGLE, max |Δ parameter|: not checked: {line}." in terminal_text(analyse(report))
+    assert not report.failed and f"SINGLE, max |Δ parameter|: not checked: {line}." in notes(analyse(report))

@@ -70,6 +70,13 @@ def test_updates_are_slow_and_slower(plants, monkeypatch, name, steps):
     assert asked == [SECONDS * step for step in steps]
 
 
+def test_threads_are_few_while_it_trains(plants):
+    threads = []
+    engine = SimpleNamespace(torch=SimpleNamespace(set_num_threads=threads.append), train_one_epoch=sum)
+    plants.few_threads(engine)
+    assert engine.train_one_epoch([2, 3], start=1) == 6 and threads == [1]
+
+
 def test_a_start_is_slow(plants):
     image_set = SimpleNamespace(load_image_set=lambda config: config)
     plants.slow_start(image_set)
@@ -144,7 +151,7 @@ def test_threads_wait_for_a_core(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_threads_are_limited_from_outside(tmp_path):
+def test_threads_are_fewer_than_the_process_says(tmp_path):
     limited = run_once("too few threads", tmp_path).result
     assert limited.threads_per_process == 2 and cores_computing([limited]).value < 1.2
 

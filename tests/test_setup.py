@@ -35,6 +35,23 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("limit, threads, expected", [
+    ("3", None, 3), ("9", None, 8), ("3", 3, 3), ("", None, 8), ("many", None, 8), ("0", None, 8), (" 2 ", None, 2)])
+def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expected, monkeypatch):
+    monkeypatch.setattr(process, "available_cores", lambda: 8)
+    monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    assert process.threads_of(make_config(threads=threads), 1) == expected
+
+
+def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, project):
+    result, _, _ = train("data_parallel_train.py", "--model", "vgg", "--dataset", "synthetic-cifar10", "--max-steps", 1,
+                         "--train-size", 48, environment={"OMP_THREAD_LIMIT": "1"})
+    assert result["threads_per_process"] == 1
+    done = project("data_parallel_train.py", "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"})
+    assert done.returncode == 2 and done.stderr == (
+        "error: --threads 2 cannot be had; the environment has OMP_THREAD_LIMIT=1; unset it, or type --threads 1\n")
+
+
 @pytest.mark.parametrize("node, cores, expected", [
     ("1", "0,2-3\n", {0}), ("0", "1\n", {1}), ("-1", "0\n", {0, 1}), ("1", "7-9\n", {0, 1}), (None, "0\n", {0, 1})])
 def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, cores, expected, monkeypatch, tmp_path):

@@ -145,7 +145,7 @@ def test_what_the_figure_says():
     assert _waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
         "In “A”, ranks wait for one another for 18% of the traced steps")  # 1 of 5.5 ms
     assert _waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
-    figure, axes = new_figure(rows=2)
+    figure, axes = new_figure(rows=(2, 1))
     legend = draw_timeline(axes[0], (*SPANS, Span(1, "cuda:0", "sgemm", 0.0, 1.0)))
     assert list(legend) == ["forward", "exchange", "exchange between ranks", "kernels on a GPU"]
     assert [label.get_text() for label in axes[0].get_yticklabels()] == ["rank 0", "rank 1"]

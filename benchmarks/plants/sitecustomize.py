@@ -87,6 +87,17 @@ def _after_every_step(engine, seconds):
     engine.build_optimizer = build_slow
 
 
+def few_threads(engine):
+    """Something sets the number of threads to one, after the process has set and reported it."""
+    train = engine.train_one_epoch
+
+    def train_alone(*arguments, **values):
+        engine.torch.set_num_threads(1)
+        return train(*arguments, **values)
+
+    engine.train_one_epoch = train_alone
+
+
 def slow_all_reduce(distributed):
     """The last gradients of a step arrive later, on every rank."""
     dist, wrapper = distributed.dist, distributed.nn.parallel.DistributedDataParallel
@@ -135,7 +146,8 @@ def slow_start(image_set):
 PLANTS = {
     "slow-loader": ("common.data.loaders", slow_loader), "slow-evaluation": ("common.data.loaders", slow_evaluation),
     "slow-transfer": ("common.engine", slow_transfer), "slow-update": ("common.engine", slow_update),
-    "growing": ("common.engine", growing), "slow-all-reduce": ("common.distributed", slow_all_reduce),
+    "growing": ("common.engine", growing), "few-threads": ("common.engine", few_threads),
+    "slow-all-reduce": ("common.distributed", slow_all_reduce),
     "straggler": ("common.distributed", straggler), "slow-start": ("common.data.image_set", slow_start),
 }
 

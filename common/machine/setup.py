@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 from pathlib import Path
 
@@ -22,16 +23,30 @@ def prepare_process(config: RunConfig, device: torch.device, processes: int = 1,
     where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
     in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
     every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
-    if a process on a GPU is to be held to --memory-limit, or one on a CPU to be bound.
+    if a process on a GPU is to be held to --memory-limit, one on a CPU to be bound, or to have too many threads.
     """
     check_memory_limit(config, device)
-    threads = config.threads or max(1, available_cores() // processes)
+    threads = threads_of(config, processes)
     if config.bind:  # before there are other threads, which would stay where they are
         bind(device)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
     check_precision(config, device)
+
+
+def threads_of(config: RunConfig, processes: int) -> int:
+    """Return how many threads each of so many processes is to have: --threads, or its share of the cores.
+
+    No more than OMP_THREAD_LIMIT: where OpenMP gives fewer threads than a convolution was cut for, oneDNN waits for the
+    others for ever (torch 2.15, with AVX-512). Raises SuiteError (USAGE) if --threads is more than that.
+    """
+    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
+    most = int(limit) if limit.isdecimal() and int(limit) else math.inf
+    if config.threads and config.threads > most:
+        raise SuiteError(f"--threads {config.threads} cannot be had", f"the environment has OMP_THREAD_LIMIT={limit}",
+                         f"unset it, or type --threads {limit}", USAGE)
+    return config.threads or max(1, min(available_cores() // processes, most))
 
 
 def bind(device: torch.device) -> None:

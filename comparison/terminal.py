@@ -1,0 +1,105 @@
+"""What a comparison prints at its end, in as many columns as a terminal has: the table, what to use, what is doubtful.
+
+All else, each row's causes and how every number is defined, stands in the report.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+
+from comparison.analysis import Analysis
+from comparison.counterparts import BEFORE
+from comparison.fairness import Effective, effective
+from comparison.plan import words_of
+from comparison.projection import LABEL
+from comparison.remarks import faults, warnings
+from comparison.remedies import Proof
+from comparison.tables import accuracy, before_rows, cell, lay_out, target_cell
+from comparison.verdict import mebibytes, recommendations, sweep_sentences, tell_proof, where_time_goes
+
+MOST, FEWEST = 100, 60  # columns
+GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least
+
+
+def terminal_columns() -> int:
+    """Return in how many columns to print: as many as the terminal has, within limits."""
+    return max(FEWEST, min(MOST, shutil.get_terminal_size((MOST, 0)).columns)) if sys.stdout.isatty() else MOST
+
+
+def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
+    """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
+    report, words = analysis.report, []
+    words += [*recommendations(analysis), *where_time_goes(analysis), *sweep_sentences(analysis),
+              *map(tell_proof, proofs)]
+    parts = [fill(report.title, width), fill(_what_is_equal(analysis), width), _main_table(analysis, width),
+             *(fill(sentence, width) for sentence in words), _before_table(analysis, width), _projection(analysis),
+             fill(_maths(report), width), _list([*warnings(analysis), *faults(analysis)], width)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def fill(text: str, width: int, indent: str = "") -> str:
+    """Return a text in lines of at most `width` columns; what has no space in it stays whole."""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _list(sentences: Iterable[str], width):
+    return "\n".join(fill(f"- {sentence}", width, "  ") for sentence in sentences)
+
+
+def _what_is_equal(analysis):
+    settings = [vars(effective(entry.row.results[0])) for entry in analysis.done]
+    equal = [f"{words_of(field.name)} {settings[0][field.name]}" for field in fields(Effective)
+             if len({values[field.name] for values in settings}) == 1]
+    return f"Equal in all rows: {', '.join(equal)}." if equal else ""
+
+
+def _main_table(analysis, width):
+    report, target = analysis.report, analysis.report.settings.get("target_accuracy")
+    time = "Time per\nepoch (s)" if target is None else f"Training to\n{100 * target:g} % (s)"
+    batch = ["Largest\nbatch"] if report.fitted else []
+    header = ["Method", *batch, time, "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
+    rows = [[entry.label, *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
+             cell(entry.summary.epoch_seconds, ".2f") if target is None else target_cell(entry),
+             cell(entry.standing.speed_up), cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
+             accuracy(entry.summary.accuracies), entry.result] for entry in analysis.rows]
+    return fitted_table(rows, header, width)
+
+
+def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
+    """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
+    columns = [max(max(len(line) + PADDING for line in name.splitlines()), *map(len, column))
+               for name, *column in zip(header, *rows, strict=True)]
+    first, *others, last = columns
+    spare = width - sum(others) - GAP * (len(columns) - 1)
+    word = max(len(word) for *_, text in (header, *rows) for word in text.split())
+    last = min(last, max(spare // 3, spare - first, word))
+    narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in rows]
+    return lay_out(narrow, header, "simple", left=(0, len(header) - 1))
+
+
+def _before_table(analysis, width):
+    if not analysis.pairs[BEFORE]:
+        return ""
+    header = ["Method", "Before (s\nper epoch)", "Now (s\nper epoch)", "Times as\nfast [95 %]", "Result",
+              "Now differs in"]
+    return f"Now and before\n\n{fitted_table(before_rows(analysis), header, width)}"
+
+
+def _projection(analysis):
+    if not analysis.report.settings["project"]:
+        return ""
+    rows = [[str(point.devices), f"{point.epoch_seconds:.2f}", f"{point.speed_up:.2f}",
+             cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")] for point in analysis.projection.points]
+    header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
+    return f"Projection ({LABEL})\n\n" + (
+        lay_out(rows, header, "simple", left=()) if rows else " ".join(analysis.projection.assumptions))
+
+
+def _maths(report):
+    """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
+    differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
+    if not differences:
+        return ""
+    return f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."
