@@ -29,7 +29,7 @@ from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
-from comparison.plan import given_flags, make_order, make_plan, parse_method, type_flags
+from comparison.plan import given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
 from comparison.report import PROOF, keep_earlier, present, read_proof
@@ -70,6 +70,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         help="run every row also as it was before: from another checkout, or with the flags of a results.json")
     add("--prove", action="store_true",
         help="then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast")
+    add("--predict", type=guess, nargs="+", default=[], metavar="METHOD=X",
+        help="how many times as fast as the baseline you think that a method is: the report sets it beside the result")
     add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
         help="percent by which times may differ and be practically equal (3)")
     add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")

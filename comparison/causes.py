@@ -25,7 +25,8 @@ from comparison.steps import (
 # From which size on a cause is worth a sentence.
 WORTH = 0.02  # of a step or run: a part of its difference
 STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
-QUEUED = 0.25  # of a step: ready to run, without a core; ranks that exchange gradients on a core each reach 0.15
+QUEUED = 0.25  # of a step: ready to run, without a core
+QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; then workers are the cause
 IDLE_THREADS = 0.25  # of the threads, while they compute
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
@@ -171,11 +172,12 @@ def _straggler(row, own):
 
 def _queued(row):
     share, result = queued_share(row.results), row.results[0]
-    if share is None or share.low is None or share.low < QUEUED:
-        return None
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
+    crowded = workers and threads + workers > row.cores
+    if share is None or share.low is None or share.low < (QUEUED_BESIDE_WORKERS if crowded else QUEUED):
+        return None
     words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
-    if workers and threads + workers > row.cores:
+    if crowded:
         return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
                      f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.")
     if threads > row.cores:

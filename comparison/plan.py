@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 
-from common.arguments import one_of
+from common.arguments import one_of, positive_float
 from common.config import FLAGS, RunConfig, flags_that, option
 from common.cuts import balanced_cut
 from common.errors import USAGE, SuiteError
@@ -88,6 +88,12 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
         own[name] = True if parse is _nothing and not equals else parse(value)
     methods = ladder() if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
     return [(method, own) for method in methods]
+
+
+def guess(text: str) -> str:
+    """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
+    method, _, value = text.partition("=")
+    return f"{one_of(METHODS)(method)}={positive_float(value):g}"
 
 
 def _nothing(text):

@@ -32,7 +32,7 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
         figures.append(_memory(analysis, directory / "memory.png"))
     if any(entry.summary.memory and not entry.row.simulated for entry in analysis.done):
         figures.append(_time_and_memory(analysis, directory / "time-memory.png"))
-    if analysis.report.timelines:
+    if any(analysis.report.timelines.values()):  # where an epoch has one step, there are none after the first
         figures.append(_timeline(analysis, directory / "timeline.png"))
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
@@ -246,7 +246,7 @@ def _choice(entries):
 def _timeline(analysis, path):
     """A panel for each row that was traced, all on one scale of time."""
     timelines = {entry.label: analysis.report.timelines[entry.row.configuration.name] for entry in analysis.rows
-                 if entry.row.configuration.name in analysis.report.timelines}
+                 if analysis.report.timelines.get(entry.row.configuration.name)}
     lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
     figure, axes = new_figure(rows=lanes, width=10.0, height=2.0 + sum(0.5 + 0.28 * count for count in lanes))
     legend = {}

@@ -101,7 +101,7 @@ def plan_proof(analysis: Analysis) -> Report | None:
         return None
     plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration))
     settings = {**report.settings, "repeats": report.wanted_blocks, "check_maths": False, "project": [],
-                **dict.fromkeys(("budget", "margin", "against", "prove", "timeline"))}
+                **dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict"))}
     order = make_order([row.name for row in plan], report.wanted_blocks, settings["seed"])
     return Report(report.command, settings, report.environment, report.probe, plan, tuple(order),
                   in_turns=not why_not_in_turns(plan, report.probe))

@@ -1,4 +1,4 @@
-"""A comparison as it is kept: report.md, results.csv and the figures, beside what the terminal shows."""
+"""A comparison as it is kept: report.html, report.md, results.csv and the figures, beside what the terminal shows."""
 
 import contextlib
 import csv
@@ -11,42 +11,16 @@ from pathlib import Path
 from common.errors import SuiteError
 from common.writing import write_text
 from comparison.analysis import Analysis, RowAnalysis, analyse
-from comparison.counterparts import BEFORE
 from comparison.fairness import effective
+from comparison.page import write_html
 from comparison.plan import words_of
-from comparison.plots import FIGURES, draw_all
-from comparison.projection import LABEL
+from comparison.plots import FIGURES as FIGURE_NAMES
+from comparison.plots import draw_all
 from comparison.record import Report
-from comparison.remarks import (
-    ACCOUNTING,
-    BESIDE,
-    CARDS,
-    INTERVENTION,
-    RANKS,
-    definitions,
-    not_measured,
-    notes,
-    warnings,
-)
 from comparison.remedies import Proof, find_proofs
 from comparison.results_file import read_results
-from comparison.tables import (
-    account_tables,
-    before_table,
-    card_table,
-    class_table,
-    epoch_table,
-    lay_out,
-    main_table,
-    memory_table,
-    projection_table,
-    rank_table,
-    settings_table,
-    sweep_tables,
-    trial_table,
-)
+from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.terminal import terminal_columns, terminal_text
-from comparison.verdict import resolution, tell_proof, verdict
 
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
@@ -61,7 +35,7 @@ def keep_earlier(directory: Path) -> None:
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = ["results.json", "report.md", "results.csv", *FIGURES]
+    names = ["results.json", "report.html", "report.md", "results.csv", *FIGURE_NAMES]
     names += ["runs", "traces", PROOF] if results.exists() else []
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
@@ -84,7 +58,8 @@ def present(directory: Path) -> Report:
     figures = draw_all(analysis, directory)
     write_csv(analysis, directory / "results.csv")
     write_markdown(analysis, directory / "report.md", figures, proofs)
-    names = ["report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
+    write_html(analysis, directory / "report.html", figures, proofs)
+    names = ["report.html", "report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
     print(f"Written to {directory}: " + ", ".join(names), flush=True)
     return report
 
@@ -130,40 +105,13 @@ def _interval(name, ratio):
 
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
-    """Write the report for people: what was run, what came out, why, and what was not measured."""
-    report = analysis.report
-    machine = [(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
-               for name, value in report.environment.items() if value]
-    settings = [(name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
-                for name, value in report.settings.items()
-                if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
-    parts = [
-        f"# {report.title}", f"Made by `{report.command}`.",
-        "## Result", *resolution(analysis), main_table(analysis, "github"), bullets(warnings(analysis)),
-        bullets(notes(analysis)),
-        *(["## Now and before", before_table(analysis, "github"), BESIDE] if analysis.pairs[BEFORE] else []),
-        "## Verdict", *verdict(analysis),
-        *(["## Proof by intervention", *map(tell_proof, proofs), INTERVENTION] if proofs else []),
-        *(["## Where the time goes", *account_tables(analysis, "github"), bullets(ACCOUNTING)]
-          if account_tables(analysis, "github") else []),
-        *(["## Every rank", ranks, RANKS] if (ranks := rank_table(analysis, "github")) else []),
-        *(["## Memory of a device", held] if (held := memory_table(analysis, "github")) else []),
-        *(["## The GPUs while they trained", cards, CARDS] if (cards := card_table(analysis, "github")) else []),
-        *(["## Which batches fit", trials] if (trials := trial_table(report, "github")) else []),
-        "## What was equal", settings_table(report, "github"),
-        *(["## Sweeps", *sweep_tables(analysis, "github")] if report.swept else []),
-        *([f"## Projection ({LABEL})", projection_table(analysis, "github"),
-           bullets(analysis.projection.assumptions)] if report.settings["project"] else []),
-        "## Figures", *(f"![{figure.stem}]({figure.name})" for figure in figures),
-        "## How the numbers are defined", bullets(definitions(report)),
-        "## What was not measured", bullets(not_measured(report)),
-        "## Accuracy per class (%)", class_table(report, "github"),
-        "## Settings", lay_out(settings, ("setting", "value"), "github", left=(0, 1)),
-        "## Machine", lay_out(machine, ("what", "found"), "github", left=(0, 1)),
-        "## Every epoch, run by run", epoch_table(report, "github"),
-        "## Commands", "```\n" + "\n".join(outcome.command for outcome in report.outcomes) + "\n```",
-    ]
-    write_text("\n\n".join(part for part in parts if part) + "\n", path)
+    """Write the report for people as Markdown."""
+    written = {TEXT: str, TABLE: str, LIST: bullets, CODE: "```\n{}\n```".format,
+               FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)}
+    parts = [f"# {analysis.report.title}", f"Made by `{analysis.report.command}`."]
+    for section in sections(analysis, figures, proofs, "github"):
+        parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]
+    write_text("\n\n".join(parts) + "\n", path)
 
 
 def bullets(sentences: Iterable[str]) -> str:

@@ -242,11 +242,12 @@ def class_table(report: Report, tablefmt: str) -> str:
     return lay_out(rows, ("class", *(row.label for row in done)), tablefmt)
 
 
-def trial_table(report: Report, tablefmt: str) -> str:
+def trial_table(analysis: Analysis, tablefmt: str) -> str:
     """Return every batch that a row was tried with to find its largest; nothing where none was."""
     rows = [[row.label, f"{trial.batch_size:,}", cell(trial.peak_bytes and mebibytes(trial.peak_bytes)),
              "fits" if trial.fits else trial.status]
-            for row in report.rows for trial in trials_of(row.configuration, report.trials)]
+            for row in analysis.report.rows
+            for trial in trials_of(row.configuration, analysis.report.trials)]
     return lay_out(rows, ("Method", "Batch", "Peak (MiB)", "Result"), tablefmt, left=(0, 3)) if rows else ""
 
 

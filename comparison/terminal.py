@@ -17,7 +17,7 @@ from comparison.projection import LABEL
 from comparison.remarks import faults, warnings
 from comparison.remedies import Proof
 from comparison.tables import accuracy, before_rows, cell, lay_out, target_cell
-from comparison.verdict import mebibytes, recommendations, sweep_sentences, tell_proof, where_time_goes
+from comparison.verdict import mebibytes, recommendations, sweep_sentences, tell_guesses, tell_proof, where_time_goes
 
 MOST, FEWEST = 100, 60  # columns
 GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least
@@ -32,7 +32,7 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
     report, words = analysis.report, []
     words += [*recommendations(analysis), *where_time_goes(analysis), *sweep_sentences(analysis),
-              *map(tell_proof, proofs)]
+              *map(tell_proof, proofs), *tell_guesses(analysis)]
     parts = [fill(report.title, width), fill(_what_is_equal(analysis), width), _main_table(analysis, width),
              *(fill(sentence, width) for sentence in words), _before_table(analysis, width), _projection(analysis),
              fill(_maths(report), width), _list([*warnings(analysis), *faults(analysis)], width)]

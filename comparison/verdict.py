@@ -22,6 +22,26 @@ def sweep_sentences(analysis: Analysis) -> list[str]:
     return [_sweep(sweep) for sweep in analysis.sweeps if sweep.name != "model"]
 
 
+def tell_guesses(analysis: Analysis) -> list[str]:
+    """Return what was guessed with --predict, beside what was measured."""
+    sentences = []
+    for text in analysis.report.settings.get("predict") or ():
+        method, _, guess = text.partition("=")
+        for entry in analysis.rows:
+            speed_up = entry.standing.speed_up
+            if entry.row.configuration.method == method and not entry.is_baseline:
+                sentences.append(f"“{entry.label}” was guessed to be {guess} times as fast as the baseline: "
+                                 + (_beside(float(guess), speed_up) if speed_up else "it has no speed-up") + ".")
+    return sentences
+
+
+def _beside(guess, speed_up):
+    if speed_up.disturbed or speed_up.low is None:
+        return f"measured {speed_up}, which proves nothing"
+    inside = speed_up.low <= guess <= speed_up.high
+    return f"measured {speed_up}, {'in which the guess lies' if inside else 'and so it is not'}"
+
+
 def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step takes longer than an even share of the baseline's."""
     rows = [entry for entry in analysis.rows if entry.standing.speed_up and not entry.is_baseline

@@ -204,8 +204,8 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     assert recommendation.startswith("Recommendation: none. Each row trains with a batch of its own")
     assert any("accuracies are those of different trainings" in text for text in definitions(report))
     write_markdown(analysis, tmp_path / "report.md", [])
-    assert trial_table(report, "github") in (tmp_path / "report.md").read_text()
-    assert [line.split() for line in trial_table(report, "simple").splitlines()[2:]] == [
+    assert trial_table(analysis, "github") in (tmp_path / "report.md").read_text()
+    assert [line.split() for line in trial_table(analysis, "simple").splitlines()[2:]] == [
         ["SINGLE", "128", "128", "fits"], ["SINGLE", "256", "–", "out", "of", "memory"], ["DDP", "128", "128", "fits"],
         ["DDP", "256", "256", "fits"], ["DDP", "512", "512", "fits"], ["DDP", "1,024", "–", "out", "of", "memory"]]
 

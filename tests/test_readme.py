@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import re
+import shlex
 import statistics
 import sys
 
 import pytest
 
+import compare_parallel
 from common.results import RunResult, read_result
 from comparison.analysis import analyse
 from comparison.results_file import read_results
@@ -148,6 +150,21 @@ def test_recipes_take_the_minutes_that_are_shown():
     assert len(shown) >= 9 and max(shown.values()) < 15
     chinese = re.findall(r"\| `(--[^`]+)`[^|]* \| (\d+) 分钟 \|", CHINESE.read_text(encoding="utf-8"))
     assert len(chinese) >= 5 and all(shown[flags] == int(minutes) for flags, minutes in chinese)
+
+
+def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(monkeypatch):
+    measured = json.loads((FIGURES / "benchmark" / "recipes.json").read_text())["seconds"]
+    text = (PROJECT / "docs" / "lecture.md").read_text(encoding="utf-8")
+    minutes = {}
+    for part in text.split("\n## ")[1:]:
+        takes = re.search(r"the command takes (\d+)\)", part.splitlines()[0])
+        for number, command in enumerate(re.findall(r"^    python compare_parallel.py (.*)$", part, re.MULTILINE)):
+            monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(command)])
+            compare_parallel.parse()
+            if takes and not number:
+                minutes[command.partition(" --predict")[0]] = int(takes[1])
+    assert len(minutes) == 4
+    assert minutes == {flags: benchmark("recipes").minutes(measured[flags]) for flags in minutes}
 
 
 def reliability_table(faults: list[dict]) -> str:

@@ -203,7 +203,7 @@ def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, tmp_path, caps
         capsys.readouterr()
         start(monkeypatch, tmp_path, run)
         assert {name: (tmp_path / dated / name).read_bytes() for name in before} == before
-        assert f"is kept in {tmp_path / dated}: results.json, report.md, " in capsys.readouterr().out
+        assert f"is kept in {tmp_path / dated}: results.json, report.html, report.md, " in capsys.readouterr().out
         assert (tmp_path / "mine.png").exists() and (tmp_path / "half-a-download.part").exists()
     assert (tmp_path / "earlier-2026-01-02-030405" / "runs" / "single-1.log").read_text() == "mine"
 

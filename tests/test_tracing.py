@@ -135,7 +135,9 @@ def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
     rows = (configuration("single"), runs()), (configuration("ddp"), runs("ddp"))
     names = [path.name for path in draw_all(analyse(report_of(*rows)), tmp_path)]
     assert "timeline.png" not in names
-    report = replace(report_of(*rows), timelines={"ddp": SPANS})
+    empty = replace(report_of(*rows), timelines={"ddp": ()})
+    assert "timeline.png" not in [path.name for path in draw_all(analyse(empty), tmp_path)]
+    report = replace(report_of(*rows), timelines={"ddp": SPANS, "single": ()})
     assert "timeline.png" in [path.name for path in draw_all(analyse(report), tmp_path)]
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report

@@ -1,0 +1,101 @@
+"""What a report holds, section by section, whatever it is written as."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from comparison.analysis import Analysis
+from comparison.counterparts import BEFORE
+from comparison.projection import LABEL
+from comparison.remarks import (
+    ACCOUNTING,
+    BESIDE,
+    CARDS,
+    INTERVENTION,
+    RANKS,
+    definitions,
+    not_measured,
+    notes,
+    warnings,
+)
+from comparison.remedies import Proof
+from comparison.tables import (
+    account_tables,
+    before_table,
+    card_table,
+    class_table,
+    epoch_table,
+    lay_out,
+    main_table,
+    memory_table,
+    projection_table,
+    rank_table,
+    settings_table,
+    sweep_tables,
+    trial_table,
+)
+from comparison.verdict import resolution, tell_guesses, tell_proof, verdict
+
+# What a part is made of: a text, a table as tabulate made it, a list of sentences, a program's text, paths of figures
+TEXT, TABLE, LIST, CODE, FIGURES = "text", "table", "list", "code", "figures"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and, in order, its parts: of what kind each is, and its content. One without content is left out."""
+
+    heading: str
+    parts: tuple[tuple[str, object], ...]
+
+
+def sections(
+    analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str
+) -> list[Section]:
+    """Return what was run, what came out, why, and what was not measured; tables in one of tabulate's formats."""
+    report = analysis.report
+    machine = [(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+               for name, value in report.environment.items() if value]
+    settings = [(name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
+                for name, value in report.settings.items()
+                if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
+    accounts, ranks = account_tables(analysis, tablefmt), rank_table(analysis, tablefmt)
+    held, cards, trials = (table(analysis, tablefmt) for table in (memory_table, card_table, trial_table))
+    compared = before_table(analysis, tablefmt) if analysis.pairs[BEFORE] else ""
+    projected = projection_table(analysis, tablefmt) if report.settings["project"] else ""
+    every = [
+        Section("Result", (*texts(resolution(analysis)), (TABLE, main_table(analysis, tablefmt)),
+                           (LIST, warnings(analysis)), (LIST, notes(analysis)))),
+        Section("Now and before", ((TABLE, compared), (TEXT, BESIDE)) if compared else ()),
+        Section("Verdict", texts(verdict(analysis))),
+        Section("Proof by intervention", (*texts(map(tell_proof, proofs)), (TEXT, INTERVENTION)) if proofs else ()),
+        Section("What was guessed", ((LIST, tell_guesses(analysis)),)),
+        Section("Where the time goes", (*tables(accounts), (LIST, ACCOUNTING)) if accounts else ()),
+        Section("Every rank", ((TABLE, ranks), (TEXT, RANKS)) if ranks else ()),
+        Section("Memory of a device", ((TABLE, held),)),
+        Section("The GPUs while they trained", ((TABLE, cards), (TEXT, CARDS)) if cards else ()),
+        Section("Which batches fit", ((TABLE, trials),)),
+        Section("What was equal", ((TABLE, settings_table(report, tablefmt)),)),
+        Section("Sweeps", tables(sweep_tables(analysis, tablefmt) if report.swept else ())),
+        Section(f"Projection ({LABEL})", ((TABLE, projected), (LIST, analysis.projection.assumptions))
+                if projected else ()),
+        Section("Figures", ((FIGURES, figures),)),
+        Section("How the numbers are defined", ((LIST, definitions(report)),)),
+        Section("What was not measured", ((LIST, not_measured(report)),)),
+        Section("Accuracy per class (%)", ((TABLE, class_table(report, tablefmt)),)),
+        Section("Settings", ((TABLE, lay_out(settings, ("setting", "value"), tablefmt, left=(0, 1))),)),
+        Section("Machine", ((TABLE, lay_out(machine, ("what", "found"), tablefmt, left=(0, 1))),)),
+        Section("Every epoch, run by run", ((TABLE, epoch_table(report, tablefmt)),)),
+        Section("Commands", ((CODE, "\n".join(outcome.command for outcome in report.outcomes)),)),
+    ]
+    whole = (Section(some.heading, tuple(part for part in some.parts if part[1])) for some in every)
+    return [some for some in whole if some.parts]
+
+
+def texts(sentences) -> tuple[tuple[str, str], ...]:
+    """Return each as a part of its own."""
+    return tuple((TEXT, sentence) for sentence in sentences)
+
+
+def tables(several) -> tuple[tuple[str, str], ...]:
+    """Return each as a part of its own."""
+    return tuple((TABLE, table) for table in several)
