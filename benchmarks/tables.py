@@ -155,8 +155,8 @@ def planted_causes(results: dict) -> str:
     return (f"{lay_out(rows, header, 'github', left=(0, 1, 3, 4))}\n\n{score['planted_named']} of {score['planted']} "
             f"planted causes were named (recall {score['planted_named'] / max(1, score['planted']):.0%}); "
             f"{score['named_rightly']} of {score['named']} named causes were planted, or follow from what was "
-            f"(precision {precision}); {score['sizes_in_interval']} of {score['sizes']} "
-            "intervals of what was planted contain its size.")
+            f"(precision {precision}); {score['sizes_right']} of {score['sizes']} "
+            "intervals of what was planted reach to within 5 % of its size.")
 
 
 def sharding(results: dict) -> str:

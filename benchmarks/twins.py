@@ -112,7 +112,7 @@ def scores(comparisons: list[Comparison]) -> dict:
 def main() -> None:
     arguments = arguments_of(__doc__, more=lambda parser: (
         parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)"),
-        parser.add_argument("--budget", type=float, default=150.0, metavar="S", help="of each, seconds (%(default)s)")))
+        parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")))
     path, done = Path(arguments.output), []
     if path.exists():
         done = [Comparison(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]

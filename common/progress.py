@@ -13,6 +13,7 @@ class Progress:
 
     def __init__(self, epochs: int, steps: int, say: Callable[[str], None]):
         self._epochs, self._steps, self._say = epochs, steps, say
+        self._step = steps  # a training that is resumed at its end only evaluates
 
     def begin(self, epoch: int) -> None:
         """To be called before an epoch."""

@@ -187,11 +187,11 @@ def trial(plant, *named, planted=None, interval=(None, None)):
 def test_scores_count_what_was_planted_and_what_was_named():
     trials = [trial("nothing"), trial("nothing, two ranks", "forward"), trial("slow loader"),
               trial("straggler", "forward", "straggler", "update", planted=6.0, interval=(5.0, 7.0)),
-              trial("slow update", "update", planted=4.0, interval=(4.1, 5.0))]
+              trial("slow update", "update", planted=4.0, interval=(4.1, 5.0)),
+              trial("slow transfer", "transfer", planted=4.0, interval=(4.3, 5.0))]
     assert planted_causes.scores(trials) == {
-        "trials": 5, "planted": 3, "planted_named": 2, "named": 5, "named_rightly": 3, "sizes": 2,
-        "sizes_in_interval": 1}
-    assert [each.right for each in trials] == [True, False, False, True, True]
+        "trials": 6, "planted": 4, "planted_named": 3, "named": 6, "named_rightly": 4, "sizes": 3, "sizes_right": 2}
+    assert [each.right for each in trials] == [True, False, False, True, True, True]
 
 
 def test_the_matrix_that_is_shown_is_that_of_the_trials_that_were_run(tmp_path):

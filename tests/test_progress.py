@@ -35,6 +35,12 @@ def test_a_short_one_says_nothing(steps):
     assert steps(1.0, 10, planned=10) == []  # its own line comes now
 
 
+def test_an_evaluation_without_an_epoch_says_nothing():
+    said = []
+    Progress(3, 5, said.append).after_batch()
+    assert said == []
+
+
 def test_a_script_says_it_unless_it_is_to_be_quiet(train, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import common.progress; common.progress.FIRST = 0.0")
     flags = ("data_parallel_train.py", "--epochs", 2)
