@@ -18,13 +18,15 @@ from comparison.verdict import recommendations, tell_guesses, where_time_goes
 OPEN = ("Result", "Verdict", "Figures")  # sections that are; the others open at a click, and in print
 STYLE = """
 :root { color-scheme: light dark; --line: #8885; --soft: #8882; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.3rem; } h2, summary { font-size: 1.1rem; font-weight: 600; margin: 1.5rem 0 .5rem; }
 summary { cursor: pointer; } .answer { font-size: 1.15rem; border-left: 4px solid #0072b2; padding-left: 1rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); } th { cursor: pointer; text-align: left; }
+td { white-space: nowrap; } td:last-child { white-space: normal; min-width: 8rem; }
 tbody tr:hover, pre { background: var(--soft); } pre { overflow-x: auto; font-size: .8rem; padding: .5rem; }
-figure { margin: 1rem 0; } figure img { width: 100%; background: white; } svg { width: 100%; height: auto; }
+figure { margin: 1rem 0; overflow-x: auto; } figure img { width: 100%; background: white; }
+svg { width: 100%; min-width: 40rem; height: auto; }
 svg text { fill: currentColor; font-size: 12px; } svg line, rect, circle { stroke: currentColor; }
 @media print { body { max-width: none; font-size: 11px; } th, summary { cursor: auto; } }
 """

@@ -1,6 +1,10 @@
 """The report as one HTML file: whole, well-formed, with nothing from elsewhere."""
 
+import html
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -80,6 +84,29 @@ def test_charts_tell_their_numbers(tmp_path):
     assert len(bars) == 2 and bars[1] == pytest.approx(2 * bars[0], rel=0.01)
     centres = [float(values["cx"]) for tag, values in page.tags if tag == "circle"]
     assert len(centres) == 12 and max(centres) <= 900
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium")
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_a_browser_shows_it_without_sideways_scrolling_and_sorts_a_table(width, tmp_path):
+    page_of(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"), tmp_path)
+    file = tmp_path / "report.html"
+    asked = """<script>
+        const errors = []; addEventListener("error", event => errors.push(event.message));
+        const heads = [...document.querySelectorAll("th")], head = heads.find(head => head.innerText == "Images/s");
+        const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[head.cellIndex].innerText);
+        head.click(); const up = column(); head.click();
+        document.body.innerHTML = "<pre id=told>" + JSON.stringify({up: up, down: column(), errors: errors,
+            over: document.scrollingElement.scrollWidth - innerWidth}) + "</pre>";
+        </script></body>"""
+    file.write_text(file.read_text(encoding="utf-8").replace("</body>", asked), encoding="utf-8")
+    done = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                           f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+                           file.as_uri()], capture_output=True, text=True, timeout=120)
+    told = json.loads(html.unescape(re.search(r'<pre id="told">(.*)</pre>', done.stdout)[1]))
+    numbers = [float(text.replace(",", "")) for text in told["up"]]
+    assert numbers == sorted(numbers) and told["down"] == told["up"][::-1] and len(numbers) == 7
+    assert told["errors"] == [] and told["over"] <= 0
 
 
 def test_what_comes_from_outside_is_text(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.resource_sharer import DupFd
@@ -20,6 +21,8 @@ from common.machine.environment import free_memory
 from common.machine.lifetime import start_worker
 from common.totals import per_process, total_workers
 
+# Of a spawned rank, workers would be spawned too: each imports torch for seconds, and is nobody's until it has done so.
+FORK = "fork" if sys.platform == "linux" else None
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
@@ -172,6 +175,7 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
             AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
             num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
             worker_init_fn=_begin, generator=torch.Generator(),  # or it draws from the one that training uses
+            multiprocessing_context=FORK if workers else None,
         )
     shard = slice(sampler.rank, None, shares)
     test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]
