@@ -26,7 +26,7 @@ from comparison.steps import (
 WORTH = 0.02  # of a step or run: a part of its difference
 STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
 QUEUED = 0.25  # of a step: ready to run, without a core
-QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; then workers are the cause
+QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
 IDLE_THREADS = 0.25  # of the threads, while they compute
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
@@ -173,11 +173,10 @@ def _straggler(row, own):
 def _queued(row):
     share, result = queued_share(row.results), row.results[0]
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
-    crowded = workers and threads + workers > row.cores
-    if share is None or share.low is None or share.low < (QUEUED_BESIDE_WORKERS if crowded else QUEUED):
+    if share is None or share.low is None or share.low < (QUEUED_BESIDE_WORKERS if workers > row.cores else QUEUED):
         return None
     words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
-    if crowded:
+    if workers and threads + workers > row.cores:
         return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
                      f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.")
     if threads > row.cores:

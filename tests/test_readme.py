@@ -56,10 +56,9 @@ def test_projections_come_close_to_what_was_measured():
     errors = {}
     for name in COMPARISONS:
         analysis = analyse(read_results(FIGURES / name / "results.json"))
-        old = any(loader.cpu_seconds_per_image is None for loader in analysis.report.probe.loaders)  # and idle ranks
-        errors |= {(name, point.devices): (point.error, 0.2 if old else 0.15)
+        errors |= {(name, point.devices): point.error
                    for point in analysis.projection.points if point.error is not None}
-    assert errors and all(abs(error) <= most for error, most in errors.values()), errors
+    assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
