@@ -41,11 +41,9 @@ def test_an_evaluation_without_an_epoch_says_nothing():
     assert said == []
 
 
-def test_a_script_says_it_unless_it_is_to_be_quiet(train, tmp_path):
+def test_a_script_says_it(train, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import common.progress; common.progress.FIRST = 0.0")
     flags = ("data_parallel_train.py", "--epochs", 2)
     _, _, printed = train(*flags, environment={"PYTHONPATH": f"{tmp_path}:."})
     assert "\nEpoch [1/2], step 1 of 10, about " in printed and "\nEpoch [2/2], step 1 of 10, about " in printed
     assert "\x1b" not in printed and "\r" not in printed
-    _, _, printed = train(*flags, "--quiet", environment={"PYTHONPATH": f"{tmp_path}:."})
-    assert not printed
