@@ -310,7 +310,7 @@ def pretended_gpus(*names: str):
         },
         torch.cuda.nccl: {"version": lambda: (0, 0), "is_available": lambda tensors: False},
         torch.accelerator: {"is_available": lambda: False},
-        torch.version: {"cuda": "0.0"},
+        torch.version: {"cuda": torch.version.cuda or "0.0"},  # torchvision compares it with its own
         comm: {"scatter": scatter, "gather": gather, "broadcast_coalesced": broadcast_coalesced},
         sys.modules["torch.nn.parallel.data_parallel"]: {"parallel_apply": parallel_apply},
         optimizer: {"_group_tensors_by_device_and_dtype": group_by_device},
@@ -333,11 +333,14 @@ SITE = f"""
 import importlib.util, sys
 
 class AfterTorch:
+    looking = False
+
     def find_spec(name, path=None, target=None):
-        if name != "torch":
+        if name != "torch" or AfterTorch.looking:
             return None
-        sys.meta_path.remove(AfterTorch)
+        AfterTorch.looking = True  # for torch as it is; it may be looked for, and not imported, several times
         spec = importlib.util.find_spec(name)
+        AfterTorch.looking = False
         load = spec.loader.exec_module
 
         def exec_module(module):
