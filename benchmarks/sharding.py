@@ -30,9 +30,9 @@ from common.entry import run_script
 from common.errors import FAILED, SuiteError
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
+from common.memory import memory_parts
 from common.models import build_model
 from common.ranks import find_ranks
-from common.run import memory_parts
 from common.writing import write_json
 from ddp_train import COMPRESS, share_out
 from fsdp_train import shard

@@ -13,11 +13,11 @@ from torch import nn
 
 from common.config import RunConfig, flags_that, option
 from common.data.image_set import ImageSet, checksum
-from common.engine import Training
 from common.errors import DATA, USAGE, SuiteError
 from common.reading import check_types, refuse_inflated
 from common.results import EpochRecord, epoch_from_dict
 from common.sharded import cut_like
+from common.shares import Training
 from common.words import count
 from common.writing import replacing
 

@@ -1,13 +1,12 @@
 """One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
 
 import contextlib
-import itertools
 import math
 import signal
 import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,13 +29,14 @@ from common.engine import ParallelContext, build_schedule, fit, is_finite, reach
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.ending import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
-from common.machine.memory import hold_to, peak_resident_bytes
+from common.machine.memory import hold_to
 from common.machine.turns import Turns
+from common.memory import held_to, memory_parts, peak_memory, reserved_memory
 from common.models import plain_state
 from common.plots import draw_curves
 from common.progress import Progress
 from common.results import RunResult, write_result
-from common.sharded import own_share, whole
+from common.sharded import whole
 from common.timing import command_start
 from common.totals import total_workers
 from common.tracing import spans_of, trace_steps, write_trace
@@ -57,7 +57,7 @@ def run(
     """
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     if config.memory_limit:
-        train_step = _held_to(config.memory_limit, train_step)
+        train_step = held_to(config.memory_limit, train_step)
     result = _before(context, model, config, options)
     schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
     torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
@@ -185,23 +185,6 @@ def _with_progress(context, progress):
     return replace(context, before_epoch=before_epoch, after_batch=after_batch)
 
 
-def _held_to(limit, train_step):
-    """The same step, but the process may not have had more memory after the first, second, fourth, eighth … of them.
-
-    A peak is not missed in between, and its time (40 us) is not in every step.
-    """
-    steps = itertools.count(1)
-
-    @wraps(train_step)
-    def held(images, labels, mark):
-        loss, step = train_step(images, labels, mark), next(steps)
-        if step & (step - 1) == 0:
-            hold_to(limit)
-        return loss
-
-    return held
-
-
 def _write_unfinished(result, records, config, reason="it ended early"):
     """Should the run be killed, its result file says so, and which epochs were over."""
     if config.output:
@@ -260,7 +243,7 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    own = [(_peak_memory(device), _reserved(device), memory_parts(model, optimizer, device))
+    own = [(peak_memory(device), reserved_memory(device), memory_parts(model, optimizer, device))
            for device in context.devices]
     memory = [numbers for every in context.gather(own) for numbers in every]
     peaks, reserved, parts = zip(*memory, strict=True)
@@ -273,30 +256,3 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
         memory_parts=parts[peaks.index(max(peaks))],
         method_milliseconds=context.method_milliseconds(),
     )
-
-
-def _peak_memory(device):
-    """Bytes: see RunResult.peak_memory_bytes."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
-
-
-def _reserved(device):
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-
-
-def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
-    """Return the bytes on `device` of parameters, gradients and optimizer state; of what is cut among ranks, its share.
-
-    Gradients: what they take in a step, as large as the parameters that have them; after a step they may be freed.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.device == device]
-    optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
-    state = [value for values in optimizer.state.values() for value in values.values()
-             if isinstance(value, torch.Tensor) and value.device == device]
-    return {"parameters": _bytes(parameters),
-            "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),
-            "optimizer state": _bytes(state)}
-
-
-def _bytes(tensors):
-    return sum(own_share(tensor).numel() * tensor.element_size() for tensor in tensors)

@@ -4,13 +4,14 @@ import math
 import statistics
 from pathlib import Path
 
-from common.plots import PHASE_LOOK, draw_timeline, new_figure, save_figure
+from common.plots import new_figure, save_figure
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.methods import method_of, projected_method
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.statistics import FASTER
+from comparison.step_plots import draw_excess, draw_phases, draw_timelines
 from comparison.verdict import mebibytes
 
 FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "timeline.png",
@@ -25,15 +26,15 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     figures = [_curves(analysis, directory / "curves.png")]
     if compared:
         figures.append(_speed_ups(analysis, directory / "speed-up.png"))
-    figures.append(_phases(analysis, directory / "phases.png"))
+    figures.append(draw_phases(analysis, directory / "phases.png"))
     if any(entry.accounts.steps for entry in analysis.done):
-        figures.append(_excess(analysis, directory / "excess.png"))
+        figures.append(draw_excess(analysis, directory / "excess.png"))
     if any(entry.summary.memory for entry in analysis.done):
         figures.append(_memory(analysis, directory / "memory.png"))
     if any(entry.summary.memory and not entry.row.simulated for entry in analysis.done):
         figures.append(_time_and_memory(analysis, directory / "time-memory.png"))
     if any(analysis.report.timelines.values()):  # where an epoch has one step, there are none after the first
-        figures.append(_timeline(analysis, directory / "timeline.png"))
+        figures.append(draw_timelines(analysis, directory / "timeline.png"))
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
             figures.append(_sweep(analysis, sweeps, directory / f"sweep-{name.replace('_', '-')}.png"))
@@ -101,73 +102,6 @@ def _speed_ups(analysis, path):
                      "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
                      + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
-
-
-def _phases(analysis, path):
-    import matplotlib
-
-    done = analysis.done
-    figure, (axis,) = new_figure(width=9.0, height=2.2 + 0.5 * len(done))
-    positions, left = range(len(done)), [0.0] * len(done)  # labels alone need not differ
-    for phase, (shade, hatch) in PHASE_LOOK.items():
-        means = [entry.summary.phases.known.get(phase, 0.0) for entry in done]
-        if not any(means):  # no method leaves it over
-            continue
-        axis.barh(positions, means, left=left, label=phase, color=matplotlib.colormaps["cividis"](shade), hatch=hatch,
-                  edgecolor="white")
-        left = [start + mean for start, mean in zip(left, means, strict=True)]
-    axis.set_yticks(positions, [entry.label for entry in done])
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    warm_up = "without the warm-up" if analysis.report.settings["epochs"] > 1 else "with the warm-up"
-    axis.set_xlabel(f"milliseconds per step, mean over the epochs {warm_up}")
-    figure.suptitle(f"Where a step's time goes\n{analysis.report.title}", fontsize=11)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
-    return save_figure(figure, path)
-
-
-def _excess(analysis, path):
-    """Bars of what is longer grow to the right, of what is shorter to the left; each part has its own whiskers."""
-    import matplotlib
-
-    accounts = {entry.label: entry.accounts.steps for entry in analysis.done if entry.accounts.steps}
-    longest_first = sorted(accounts.values(), key=lambda account: len(account.parts), reverse=True)
-    names = list(dict.fromkeys(part.name for account in longest_first for part in account.parts))
-    figure, (axis,) = new_figure(width=9.0, height=2.6 + 0.8 * len(accounts))
-    for position, account in enumerate(accounts.values()):
-        ends = {True: 0.0, False: 0.0}
-        for part in account.parts:
-            shade, hatch = PHASE_LOOK.get(part.name, (None, ""))
-            start = ends[part.value > 0]
-            ends[part.value > 0] += part.value
-            axis.barh(position, part.value, 0.7, left=start, hatch=hatch, edgecolor="white",
-                      color="#BBBBBB" if shade is None else matplotlib.colormaps["cividis"](shade))
-            height = position - 0.28 + 0.56 * names.index(part.name) / max(1, len(names) - 1)
-            axis.errorbar(ends[part.value > 0], height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
-        axis.errorbar(account.total.value, position + 0.42, xerr=account.total.margin, marker="D", capsize=4,
-                      color="black")
-    axis.axvline(0, color="#777777")
-    axis.set_yticks(range(len(accounts)), accounts)
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    axis.set_xlabel("milliseconds per step more than an even share of the baseline's\n"
-                    "orange: each part's interval, all together 95 %; diamond: the difference, with its 95 %")
-    figure.suptitle(f"{_excess_finding(accounts)}\n{analysis.report.title}", fontsize=11)
-    handles = [matplotlib.patches.Patch(
-        facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
-        hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "", edgecolor="white", label=name) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return save_figure(figure, path)
-
-
-def _excess_finding(accounts):
-    """The largest part that is proved, in one line."""
-    proved = [(part, label, account) for label, account in accounts.items() for part in account.proved
-              if part.value > 0]
-    if not proved:
-        return "No phase is proved to take longer than an even share of the baseline's"
-    part, label, account = max(proved, key=lambda entry: entry[0].value)
-    return f"“{label}”: {part} ms of the {account.total} ms more per step are in the phase {part.name}"
 
 
 def _memory(analysis, path):
@@ -241,34 +175,6 @@ def _choice(entries):
             return f"No row is proved to be faster than its baseline, or needs {MUCH_MEMORY:.0%} less memory"
     return (f"“{best.label}”: {best.standing.speed_up} times as fast as “{best.standing.baseline.label}”,\n"
             f"with {best.memory_ratio:.2f} times as much memory per device")
-
-
-def _timeline(analysis, path):
-    """A panel for each row that was traced, all on one scale of time."""
-    timelines = {entry.label: analysis.report.timelines[entry.row.configuration.name] for entry in analysis.rows
-                 if analysis.report.timelines.get(entry.row.configuration.name)}
-    lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
-    figure, axes = new_figure(rows=lanes, width=10.0, height=2.0 + sum(0.5 + 0.28 * count for count in lanes))
-    legend = {}
-    for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
-        legend = {**draw_timeline(axis, spans), **legend}
-        axis.set_title(label, loc="left", fontsize=11)
-    axes[-1].set_xlabel("milliseconds; traced steps, which take a little longer than those that are timed")
-    figure.suptitle(f"{_waiting_finding(timelines)}\n{analysis.report.title}", fontsize=11)
-    figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
-    return save_figure(figure, path)
-
-
-def _waiting_finding(timelines):
-    """Which row's ranks wait for one another for the largest share of the traced steps, in one line."""
-    def share(spans):
-        steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
-        return sum(length for length, name in steps if name == "exchange") / sum(length for length, _ in steps)
-
-    label, most = max(((label, share(spans)) for label, spans in timelines.items()), key=lambda pair: pair[1])
-    if not most:
-        return "What every device does in a step"
-    return f"In “{label}”, ranks wait for one another for {most:.0%} of the traced steps"
 
 
 def _sweep(analysis, sweeps, path):

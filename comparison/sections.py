@@ -1,6 +1,6 @@
 """What a report holds, section by section, whatever it is written as."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,19 +63,20 @@ def sections(
     compared = before_table(analysis, tablefmt) if analysis.pairs[BEFORE] else ""
     projected = projection_table(analysis, tablefmt) if report.settings["project"] else ""
     every = [
-        Section("Result", (*texts(resolution(analysis)), (TABLE, main_table(analysis, tablefmt)),
+        Section("Result", (*each(TEXT, resolution(analysis)), (TABLE, main_table(analysis, tablefmt)),
                            (LIST, warnings(analysis)), (LIST, notes(analysis)))),
         Section("Now and before", ((TABLE, compared), (TEXT, BESIDE)) if compared else ()),
-        Section("Verdict", texts(verdict(analysis))),
-        Section("Proof by intervention", (*texts(map(tell_proof, proofs)), (TEXT, INTERVENTION)) if proofs else ()),
+        Section("Verdict", each(TEXT, verdict(analysis))),
+        Section("Proof by intervention",
+                (*each(TEXT, map(tell_proof, proofs)), (TEXT, INTERVENTION)) if proofs else ()),
         Section("What was guessed", ((LIST, tell_guesses(analysis)),)),
-        Section("Where the time goes", (*tables(accounts), (LIST, ACCOUNTING)) if accounts else ()),
+        Section("Where the time goes", (*each(TABLE, accounts), (LIST, ACCOUNTING)) if accounts else ()),
         Section("Every rank", ((TABLE, ranks), (TEXT, RANKS)) if ranks else ()),
         Section("Memory of a device", ((TABLE, held),)),
         Section("The GPUs while they trained", ((TABLE, cards), (TEXT, CARDS)) if cards else ()),
         Section("Which batches fit", ((TABLE, trials),)),
         Section("What was equal", ((TABLE, settings_table(report, tablefmt)),)),
-        Section("Sweeps", tables(sweep_tables(analysis, tablefmt) if report.swept else ())),
+        Section("Sweeps", each(TABLE, sweep_tables(analysis, tablefmt) if report.swept else ())),
         Section(f"Projection ({LABEL})", ((TABLE, projected), (LIST, analysis.projection.assumptions))
                 if projected else ()),
         Section("Figures", ((FIGURES, figures),)),
@@ -91,11 +92,6 @@ def sections(
     return [some for some in whole if some.parts]
 
 
-def texts(sentences) -> tuple[tuple[str, str], ...]:
-    """Return each as a part of its own."""
-    return tuple((TEXT, sentence) for sentence in sentences)
-
-
-def tables(several) -> tuple[tuple[str, str], ...]:
-    """Return each as a part of its own."""
-    return tuple((TABLE, table) for table in several)
+def each(kind: str, contents: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return a part of one kind for each of several contents."""
+    return tuple((kind, content) for content in contents)

@@ -14,17 +14,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from common import timing
 from common.describe import describe_epoch
 from common.engine import (
-    Evaluation,
-    Training,
     build_optimizer,
     build_schedule,
     evaluate,
     fit,
-    merge,
     train_one_epoch,
 )
 from common.machine import environment
 from common.machine.lifetime import has_launcher
+from common.shares import Evaluation, Training, merge
 from common.timing import CoreClock, LastGradient, PhaseTimer, SampledTimers, Stopwatch, command_start
 from data_parallel_train import SimulatedDataParallel
 from test_data import make_config, make_image_set

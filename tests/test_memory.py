@@ -17,7 +17,7 @@ from common.arguments import memory
 from common.errors import SuiteError
 from common.machine import setup
 from common.machine.memory import hold_to
-from common.run import memory_parts
+from common.memory import memory_parts
 from comparison import plots
 from comparison.analysis import analyse
 from comparison.launch import ran_out_of_memory

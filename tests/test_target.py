@@ -7,8 +7,9 @@ import pytest
 from torch import nn
 
 from common import engine
-from common.engine import Evaluation, build_optimizer, build_schedule, fit
+from common.engine import build_optimizer, build_schedule, fit
 from common.results import write_result
+from common.shares import Evaluation
 from comparison.analysis import analyse
 from comparison.launch import run_once
 from comparison.remarks import definitions

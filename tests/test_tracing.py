@@ -14,8 +14,9 @@ from common.timing import PhaseTimer
 from common.tracing import RankTrace, lane_of, spans_of, write_trace
 from comparison import session
 from comparison.analysis import analyse
-from comparison.plots import _waiting_finding, draw_all
+from comparison.plots import draw_all
 from comparison.results_file import read_results, write_results
+from comparison.step_plots import _waiting_finding
 from reports import configuration, report_of, runs
 
 SPANS = (Span(0, "step", "forward", 0.0, 2.0), Span(0, "step", "exchange", 2.0, 3.0),
