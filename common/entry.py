@@ -76,7 +76,7 @@ def run_script(main, as_rank: bool = False) -> None:
 def tell(error: Exception, as_rank: bool) -> None:
     """Print the line about an error; as a rank, also put it where its launcher looks for the cause."""
     line = f"{_where(error, as_rank)}{explained(error)}"
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: other ranks write there too
     if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
             message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}

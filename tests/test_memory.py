@@ -99,7 +99,8 @@ def test_what_is_no_amount_of_memory(text):
 
 def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, data_root, tmp_path, monkeypatch):
     asked, steps, fit = [], [], run.fit
-    monkeypatch.setattr(run, "hold_to", lambda limit: asked.append((limit, len(steps))))
+    for module in ("common.run", "common.memory"):
+        monkeypatch.setattr(f"{module}.hold_to", lambda limit: asked.append((limit, len(steps))))
     monkeypatch.setattr(run, "fit", lambda context, step, *others: fit(
         context, lambda *batch: steps.append(1) or step(*batch), *others))
     limited, free = ((*flags, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp", "--quiet",
