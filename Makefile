@@ -8,7 +8,7 @@ compare: .venv/installed
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -m "not slow and not fault"
+	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
 
 # Every fault is injected; figures/faults/faults.json gets what came of each.
 test-faults: .venv/installed-dev
