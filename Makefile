@@ -1,10 +1,15 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: compare test test-faults test-slow fuzz benchmark gpu-evidence
+.PHONY: demo compare test test-faults test-slow fuzz benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
+
+# The same in a minute, with three methods and few steps.
+demo: .venv/installed
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 2 --max-steps 40 \
+	  --methods single single-all-cores ddp --repeats 3 --output-dir figures/demo
 
 test: .venv/installed-dev
 	.venv/bin/ruff check .

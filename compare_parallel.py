@@ -43,12 +43,10 @@ BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments, and the flags that every run gets."""
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(description=__doc__)
     add_training_flags(parser, several=True)
     parser.set_defaults(loader=None)  # until it is known what it feeds: see choose_loader()
-    add = parser.add_argument
+    add = parser.add_argument_group("what to compare").add_argument
     add("--methods", type=parse_method, nargs="+", metavar="NAME",
         help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
              f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})")
@@ -59,6 +57,13 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
     add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
         help="strong: --batch-size over all devices | weak: --batch-size on each device")
+    add("--against", metavar="PATH",
+        help="run every row also as it was before: from another checkout, or with the flags of a results.json")
+    add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
+    add("--fit-batch", action="store_true",
+        help="give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
+             "--memory-limit on a CPU")
+    add = parser.add_argument_group("how often").add_argument
     add("--repeats", type=positive_int, metavar="N", help="runs of every row (as many as the budget allows)")
     add("--budget", type=seconds, metavar="TIME",
         help="e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)")
@@ -66,25 +71,21 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         help="percent: repeat until every interval reaches no further than that from its ratio, within any --budget")
     add("--twin", action=argparse.BooleanOptionalAction,
         help="run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)")
-    add("--against", metavar="PATH",
-        help="run every row also as it was before: from another checkout, or with the flags of a results.json")
+    add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
+        help="percent by which times may differ and be practically equal (3)")
+    add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds of its own (never)")
+    add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
+    add = parser.add_argument_group("what to find out besides").add_argument
     add("--prove", action="store_true",
         help="then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast")
     add("--predict", type=guess, nargs="+", default=[], metavar="METHOD=X",
         help="how many times as fast as the baseline you think that a method is: the report sets it beside the result")
-    add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
-        help="percent by which times may differ and be practically equal (3)")
-    add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
-    add("--fit-batch", action="store_true",
-        help="give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
-             "--memory-limit on a CPU")
     add("--timeline", action="store_true",
         help="then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/")
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
-    add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds of its own (never)")
-    add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
+    add = parser.add_argument_group("where to, and without a run").add_argument
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--dry-run", action="store_true", help="print the commands and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")

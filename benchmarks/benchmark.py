@@ -8,7 +8,6 @@ Each is a script of its own beside this one, and leaves a JSON file in figures/b
 tables of those files again. Takes about an hour on 2 CPU cores.
 """
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +41,7 @@ def commands(arguments) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     names = (*SCRIPTS, *COMPARISONS)
     parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME",
                         help=f"{' | '.join(names)} (all)")

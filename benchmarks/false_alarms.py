@@ -209,7 +209,7 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
     parser.add_argument("--real", type=non_negative_int, default=10, metavar="N",
                         help="comparisons (%(default)s; 0 keeps those that were measured)")

@@ -25,7 +25,7 @@ def arguments_of(description: str, blocks: int | None = None, more=lambda parser
 
     blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals.
     """
-    parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=description)
     if blocks:
         parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")

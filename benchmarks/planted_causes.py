@@ -35,11 +35,11 @@ from comparison.plan import Configuration, make_order, make_plan
 from comparison.record import Report
 from comparison.steps import cores_computing, find_straggler, growth, queued_share
 
-TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400", "--epochs", "5"]
-EPOCH_STEPS, TIMED_EPOCHS = 50, 4
+TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
+EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
 PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
            "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident"}
-SETTINGS = {"scaling": "strong", "allow_unequal": True, "epochs": 5, "project": [], "link_gbps": None}
+SETTINGS = {"scaling": "strong", "allow_unequal": True, "project": [], "link_gbps": None}
 BLOCKS = 5
 PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
 WITHIN = 0.05  # of what was planted
@@ -55,7 +55,7 @@ class Plant:
     method: of both rows. causes: all that may rightly be named then; the first must be. size: what is planted, as the
     first cause counts it (milliseconds per step, seconds per run, or a share); None where it is not known beforehand.
     variables, prefix: what comes before the row's command. settings: of both rows; workers: of the planted one alone.
-    burner: another program computes while the row runs.
+    burner: another program computes while the row runs. epochs: of a run, the first of which is not timed.
     """
 
     method: str = "single"
@@ -66,12 +66,14 @@ class Plant:
     settings: tuple[tuple[str, object], ...] = ()
     workers: int | None = None
     burner: bool = False
+    epochs: int = EPOCHS
 
     @property
     def rows(self) -> list[Configuration]:
         """The two rows' configurations, the plain one first."""
         settings = argparse.Namespace(**{**PLANNED, **dict(self.settings)}, methods=[(self.method, {})])
-        (plain,) = make_plan(settings, Machine(gpus=0, cores=2), [*TRAINING, "--loader", settings.loader])
+        (plain,) = make_plan(settings, Machine(gpus=0, cores=2), [*TRAINING, "--epochs", str(self.epochs),
+                                                                      "--loader", settings.loader])
         workers = str(settings.num_workers[0] if self.workers is None else self.workers)
         command = [workers if before == "--num-workers" else text
                    for before, text in zip(("", *plain.command), plain.command, strict=False)]
@@ -79,10 +81,10 @@ class Plant:
                                command=("env", *self.variables, *self.prefix, *command))]
 
 
-def slowed(name: str, seconds: float, *causes: str, size: float | None = None, method: str = "single") -> Plant:
+def slowed(name: str, seconds: float, *causes: str, size: float | None = None, **others) -> Plant:
     """Return a plant of benchmarks/plants that takes so many seconds each time; by default it does so in every step."""
-    return Plant(method, causes, 1000 * seconds if size is None else size,
-                 variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"))
+    return Plant(causes=causes, size=1000 * seconds if size is None else size,
+                 variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"), **others)
 
 
 PLANTS = {
@@ -101,8 +103,8 @@ PLANTS = {
     "foreign load": Plant(causes=("disturbed",), burner=True),
     "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),
     "slow evaluation": slowed("slow-evaluation", 0.05, "evaluation", size=1.0),
-    "growing slowness": slowed("growing", SLOWER_STEP, "growing", "update",
-                               size=SLOWER_STEP * EPOCH_STEPS**2 * (TIMED_EPOCHS - 1)),
+    "growing slowness": slowed("growing", SLOWER_STEP, "growing", "update", epochs=LONGER,
+                               size=SLOWER_STEP * EPOCH_STEPS**2 * (LONGER - 2)),
 }
 
 
@@ -145,7 +147,7 @@ def try_plant(name: str, seed: int) -> Trial | None:
     with temporary_directory() as directory:
         outcomes = tuple(run_planted(plant, rows[row], block, 100 * seed + block, Path(directory))
                          for block, row in order)
-    settings = {**SETTINGS, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
+    settings = {**SETTINGS, "epochs": plant.epochs, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
     report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
     plain, entry = analyse(report).rows
     if plain.row.disturbed or (entry.row.disturbed and not plant.burner):

@@ -1,9 +1,10 @@
-"""Parsers of a command line's values, whose errors say what is needed and what was found."""
+"""The parser of a command line, and those of its values, whose errors say what is needed and what was found."""
 
 import argparse
 import difflib
 import math
 import re
+import textwrap
 
 from common.errors import USAGE, SuiteError
 
@@ -11,10 +12,33 @@ MOST = 2**31 - 1
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front."""
+    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front.
+
+    Its help fills a description's prose to the terminal's width; an indented paragraph of it holds commands, one a
+    line, which still work when pasted.
+    """
+
+    def __init__(self, **settings):
+        super().__init__(**{"formatter_class": _HelpFormatter, "allow_abbrev": False, **settings})
 
     def error(self, message: str):
-        raise SuiteError(f"bad usage of {self.prog}", message, f"see: python {self.prog} --help", USAGE)
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = unknown and difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", self.format_usage()), n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise SuiteError(f"bad usage of {self.prog}", f"{message}{hint}", f"see: python {self.prog} --help", USAGE)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def _fill_text(self, text, width, indent):
+        return "\n\n".join(_commands(paragraph, width) if paragraph.startswith(" ") else
+                           textwrap.fill(paragraph, width, break_on_hyphens=False) for paragraph in text.split("\n\n"))
+
+
+def _commands(paragraph, width):
+    """Return commands in lines of at most `width` columns, those that are too long with backslashes."""
+    lines = (textwrap.wrap(line, width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False)
+             for line in paragraph.splitlines())
+    return "\n".join(" \\\n".join(parts) for parts in lines)
 
 
 def positive_int(text: str) -> int:

@@ -117,6 +117,10 @@ class RunConfig:
         128, "images per optimizer step, in total over all devices (128)", positive_int, decides=True, own=True,
         several=True)
     max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
+    eval_mode: bool = flag(
+        False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
+        shared=False, **TRAINS)
+    seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     device: str = flag(
         "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu")), "KIND")
     memory_limit: int | None = flag(
@@ -125,10 +129,6 @@ class RunConfig:
     bind: bool = flag(
         False, "keep a process on a GPU, and its loader workers, on the CPU cores next to that GPU (its NUMA node)",
         equal=True)
-    eval_mode: bool = flag(
-        False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
-        shared=False, **TRAINS)
-    seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     threads: int | None = flag(
         None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
     profile: int | None = flag(
@@ -147,6 +147,9 @@ class RunConfig:
     debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
 
 
+# The groups of --help, each under the name of its first flag.
+GROUPS = {"dataset": "what to train on", "model": "what to train, and how", "device": "on which device",
+          "profile": "what comes out"}
 FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields(RunConfig)}
 
 
@@ -161,21 +164,23 @@ def option(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: bool = False) -> None:
-    """Add the flags of these fields of RunConfig.
+    """Add the flags of these fields of RunConfig, in GROUPS.
 
     several: those that a comparison sweeps over take one or more values, as a list.
     """
-    defaults = RunConfig()
+    defaults, group = RunConfig(), parser
     for name in names:
         about, default = FLAGS[name], getattr(defaults, name)
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
         if about.parse is None:
             action = argparse.BooleanOptionalAction if default else "store_true"
-            parser.add_argument(option(name), action=action, default=default, help=about.help)
+            group.add_argument(option(name), action=action, default=default, help=about.help)
             continue
         many = several and about.several
-        parser.add_argument(option(name), type=about.parse, metavar=about.metavar, help=about.help,
-                            nargs="+" if many else about.nargs,
-                            default=[default] if many and default is not None else default)
+        group.add_argument(option(name), type=about.parse, metavar=about.metavar, help=about.help,
+                           nargs="+" if many else about.nargs,
+                           default=[default] if many and default is not None else default)
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -185,9 +190,7 @@ def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -
 
 def script_parser(description: str) -> OneLineParser:
     """Return the parser of a training script: all flags of RunConfig; the script adds those of its method."""
-    parser = OneLineParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(description=description)
     add_flags(parser, tuple(FLAGS))
     return parser
 

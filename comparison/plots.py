@@ -7,6 +7,7 @@ from pathlib import Path
 from common.plots import new_figure, save_figure
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
+from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
@@ -15,7 +16,7 @@ from comparison.step_plots import draw_excess, draw_phases, draw_timelines
 from comparison.verdict import mebibytes
 
 FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "timeline.png",
-           "scaling.png", *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
+           "scaling.png", "map.png", *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
@@ -38,6 +39,8 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     for name in analysis.report.swept:
         if sweeps := [sweep for sweep in analysis.sweeps if sweep.name == name]:
             figures.append(_sweep(analysis, sweeps, directory / f"sweep-{name.replace('_', '-')}.png"))
+    if find_maps(analysis):
+        figures.append(draw_map(analysis, directory / "map.png"))
     if analysis.projection.points or ("nproc" in analysis.report.swept and compared):
         figures.append(_scaling(analysis, directory / "scaling.png"))
     return figures

@@ -1,4 +1,4 @@
-"""A comparison as it is kept: report.html, report.md, results.csv and the figures, beside what the terminal shows."""
+"""A comparison as it is kept: reports, tables and figures in files, beside what the terminal shows."""
 
 import contextlib
 import csv
@@ -20,8 +20,10 @@ from comparison.record import Report
 from comparison.remedies import Proof, find_proofs
 from comparison.results_file import read_results
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
+from comparison.tables import main_table
 from comparison.terminal import terminal_columns, terminal_text
 
+FILES = ("report.html", "report.md", "results.json", "results.csv", "results.tex")
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
 
@@ -35,7 +37,7 @@ def keep_earlier(directory: Path) -> None:
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = ["results.json", "report.html", "report.md", "results.csv", *FIGURE_NAMES]
+    names = [*FILES, *FIGURE_NAMES]
     names += ["runs", "traces", PROOF] if results.exists() else []
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
@@ -50,17 +52,17 @@ def keep_earlier(directory: Path) -> None:
 
 
 def present(directory: Path) -> Report:
-    """Print what the results.json in `directory` holds; write report.md, results.csv and the figures; return it."""
+    """Print what the results.json in `directory` holds; write FILES and the figures; return it."""
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
     print(f"\n{terminal_text(analysis, proofs, terminal_columns())}\n")
     figures = draw_all(analysis, directory)
     write_csv(analysis, directory / "results.csv")
+    write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
     write_markdown(analysis, directory / "report.md", figures, proofs)
     write_html(analysis, directory / "report.html", figures, proofs)
-    names = ["report.html", "report.md", "results.json", "results.csv", *(figure.name for figure in figures)]
-    print(f"Written to {directory}: " + ", ".join(names), flush=True)
+    print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}", flush=True)
     return report
 
 

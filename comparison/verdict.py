@@ -8,13 +8,20 @@ from comparison.fitting import Trial, trials_of
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan import SWEEPS
 from comparison.remedies import Proof
-from comparison.statistics import EQUAL, UNDECIDED, Ratio
+from comparison.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Return one paragraph per row, one per sweep and method, and last what to use on this machine."""
-    rows = [f"{entry.label}: {_paragraph(analysis, entry)}" for entry in analysis.rows]
-    return [*rows, *sweep_sentences(analysis), *recommendations(analysis)]
+    """Return a paragraph for every row that there is something to say of, one for all simulated rows, one per sweep and
+    method, and last what to use on this machine."""
+    paragraphs = [(entry.label, _paragraph(analysis, entry)) for entry in analysis.rows]
+    rows = [f"{label}: {words}" for label, words in paragraphs if words]
+    return [*rows, *_simulated(analysis), *sweep_sentences(analysis), *recommendations(analysis)]
+
+
+def _simulated(analysis):
+    rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated]
+    return [f"Simulated on one device, which says nothing about the method's speed: {', '.join(rows)}."] if rows else []
 
 
 def sweep_sentences(analysis: Analysis) -> list[str]:
@@ -47,7 +54,7 @@ def where_time_goes(analysis: Analysis) -> list[str]:
     rows = [entry for entry in analysis.rows if entry.standing.speed_up and not entry.is_baseline
             and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps]
     best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
-    return [f"{best.label}: {sentence}" for sentence in _mean_step(best)] if best else []
+    return [f"{best.label}: {sentence}" for sentence in _mean_step(analysis, best)] if best else []
 
 
 def _paragraph(analysis, entry):
@@ -61,33 +68,56 @@ def _paragraph(analysis, entry):
     if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
         return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
                          *_memory(analysis, entry)])
-    return " ".join([*broken, _how_fast(analysis, entry), *_mean_step(entry),
+    return " ".join([*broken, *_how_fast(analysis, entry), *_mean_step(analysis, entry),
                      *(cause.sentence for cause in entry.causes if not cause.of), *_whole_run(entry), *_costs(entry),
                      *_memory(analysis, entry)])
 
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = (f"{_time(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f}, "
+    own = (f"{_time(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
            f"{count(numbers.runs, 'run')})")
     if entry.is_baseline:
-        return f"the baseline, {own}."
+        return [f"the baseline, {own}."]
     if row.simulated:
-        return f"simulated on one device, which says nothing about the method's speed; {own}."
+        return []
     if standing.speed_up is None:
-        return f"{own}; no speed-up, {standing.reason}."
-    speed_up, baseline = standing.speed_up, standing.baseline
-    units = count(len(row.results[0].devices), "device")
+        return [f"{own}; no speed-up, {standing.reason}."]
+    speed_up, baseline = standing.speed_up, analysis.of(standing.baseline)
+    times = as_fast(speed_up) + (f" as “{baseline.label}”" if _several_baselines(analysis) else "")
+    claims = {SLOWER: f"slower, {times}", EQUAL: f"practically as fast, {times}",
+              UNDECIDED: f"{times}, so that it may be faster or slower",
+              TOO_FEW: f"{times}, which so few runs do not prove"}
+    return [f"{claims.get(speed_up.words, times)}; {_instead(analysis, entry, baseline)}.", *_share(entry)]
+
+
+def as_fast(ratio: Ratio) -> str:
+    """Return how many times as fast a row is, with its interval if that is known."""
+    interval = "" if ratio.low is None else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.value:.2f} times as fast{interval}"
+
+
+def _several_baselines(analysis):
+    return len({entry.standing.baseline.label for entry in analysis.rows if entry.standing.baseline}) > 1
+
+
+def _instead(analysis, entry, baseline):
+    """How long a row takes for what was asked, beside another."""
+    if analysis.report.settings.get("target_accuracy") is not None:
+        return f"{_time(analysis, entry)}, instead of {_time(analysis, baseline)}"
+    return f"{entry.summary.epoch_seconds:.2f} s instead of {baseline.summary.epoch_seconds:.2f} s per epoch"
+
+
+def _share(entry):
+    """What share a row gives of what its devices or cores could give at best; of one device there is none to give."""
+    row, share = entry.row, entry.standing.efficiency
+    units = len(row.results[0].devices)
     if row.all_cores:
-        units = count(row.results[0].threads_per_process, "core")
-    claims = {"faster": f"faster than “{baseline.label}”, {speed_up} times as fast",
-              "slower": f"slower than “{baseline.label}”, {speed_up} times as fast",
-              EQUAL: f"practically as fast as “{baseline.label}”, {speed_up} times as fast",
-              UNDECIDED: f"undecided whether faster or slower than “{baseline.label}”, {speed_up} times as fast"}
-    words = claims.get(speed_up.words, f"{speed_up} times as fast as “{baseline.label}” in runs that are too few to "
-                                       "prove anything")
-    share = f", {efficiency(standing.efficiency)} of what {units} could give at best" if units != "1 device" else ""
-    return f"{words}{share}; {own} instead of {_time(analysis, analysis.of(baseline))}."
+        units = row.results[0].threads_per_process
+    if units == 1:
+        return []
+    interval = "" if share.low is None else f" ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
+    return [f"It gives {100 * share.value:.0f} % of {count(units, 'core' if row.all_cores else 'device')}{interval}."]
 
 
 def _time(analysis, entry):
@@ -169,21 +199,21 @@ def tell_trial(trial: Trial) -> str:
     return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
 
 
-def _mean_step(entry):
+def _mean_step(analysis, entry):
     """By how much a step differs from an even share of the baseline's work, and which parts of that are proved."""
     steps = entry.accounts.steps
     if not steps:
         return []
     more = "more" if steps.total.value > 0 else "less"
-    sentence = (f"A step takes {steps.value:.1f} ms, {steps.total} ms {more} than an even share of "
-                f"“{entry.standing.baseline.label}”, {steps.expected:.1f} ms")
-    return [f"{sentence}: {_clauses(entry, 'step') or 'where, is not proved'}."]
+    whose = f"“{entry.standing.baseline.label}”" if _several_baselines(analysis) else "the baseline's"
+    sentence = f"A step takes {steps.value:.1f} ms, {steps.total} ms {more} than an even share of {whose}"
+    return [f"{sentence} ({steps.expected:.1f} ms): {_clauses(entry, 'step') or 'where, is not proved'}."]
 
 
 def _whole_run(entry):
     """What is proved to make a whole run longer or shorter, besides the training."""
     clauses = _clauses(entry, "run")
-    return [f"Beside “{entry.standing.baseline.label}”, and in no speed-up, {clauses}."] if clauses else []
+    return [f"In no speed-up: {clauses}."] if clauses else []
 
 
 def _clauses(entry, account):
@@ -231,7 +261,26 @@ def _sweep(sweep: Sweep) -> str:
     simulated = " (simulated)" if any(entry.row.simulated for entry in sweep.rows) else ""
     return (f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
             f"{first.row.values(without=sweep.name)}{simulated}: shortest at {sweep.value(best)}, "
-            f"{best.summary.epoch_seconds:.2f} s per epoch. Times as long as at {sweep.value(first)}: {compared}.")
+            f"{best.summary.epoch_seconds:.2f} s per epoch. Times as long as at {sweep.value(first)}: {compared}."
+            + _where_it_pays(sweep))
+
+
+def _where_it_pays(sweep):
+    """At which batch, or number of processes, a method is proved to be faster than its baselines."""
+    compared = [entry for entry in sweep.rows if entry.standing.speed_up and not entry.is_baseline]
+    if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
+        return ""
+    pays = [entry.standing.speed_up.words == FASTER for entry in compared]
+    values = [str(sweep.value(entry)) for entry, faster in zip(compared, pays, strict=True) if faster]
+    if all(pays):
+        where = "at each of them"
+    elif not any(pays):
+        where = "at none of them"
+    elif all(pays[pays.index(True):]):
+        where = f"from {values[0]} on"
+    else:
+        where = f"at {', '.join(values)} alone"
+    return f" It is proved to be faster than its baseline {where}."
 
 
 def longer(ratio: Ratio) -> str:
@@ -271,14 +320,21 @@ def _recommend(analysis: Analysis, choice: Recommendation):
         return ("none. Each row trains with a batch of its own, so that an epoch teaches each something else: images "
                 "per second do not say which one learns sooner; with --target-accuracy they are compared in that.")
     if choice.kind == "few runs":
-        return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {standing.speed_up} times as "
-                f"fast as “{standing.baseline.label}”. Give --repeats 3 or more.")
+        return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {as_fast(standing.speed_up)} as "
+                f"“{standing.baseline.label}”. Give --repeats 3 or more.")
     if choice.kind == "stay":
-        return (f"stay with “{best.label}”, {_time(analysis, best)}. The best of the others "
-                f"against an equal baseline, “{shown.label}”, is {standing.speed_up} times as fast as "
-                f"“{standing.baseline.label}”: {standing.speed_up.words}.")
-    words = f"“{best.label}”, {standing.speed_up} times as fast as “{standing.baseline.label}”"
+        return (f"stay with “{best.label}”, {_time(analysis, best)}. The best of the others against an equal baseline, "
+                f"“{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
+                f"{standing.speed_up.words}.{_not_run(analysis)}")
+    words = f"use “{best.label}” on this machine: {as_fast(standing.speed_up)} as “{standing.baseline.label}”"
     if choice.whole and choice.whole is not best:
-        words += f" and {choice.whole_ratio} times as fast as “{choice.whole.label}”"
+        words += f" and {as_fast(choice.whole_ratio)} as “{choice.whole.label}”"
     equals = ", ".join(f"“{entry.label}”" for entry in choice.equals)
-    return f"{words} on this machine." + (f" Not told apart from it: {equals}." if equals else "")
+    return (f"{words}; {_instead(analysis, best, analysis.of(standing.baseline))}."
+            + (f" Not told apart from it: {equals}." if equals else "") + _not_run(analysis))
+
+
+def _not_run(analysis):
+    """Which rows nothing is known of, as they did not run on devices of their own."""
+    rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated or not entry.row.results]
+    return f" Not measured here: {', '.join(rows)}." if rows else ""

@@ -400,14 +400,14 @@ def test_a_comparison_from_start_to_end(check, project, data_root, tmp_path):
         assert text in done.stdout
     files = {path.name for path in directory.iterdir()} - {"runs"}
     assert files - {"excess.png"} == {  # which has no bars where another program disturbed the rows
-        "results.json", "results.csv", "report.md", "report.html", "curves.png", "speed-up.png", "phases.png",
-        "memory.png", "time-memory.png", "scaling.png", ".comparison.lock"}
+        "results.json", "results.csv", "results.tex", "report.md", "report.html", "curves.png", "speed-up.png",
+        "phases.png", "memory.png", "time-memory.png", "scaling.png", ".comparison.lock"}
 
     again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",
                     tiny=False)
     assert again.returncode == 0, again.stderr
     assert {path.name for path in (tmp_path / "again").iterdir()} == files
-    for name in ("results.json", "results.csv", "report.md"):
+    for name in ("results.json", "results.csv", "results.tex", "report.md"):
         assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
     end = done.stdout.index("Written to")
     assert again.stdout.partition("Written to")[0] in done.stdout[:end]

@@ -1,13 +1,18 @@
 """What a flag means is said once, at its field of RunConfig: these tests go through every field."""
 
+import importlib
+import re
 import shlex
+import sys
 from dataclasses import fields, replace
 
 import pytest
 
 import compare_parallel
 from common import checkpoint
-from common.config import FLAGS, RunConfig, flags_that, option, parse, script_parser
+from common.arguments import OneLineParser
+from common.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
+from common.errors import SuiteError
 from comparison.methods import Machine
 from comparison.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
 
@@ -87,3 +92,38 @@ def test_traits_go_together():
     assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
     assert {*flags_that("own")} < {field.name for field in fields(Planned)}
     assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("script", [*(f"{method}_train" for method in (
+    "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")), "compare_parallel"])
+def test_help_has_groups_and_examples_in_80_columns(script, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+    module = importlib.import_module(script)
+    with pytest.raises(SystemExit):
+        module.main()
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
+    assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
+    example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
+    assert shlex.split(example.replace("\\\n", "")) and "\n" not in shlex.split(example.replace("\\\n", ""))
+
+
+def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    command = "python some_script.py --first-flag 1 --second-flag 2 --third-flag 3"
+    text = OneLineParser(prog="some_script.py", description=f"What it does.\n\n    {command}\n").format_help()
+    lines = text.partition("\n    ")[2].partition("\n\n")[0]
+    assert lines.count("\\\n") >= 1 and shlex.split(lines.replace("\\\n", "")) == shlex.split(command)
+
+
+def test_a_flag_that_is_not_known_gets_the_nearest():
+    parser = script_parser("")
+    with pytest.raises(SuiteError, match=r"unrecognized arguments: --bath-size=3, did you mean --batch-size\?; see"):
+        parser.parse_args(["--bath-size=3"])
+    with pytest.raises(SuiteError, match="unrecognized arguments: --xyzzy; see"):
+        parser.parse_args(["--xyzzy"])

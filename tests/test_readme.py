@@ -6,6 +6,7 @@ import re
 import shlex
 import statistics
 import sys
+import textwrap
 
 import pytest
 
@@ -14,6 +15,7 @@ from common.results import RunResult, read_result
 from comparison.analysis import analyse
 from comparison.results_file import read_results
 from comparison.tables import lay_out, main_table, projection_table, sweep_tables
+from comparison.terminal import terminal_text
 from comparison.verdict import verdict
 from processes import PROJECT
 
@@ -46,10 +48,26 @@ def accuracy_row(name: str) -> str:
 def test_tables_of_comparisons(pages, name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
     shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
-    assert all(table in text for table in shown) and not report.failed
+    assert not report.failed
+    if name == "compare-synthetic" and pages == PAGES:
+        assert terminal_block(100) in text
+    else:
+        assert all(table in text for table in shown)
     if report.settings["project"] and pages == PAGES:
         assert projection_table(analyse(report), "github") in text
     assert f"`{report.command.partition(' --output-dir')[0]}`" in text_of(PAGES) or name == "compare-synthetic"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_what_a_terminal_shows_is_kept_as_it_is(width):
+    report = read_results(FIGURES / "compare-synthetic" / "results.json")
+    assert (FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text() == (
+        terminal_text(analyse(report), width=width) + "\n")
+
+
+def terminal_block(width: int) -> str:
+    """What a terminal of so many columns shows of the first comparison, as Markdown."""
+    return textwrap.indent((FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text(), "    ")
 
 
 def test_projections_come_close_to_what_was_measured():
@@ -65,8 +83,7 @@ def test_projections_come_close_to_what_was_measured():
 def test_verdicts_are_those_that_were_printed(name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(PAGES)
     paragraphs = verdict(analyse(report))
-    shown = paragraphs[-1:] if name == "compare-synthetic" else paragraphs
-    assert all(f"> {paragraph}\n" in text for paragraph in shown)
+    assert name == "compare-synthetic" or all(f"> {paragraph}\n" in text for paragraph in paragraphs)
     assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in paragraphs)
 
 
@@ -151,12 +168,15 @@ def test_recipes_take_the_minutes_that_are_shown():
     assert len(chinese) >= 5 and all(shown[flags] == int(minutes) for flags, minutes in chinese)
 
 
-def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(monkeypatch):
+@pytest.mark.parametrize("page, takes_minutes", [
+    ("lecture.md", r"the command takes (\d+)\)"), ("lecture.zh-CN.md", r"命令要 (\d+) 分钟）")])
+def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(
+        page, takes_minutes, monkeypatch):
     measured = json.loads((FIGURES / "benchmark" / "recipes.json").read_text())["seconds"]
-    text = (PROJECT / "docs" / "lecture.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     minutes = {}
     for part in text.split("\n## ")[1:]:
-        takes = re.search(r"the command takes (\d+)\)", part.splitlines()[0])
+        takes = re.search(takes_minutes, part.splitlines()[0])
         for number, command in enumerate(re.findall(r"^    python compare_parallel.py (.*)$", part, re.MULTILINE)):
             monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(command)])
             compare_parallel.parse()

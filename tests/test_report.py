@@ -16,6 +16,7 @@ from comparison.analysis import analyse
 from comparison.diff import describe_difference
 from comparison.fairness import differences
 from comparison.launch import Outcome
+from comparison.map import _finding, axes_of, find_maps
 from comparison.measures import block_times, summarize
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plan import type_flags
@@ -28,7 +29,7 @@ from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.statistics import ratios, residual_deviation, resolution
 from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.terminal import terminal_text
-from comparison.verdict import verdict
+from comparison.verdict import sweep_sentences, verdict
 from reports import configuration, report_of, runs
 from test_results import make_result
 
@@ -420,6 +421,30 @@ def two_sweeps():
                         runs(global_batch_size=size)) for model in ("lenet", "mlp") for size in (64, 128)))
 
 
+def test_a_map_says_where_a_method_pays(tmp_path):
+    def pair(model, size, seconds):
+        values = {"values": {"model": model, "batch_size": size}, "model": model, "batch_size": size}
+        return ((configuration(**values), runs(seconds=(2.0, 2.01, 1.99), global_batch_size=size)),
+                (configuration("ddp", per_device_batch_size=size // 2, **values),
+                 runs("ddp", seconds, count=2, global_batch_size=size)))
+
+    slower, undecided, faster = (3.0, 3.01, 2.99), (1.5, 2.5, 1.9), (1.0, 1.01, 0.99)
+    report = report_of(*pair("lenet", 64, undecided), *pair("lenet", 256, faster), *pair("mlp", 64, slower),
+                       *pair("mlp", 256, slower))
+    analysis = analyse(report)
+    assert axes_of(analysis) == ["model", "batch_size"]
+    (cells,) = find_maps(analysis).values()
+    assert {place: entry.standing.speed_up.words for place, entry in cells.items()} == {
+        ("lenet", 64): "undecided", ("lenet", 256): "faster", ("mlp", 64): "slower", ("mlp", 256): "slower"}
+    assert tmp_path / "map.png" in draw_all(analysis, tmp_path)
+    assert _finding(analysis, find_maps(analysis)) == "Faster than single: “DDP” in 1 of 4 cases"
+    pays = [text for text in sweep_sentences(analysis) if "batch size, ddp" in text]
+    assert [text.rpartition(". ")[2] for text in pays] == [
+        "It is proved to be faster than its baseline from 256 on.",
+        "It is proved to be faster than its baseline at none of them."]
+    assert find_maps(analyse(report_of(SINGLE, DDP))) == {}
+
+
 SKIPPED = (configuration("dp", skip="needs 2 GPUs, found 1"), [])
 
 
@@ -438,7 +463,9 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
-    assert "Recommendation: " in terminal_text(analyse(report)) and len(verdict(analyse(report))) > len(report.rows)
+    assert "Recommendation: " in terminal_text(analyse(report))
+    said = {words.partition(": ")[0] for words in verdict(analyse(report))}
+    assert {entry.label for entry in analyse(report).rows if not entry.row.simulated} <= said
     assert {figure.name for figure in figures} <= set(FIGURES)
 
 
@@ -448,7 +475,7 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
-    assert len(figures) == 6 and verdict(analyse(report))[1].startswith("OLD: faster than “SINGLE”")
+    assert len(figures) == 6 and verdict(analyse(report))[1].startswith("OLD: 2.00 times as fast (")
 
 
 def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):

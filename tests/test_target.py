@@ -106,13 +106,13 @@ def test_rows_are_judged_by_the_time_to_the_target():
     assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
     assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))
     (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
-    assert advice.startswith("Recommendation: “DDP”, 2.00 [")
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
 
 
 def test_a_missed_target_counts_against_the_row():
     report = report_of(to_target("single", (2.0, 2.02, 1.98)), to_target("ddp", (1.0, 1.01, 0.99)),
                        target_accuracy=0.99)
-    assert recommendations(analyse(report))[0].startswith("Recommendation: “DDP”")
+    assert recommendations(analyse(report))[0].startswith("Recommendation: use “DDP” ")
     missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))
     standing = analyse(missed).rows[1].standing
     assert standing.speed_up is None and standing.reason == "“DDP” missed the target accuracy in 1 of 3 runs"

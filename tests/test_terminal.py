@@ -37,7 +37,7 @@ def test_the_order_and_what_is_in_it():
     assert again.split() == ["epoch", "(s)", "[95", "%]", "(MiB)", "(%)"]
     assert set(rule) == {"-", " "}
     assert single.split()[:3] == ["SINGLE", "2.00", "1.00"] and ddp.split()[-1] == "faster"
-    assert paragraphs[3].startswith("Recommendation: “DDP”, 2.00 [")
+    assert paragraphs[3].startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
     assert paragraphs[4].startswith("DDP: A step takes 100.0")
     assert paragraphs[5] == "Projection (projected, not measured)"
     assert "After 20 steps no weight differs from one device's by more than 1.5e-08." in paragraphs

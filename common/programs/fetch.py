@@ -11,7 +11,7 @@ from common.entry import run_script
 
 def main() -> None:
     """Download or generate the data set that the command line names."""
-    parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__, allow_abbrev=False)
+    parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__)
     add_training_flags(parser)
     arguments = parser.parse_args()
     image_set = load_image_set(arguments)

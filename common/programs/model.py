@@ -15,7 +15,7 @@ from common.models import block_names, build_model
 
 
 def main() -> None:
-    parser = OneLineParser(prog="-m common.programs.model", description=__doc__, allow_abbrev=False)
+    parser = OneLineParser(prog="-m common.programs.model", description=__doc__)
     add_training_flags(parser, several=True)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

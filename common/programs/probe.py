@@ -229,7 +229,7 @@ def measure(arguments, image_set: ImageSet) -> Probe:
 
 
 def main() -> None:
-    parser = OneLineParser(prog="-m common.programs.probe", description=__doc__, allow_abbrev=False)
+    parser = OneLineParser(prog="-m common.programs.probe", description=__doc__)
     add_training_flags(parser, several=True)
     parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N")
     parser.add_argument("--threads", type=positive_int, metavar="N")
