@@ -3,6 +3,7 @@
     torchrun --standalone --nproc_per_node=8 ddp_train.py --dataset mnist
     python ddp_train.py --dataset mnist --spawn 2
     torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 ddp_train.py
+    srun --nodes=2 --ntasks-per-node=4 python ddp_train.py
 
 Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the ranks too.
 

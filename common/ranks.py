@@ -26,6 +26,7 @@ from common.machine.ending import end_after_step, told
 from common.machine.environment import available_cores, available_devices, free_memory
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.setup import check_memory_limit, check_precision
+from common.slurm import become_rank
 from common.totals import per_process, total_workers
 from common.words import count
 
@@ -36,10 +37,16 @@ GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost co
 
 
 def refuse_without_ranks(options) -> None:
-    """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks."""
-    if not options.spawn and "RANK" not in os.environ:
+    """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks.
+
+    One whose ranks know no more than srun tells them is fine.
+    """
+    if options.spawn:
+        return
+    become_rank()
+    if "RANK" not in os.environ:
         script = Path(sys.argv[0]).name
-        raise SuiteError(f"{script} runs one process per device", "found neither torchrun nor --spawn",
+        raise SuiteError(f"{script} runs one process per device", "found neither torchrun, nor srun, nor --spawn",
                          f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2", USAGE)
 
 

@@ -1,12 +1,12 @@
-"""The figures of a comparison: curves of all methods, bars of speed-up, phases and memory, sweeps, scaling."""
+"""The figures of a comparison: bars of speed-up and memory, sweeps, scaling, and those that have files of their own."""
 
 import math
-import statistics
 from pathlib import Path
 
 from common.plots import new_figure, save_figure
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
+from comparison.curve_plots import draw_curves
 from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
 from comparison.plan import SWEEPS
@@ -24,7 +24,9 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     if not analysis.done:
         return []
     compared = any(entry.standing.speed_up and not entry.is_baseline for entry in analysis.done)
-    figures = [_curves(analysis, directory / "curves.png")]
+    figures = []
+    if any(len(result.epochs) > 1 for entry in analysis.done for result in entry.row.results):  # one is no curve
+        figures.append(draw_curves(analysis, directory / "curves.png", lambda entry: _style(analysis, entry)))
     if compared:
         figures.append(_speed_ups(analysis, directory / "speed-up.png"))
     figures.append(draw_phases(analysis, directory / "phases.png"))
@@ -53,34 +55,6 @@ def _style(analysis: Analysis, entry: RowAnalysis) -> dict:
     return {**vars(method_of(method).look), "alpha": 1 - 0.65 * same.index(entry.row) / max(1, len(same) - 1)}
 
 
-def _curves(analysis, path):
-    done = analysis.done
-    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=10.0, height=4.3 + 0.15 * len(done))
-    for index, entry in enumerate(done):
-        # methods that compute the same lie on top of each other: the lower ones are wider, so that all can be seen
-        width = 1.2 + 0.7 * (len(done) - 1 - index)
-        style = {**_style(analysis, entry), "linewidth": width, "markersize": 3 + width, "label": entry.label}
-        _band(loss_axis, entry.row, lambda epoch: epoch.train_loss, style)
-        if not entry.row.times_only:
-            _band(accuracy_axis, entry.row, lambda epoch: 100 * epoch.test_accuracy, style)
-    loss_axis.set(ylabel="training loss (nats per image)")
-    accuracy_axis.set(ylabel="test accuracy (%)")
-    for axis in (loss_axis, accuracy_axis):
-        axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(*loss_axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=4)
-    figure.suptitle(f"{analysis.report.title}\nlines: mean over the runs, bands: lowest to highest", fontsize=11)
-    return save_figure(figure, path)
-
-
-def _band(axis, row, value, style):
-    epochs = range(1, 1 + min(len(result.epochs) for result in row.results))
-    values = [[value(result.epochs[epoch - 1]) for result in row.results] for epoch in epochs]
-    axis.plot(epochs, [statistics.mean(sample) for sample in values], **style)
-    axis.fill_between(epochs, *([edge(sample) for sample in values] for edge in (min, max)), color=style["color"],
-                      alpha=0.12, linewidth=0)
-
-
 def _speed_ups(analysis, path):
     report, compared = analysis.report, [entry for entry in analysis.done if entry.standing.speed_up]
     figure, (axis,) = new_figure(width=9.0, height=2.0 + 0.6 * len(compared))
@@ -92,19 +66,31 @@ def _speed_ups(analysis, path):
         words = "baseline" if entry.is_baseline else f"{speed_up}, {speed_up.words}"
         unequal = "\nUNEQUAL settings" if entry.standing.unequal else ""
         labels.append(f"{entry.label}\n{words}{unequal}")
-        axis.barh(position, speed_up.value, xerr=whiskers, capsize=5, ecolor="#777777",
-                  color=method_of(entry.row.configuration.method).look.color, edgecolor="#777777", alpha=0.85)
+        axis.barh(position, speed_up.value, color=method_of(entry.row.configuration.method).look.color,
+                  edgecolor="#777777", alpha=0.85)
+        for color, width in (("white", 5), ("black", 2)):  # to be seen on any colour
+            axis.errorbar(speed_up.value, position, xerr=whiskers, fmt="none", ecolor=color, elinewidth=width,
+                          capsize=6, capthick=width)
     axis.set_yticks(range(len(labels)), labels)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
     left_out = len(analysis.done) - len(compared)
     axis.set(xlim=(0, None))
-    figure.suptitle(report.title, fontsize=11)
-    figure.supxlabel(f"speed-up over {report.settings['baseline']} ({report.asked}; beyond the dashed line is faster)\n"
+    figure.suptitle(f"{_speed_up_finding(compared)}\n{report.title}", fontsize=12)
+    figure.supxlabel(f"speed-up over the baseline ({report.asked}; beyond the dashed line is faster)\n"
                      "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
                      + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
     return save_figure(figure, path)
+
+
+def _speed_up_finding(entries):
+    """What the figure shows, in one line."""
+    faster = [entry for entry in entries if entry.standing.speed_up.words == FASTER]
+    if not faster:
+        return "No row is proved to be faster than its baseline"
+    best = max(faster, key=lambda entry: entry.standing.speed_up.value)
+    return f"“{best.label}” is {best.standing.speed_up.value:.2f} times as fast as “{best.standing.baseline.label}”"
 
 
 def _memory(analysis, path):

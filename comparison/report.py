@@ -23,7 +23,7 @@ from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.tables import main_table
 from comparison.terminal import terminal_columns, terminal_text
 
-FILES = ("report.html", "report.md", "results.json", "results.csv", "results.tex")
+FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
 

@@ -13,6 +13,8 @@ from common.errors import SuiteError
 from common.plots import draw_curves
 from comparison import analysis, equivalence, results_file
 from comparison.analysis import analyse
+from comparison.curve_plots import differences as differences_of
+from comparison.curve_plots import finding
 from comparison.diff import describe_difference
 from comparison.fairness import differences
 from comparison.launch import Outcome
@@ -396,6 +398,27 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
+
+
+def test_accuracies_are_compared_with_those_of_the_same_seed():
+    def learned(*ends):
+        """A run for each end: the test accuracy of its second epoch."""
+        results = runs(seconds=(2.0,) * len(ends), epochs=2)
+        return [replace(result, epochs=(result.epochs[0], replace(result.epochs[1], test_accuracy=end)))
+                for result, end in zip(results, ends, strict=True)]
+
+    report = report_of((configuration(), learned(0.70, 0.80, 0.60)),
+                       (configuration("ddp"), ["failed", *learned(0.83, 0.62)]), (configuration("dp"), ["failed"]))
+    single, ddp, dp = report.rows
+    assert differences_of(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
+    assert differences_of(dp, single) == []
+    assert finding(analyse(report)) == "At the end, no row is further than 2.5 points from its baseline (“DDP”)"
+    assert finding(analyse(report_of(SINGLE))) == "Loss and accuracy"
+
+
+def test_one_epoch_is_no_curve(tmp_path):
+    one = report_of((configuration(), runs(epochs=1)), (configuration("ddp"), runs("ddp", count=2, epochs=1)), epochs=1)
+    assert "curves.png" not in [figure.name for figure in draw_all(analyse(one), tmp_path)]
 
 
 def test_every_sweep_has_a_figure(tmp_path):

@@ -250,4 +250,5 @@ def test_a_stage_without_weights(project, reported, tmp_path):
 
 
 def test_a_pipeline_without_ranks(project, reported):
-    reported("a pipeline without ranks", project("pipeline_train.py"), 2, "found neither torchrun nor --spawn")
+    reported("a pipeline without ranks", project("pipeline_train.py"), 2,
+             "found neither torchrun, nor srun, nor --spawn")

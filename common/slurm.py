@@ -1,0 +1,25 @@
+"""Ranks that srun starts, e.g. `srun --ntasks=4 python ddp_train.py`: what it tells them, in torchrun's words."""
+
+import os
+import re
+
+
+def become_rank() -> None:
+    """Set what a rank reads from the environment by what srun has put there; what is set already stays.
+
+    Does nothing where srun has not started this process as one of several tasks. The ranks meet on the first host of
+    the step, at a port made of the job's number and the step's. Local ranks they count themselves.
+    """
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2:
+        return
+    job, step = (int(os.environ[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    told = {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+            "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
+            "MASTER_PORT": str(20000 + (16 * job + step) % 10000)}
+    os.environ.update({**told, **{name: os.environ[name] for name in told if os.environ.get(name)}})
+
+
+def first_host(hosts: str) -> str:
+    """Return the first name of a list as SLURM writes it, e.g. "n07" of "n[07-09,12],m3"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)
