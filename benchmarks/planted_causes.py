@@ -55,7 +55,8 @@ class Plant:
     method: of both rows. causes: all that may rightly be named then; the first must be. size: what is planted, as the
     first cause counts it (milliseconds per step, seconds per run, or a share); None where it is not known beforehand.
     variables, prefix: what comes before the row's command. settings: of both rows; workers: of the planted one alone.
-    burner: another program computes while the row runs. epochs: of a run, the first of which is not timed.
+    flags: of both rows. burner: another program computes while the row runs. epochs: of a run, the first of which is
+    not timed.
     """
 
     method: str = "single"
@@ -65,6 +66,7 @@ class Plant:
     prefix: tuple[str, ...] = ()
     settings: tuple[tuple[str, object], ...] = ()
     workers: int | None = None
+    flags: tuple[str, ...] = ()
     burner: bool = False
     epochs: int = EPOCHS
 
@@ -73,7 +75,7 @@ class Plant:
         """The two rows' configurations, the plain one first."""
         settings = argparse.Namespace(**{**PLANNED, **dict(self.settings)}, methods=[(self.method, {})])
         (plain,) = make_plan(settings, Machine(gpus=0, cores=2), [*TRAINING, "--epochs", str(self.epochs),
-                                                                      "--loader", settings.loader])
+                                                                      "--loader", settings.loader, *self.flags])
         workers = str(settings.num_workers[0] if self.workers is None else self.workers)
         command = [workers if before == "--num-workers" else text
                    for before, text in zip(("", *plain.command), plain.command, strict=False)]
@@ -99,7 +101,7 @@ PLANTS = {
     "too few threads": Plant(causes=("idle threads", *ANY_PHASE, *ANY_STAGE), size=1.0,
                              variables=(PLANTED, "PLANT=few-threads"), settings=(("threads_per_device", 2),)),
     "too many workers": Plant(causes=("too many workers", *ANY_PHASE, *ANY_STAGE), workers=8,
-                              settings=(("loader", "workers"), ("num_workers", [1]))),
+                              settings=(("loader", "workers"), ("num_workers", [1])), flags=("--worker-nice", "0")),
     "foreign load": Plant(causes=("disturbed",), burner=True),
     "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),
     "slow evaluation": slowed("slow-evaluation", 0.05, "evaluation", size=1.0),

@@ -51,6 +51,11 @@ def non_negative_int(text: str) -> int:
     return _number(text, int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
 
 
+def niceness(text: str) -> int:
+    """Parse a whole number from 0 to 19, how far a process gives way to others (nice(1))."""
+    return _number(text, int, lambda value: 0 <= value <= 19, "a whole number from 0 to 19")
+
+
 def positive_float(text: str) -> float:
     """Parse a finite number above 0."""
     return _number(text, float, lambda value: math.isfinite(value) and value > 0, "a finite number above 0")

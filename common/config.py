@@ -5,7 +5,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from common.arguments import OneLineParser, fraction, memory, non_negative_int, one_of, positive_float, positive_int
+from common.arguments import (
+    OneLineParser,
+    fraction,
+    memory,
+    niceness,
+    non_negative_int,
+    one_of,
+    positive_float,
+    positive_int,
+)
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
 from common.totals import check_workers
@@ -86,6 +95,9 @@ class RunConfig:
     num_workers: int | None = flag(
         None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks)",
         non_negative_int, own=True, several=True)
+    worker_nice: int = flag(
+        10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
+        "(%(default)s)", niceness, equal=True)
     augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
     model: str | None = flag(
         None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",

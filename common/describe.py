@@ -20,6 +20,8 @@ def describe_start(result: RunResult) -> str:
     config, environment = result.config, result.environment
     label = "SIMULATED: " if result.simulated else ""
     place = "per process" if result.loading_ranks == result.world_size else "in rank 0"
+    if result.workers_per_process and config.get("worker_nice"):
+        place += f", which give way to the training (niceness {config['worker_nice']})"
     note = f"\nNote:          {label}{result.reason}" if result.reason else ""
     return (
         f"Method:        {result.method}\n"

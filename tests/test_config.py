@@ -19,7 +19,7 @@ from comparison.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
     "image_size": 32,
-    "loader": "resident", "num_workers": 4, "augment": False, "model": "mlp", "precision": "bf16",
+    "loader": "resident", "num_workers": 4, "worker_nice": 3, "augment": False, "model": "mlp", "precision": "bf16",
     "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
     "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
     "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,

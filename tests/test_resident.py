@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torchvision.transforms import functional
 
 from common.data import image_set as data
 from common.data import loaders
-from common.data.augment import Affine, CropAndMirror, batch_transform, peak_bytes, training_transform, uniform
+from common.data.augment import Affine, CropAndMirror, batch_transform, image_transform, peak_bytes, uniform
 from common.data.image_set import load_image_set
 from common.errors import MACHINE, SuiteError
 from pretended_gpus import pretended_gpus
@@ -70,7 +71,7 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     monkeypatch.setattr(affine, "matrix", lambda *drawn: ours.update(zip("axys", drawn, strict=True)))
     affine.draw(1, index)
     ours["a"] = ours["a"].rad2deg()
-    random = training_transform((0.1,), (0.3,), True, (28, 28)).transforms[0]
+    random = image_transform((1, 28, 28), True)
     theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
     theirs = {"a": [angle for angle, *_ in theirs], "x": [shift[0] for _, shift, *_ in theirs],
               "y": [shift[1] for _, shift, *_ in theirs], "s": [scale for _, _, scale, _ in theirs]}
@@ -136,9 +137,38 @@ def test_test_images_are_normalised_as_torchvision_does_it(channels):
     image_set = data.replace(make_image_set(channels=channels), mean=mean, std=std)
     image_set.test_images[:] = np.random.default_rng(0).integers(0, 256, image_set.test_images.shape)
     _, test_loader = make_loaders(image_set, make_config(batch_size=12), CPU)
-    transform = training_transform(mean, std, False, (28, 28))
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
     expected = torch.stack([transform(Image.fromarray(image)) for image in image_set.test_images])
     torch.testing.assert_close(torch.cat([images for images, _ in test_loader]), expected)
+
+
+@pytest.mark.parametrize("nice", [10, 0])
+def test_workers_give_way_to_the_training(nice):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    loader, _ = make_loaders(make_image_set(60), make_config(num_workers=2, batch_size=12, worker_nice=nice), CPU)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 5
+    assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + nice)] * 2
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, augment):
+    mean, std, size = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels], 60
+    image_set = data.replace(make_image_set(size, channels), mean=mean, std=std)
+    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+    loader, _ = make_loaders(image_set, make_config(augment=augment, num_workers=0, batch_size=12, seed=5), CPU)
+    shape = image_set.image_shape
+    transform = transforms.Compose(
+        [image_transform(shape, augment), transforms.ToTensor(), transforms.Normalize(mean, std)])
+    expected, keys = [], [3, 59, 3 * size + 3]  # of the first epoch, and of the fourth
+    for key in keys:
+        torch.manual_seed(hash((5, key)) % 2**32)
+        expected.append(transform(Image.fromarray(image_set.train_images[key % size])))
+    images, labels = loader.dataset.__getitems__(keys)
+    assert torch.equal(images, torch.stack(expected)) and images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == image_set.train_labels[[3, 59, 3]].tolist() and labels.dtype == torch.int64
+    assert torch.equal(images[0], images[2]) != augment
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -17,20 +17,16 @@ PADDING = 4  # pixels
 DEGREES, SHIFT, SCALE = 10, 0.1, 0.1
 
 
-def training_transform(mean: tuple[float, ...], std: tuple[float, ...], augment: bool, size: tuple[int, int]):
-    """Return the torchvision transform of a training image; mean and std are per channel, on a 0..1 scale.
-
-    size: (H, W). PIL image (H, W[, 3]) in, normalised float32 tensor (C, H, W) out.
-    """
+def image_transform(shape: tuple[int, int, int], augment: bool):
+    """Return the torchvision transform that augments one image of a shape (C, H, W): a PIL image in, another out."""
     from torchvision import transforms
 
+    channels, *size = shape
     if not augment:
-        random = []
-    elif len(mean) == 3:
-        random = [transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()]
-    else:
-        random = [transforms.RandomAffine(DEGREES, translate=(SHIFT, SHIFT), scale=(1 - SCALE, 1 + SCALE))]
-    return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(mean, std)])
+        return transforms.Compose([])
+    if channels == 3:
+        return transforms.Compose([transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()])
+    return transforms.RandomAffine(DEGREES, translate=(SHIFT, SHIFT), scale=(1 - SCALE, 1 + SCALE))
 
 
 def batch_transform(images: torch.Tensor, augment: bool):

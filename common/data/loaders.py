@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from common.config import RunConfig
-from common.data.augment import batch_transform, peak_bytes, training_transform
+from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import free_memory
@@ -27,24 +28,38 @@ EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little
 
 
 class AugmentedImages:
-    """A map-style Dataset: epoch * len + index → (transform(image as PIL), label).
+    """The training images as a Dataset whose DataLoader asks for a batch at a time: epoch * len + index for each image.
 
-    What is drawn at random for an image depends on the seed, the epoch and the image alone: not on how many ranks and
-    workers there are, nor on whether the training was interrupted.
+    Each is augmented by itself, as a PIL image by torchvision; the batch is made a tensor and normalised as a whole, in
+    the order of torchvision's ToTensor and Normalize, to the same bits. What is drawn at random for an image depends on
+    the seed, the epoch and the image alone: not on how many ranks and workers there are, nor on whether the training
+    was interrupted.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, transform, seed: int):
-        self.images, self.labels, self.transform, self.seed = images, labels, transform, seed
+    def __init__(self, image_set: ImageSet, augment: bool, seed: int):
+        self.images, self.labels, self.seed = image_set.train_images, image_set.train_labels, seed
+        self.transform = image_transform(image_set.image_shape, augment)
+        self.mean, self.std = torch.tensor(image_set.mean), torch.tensor(image_set.std)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: int) -> tuple[torch.Tensor, int]:
+    def __getitems__(self, keys: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return images (B, C, H, W) float32, channels-last, and labels (B,) int64."""
+        images = torch.from_numpy(np.stack([self._augmented(key) for key in keys]))  # (B, H, W[, C]) uint8
+        images = images.view(*images.shape[:3], -1).float().div_(255).sub_(self.mean).div_(self.std)
+        return images.permute(0, 3, 1, 2), torch.from_numpy(self.labels[np.array(keys) % len(self)])
+
+    def _augmented(self, key):
         from PIL import Image
 
         torch.default_generator.manual_seed(hash((self.seed, key)) % 2**32)  # 1 us; torch.manual_seed takes 100
-        index = key % len(self)
-        return self.transform(Image.fromarray(self.images[index])), int(self.labels[index])
+        return np.asarray(self.transform(Image.fromarray(self.images[key % len(self)])))
+
+
+def _as_it_is(batch):
+    """A DataLoader's collate_fn, for batches that are put together already."""
+    return batch
 
 
 class KeySampler(Sampler):
@@ -121,13 +136,15 @@ def end_workers_of(loader) -> Iterator[None]:
         raise
 
 
-def _begin(number):
-    """A DataLoader's worker_init_fn: it ends with its parent, and has the socket by which it hands over what it loads.
+def _begin(nice, number):
+    """A DataLoader's worker_init_fn, with a niceness: it ends with its parent, gives way to the training, and has the
+    socket by which it hands over what it loads.
 
     Where there is no room for one, or TMPDIR is too long a name, an error now is one of the parent's; later it would
     be the worker's own, and the parent would wait for ever.
     """
     start_worker(number)
+    os.nice(nice)
     with open(os.devnull) as nothing:
         DupFd(nothing.fileno())
 
@@ -169,13 +186,12 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     if config.loader == "resident":
         train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
     else:
-        transform = training_transform(image_set.mean, image_set.std, config.augment, image_set.image_shape[1:])
         most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
-            AugmentedImages(images, labels, transform, config.seed), batch_size, sampler=KeySampler(sampler, most),
-            num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
-            worker_init_fn=_begin, generator=torch.Generator(),  # or it draws from the one that training uses
-            multiprocessing_context=FORK if workers else None,
+            AugmentedImages(image_set, config.augment, config.seed), batch_size, sampler=KeySampler(sampler, most),
+            collate_fn=_as_it_is, num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
+            worker_init_fn=partial(_begin, config.worker_nice), multiprocessing_context=FORK if workers else None,
+            generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
     test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]
