@@ -17,6 +17,13 @@ KINDS = {stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a
          stat.S_IFSOCK: "a socket"}
 
 
+class _Missing:
+    """The value of a key that is not there, which fits no type."""
+
+    def __repr__(self):
+        return "missing"
+
+
 def regular(path: str | Path) -> Path:
     """Return `path`; raise ValueError if it is a FIFO, which would wait for a writer, a device, which may have no end,
     or the like; FileNotFoundError if it is missing."""
@@ -59,7 +66,7 @@ def check_types(value: object, kind: object, name: str) -> None:
     """Raise TypeError if what was read from a file is not of the type that its field has, or a part of it is not.
 
     kind: a type as it is written at a dataclass's field. A number may be null, which is how NaN is written; none may be
-    infinite or too large for a float.
+    infinite or too large for a float. What a TypedDict does not name may be anything.
     """
     if misfit := _misfit(value, kind, name):
         raise TypeError(f"{misfit[0]} is {reprlib.repr(misfit[1])}")
@@ -73,6 +80,8 @@ def _misfit(value, kind, name):
         return None if None in misfits else max(misfits, key=lambda misfit: len(misfit[0]))  # the nearest to fit
     if kind in (int, float):
         return None if _is_number(value, kind) else (name, value)
+    if typing.is_typeddict(kind):
+        origin = dict
     if not isinstance(value, origin or kind):
         return name, value
     return next(filter(None, (_misfit(*part) for part in _parts(value, kind, origin, inner, name))), None)
@@ -83,6 +92,13 @@ def _parts(value, kind, origin, inner, name):
     if dataclasses.is_dataclass(kind):
         for field, part in _fields(kind):
             yield getattr(value, field), part, f"{name}.{field}"
+    elif typing.is_typeddict(kind):
+        for key, part in _fields(kind):
+            if key in value or key in kind.__required_keys__:
+                yield value.get(key, _Missing()), part, f"{name}[{key!r}]"
+    elif origin is list:
+        for place, item in enumerate(value):
+            yield item, inner[0], f"{name}[{place}]"
     elif origin is tuple:
         kinds = itertools.repeat(inner[0]) if inner[-1] is ... else inner
         for place, (item, part) in enumerate(zip(value, kinds, strict=False)):

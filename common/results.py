@@ -6,6 +6,7 @@ Raw values only: whatever can be derived (medians, speed-ups) is derived where i
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TypedDict
 
 from common.errors import FAILED, SuiteError
 from common.reading import as_tuple, check_types, read_text
@@ -15,6 +16,14 @@ from common.writing import write_json
 # "exchange", which was part of "backward"; 5 added data_ranks; 6 gpu_uuids, reserved_memory_bytes,
 # each epoch's start and timeline
 SCHEMA_VERSION = 6
+
+
+class Environment(TypedDict):
+    """The machine and its software: of all that describe_environment() says, what is asked for later."""
+
+    torch: str
+    cores: int
+    gpus: list[str]
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ class RunResult:
     simulated: bool
     command: str
     config: dict
-    environment: dict
+    environment: Environment
     world_size: int
     devices: tuple[str, ...]
     parameters: int

@@ -11,9 +11,10 @@ from pathlib import Path
 from common.writing import write_text
 from comparison.analysis import Analysis, RowAnalysis
 from comparison.methods import method_of
+from comparison.recommend import recommendations
 from comparison.remedies import Proof
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
-from comparison.verdict import recommendations, tell_guesses, where_time_goes
+from comparison.verdict import tell_guesses, where_time_goes
 
 OPEN = ("Result", "Verdict", "Figures")  # sections that are; the others open at a click, and in print
 STYLE = """

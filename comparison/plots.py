@@ -9,11 +9,11 @@ from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.curve_plots import draw_curves
 from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
+from comparison.phrases import mebibytes
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
 from comparison.statistics import FASTER
 from comparison.step_plots import draw_excess, draw_phases, draw_timelines
-from comparison.verdict import mebibytes
 
 FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "timeline.png",
            "scaling.png", "map.png", *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))

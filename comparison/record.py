@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NotRequired, TypedDict
 
 from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
-from common.results import RunResult, Span
+from common.results import Environment, RunResult, Span
 from common.words import count
 from comparison.fitting import Trial
 from comparison.launch import Outcome
@@ -52,6 +53,36 @@ def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:
     whole = [outcome for outcome in outcomes if outcome.status == "ok"]
     return Foreign(max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0), cores,
                    max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0))
+
+
+class Settings(TypedDict):
+    """The flags of a comparison that are asked for when it is shown; a file has all of them, with these names.
+
+    Lists are of what a sweep may have several of. Those that are not required are missing in older files.
+    """
+
+    dataset: str
+    train_size: int | None
+    batch_size: list[int]
+    epochs: int
+    max_steps: int | None
+    seed: int
+    loader: str
+    baseline: str
+    scaling: str
+    repeats: int | None
+    allow_unequal: bool
+    project: list[int]
+    link_gbps: float | None
+    check_maths: NotRequired[bool]
+    target_accuracy: NotRequired[float | None]
+    budget: NotRequired[float | None]
+    margin: NotRequired[float | None]
+    equal_within: NotRequired[float]
+    fit_batch: NotRequired[bool]
+    predict: NotRequired[list[str]]
+    prove: NotRequired[bool]
+    timeline: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -160,8 +191,8 @@ class Report:
     """
 
     command: str
-    settings: dict
-    environment: dict
+    settings: Settings
+    environment: Environment
     probe: Probe | None
     plan: tuple[Configuration, ...]
     order: tuple[tuple[int, str], ...]

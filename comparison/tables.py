@@ -13,10 +13,10 @@ from comparison.cards import CardUse
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
 from comparison.fitting import trials_of
+from comparison.phrases import efficiency, longer, mebibytes
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
 from comparison.record import Report
-from comparison.verdict import efficiency, longer, mebibytes
 
 DASH = "–"
 

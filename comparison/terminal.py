@@ -12,12 +12,14 @@ from dataclasses import fields
 from comparison.analysis import Analysis
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
+from comparison.phrases import mebibytes
 from comparison.plan import words_of
 from comparison.projection import LABEL
+from comparison.recommend import recommendations
 from comparison.remarks import faults, warnings
 from comparison.remedies import Proof
 from comparison.tables import accuracy, before_rows, cell, lay_out, target_cell
-from comparison.verdict import mebibytes, recommendations, sweep_sentences, tell_guesses, tell_proof, where_time_goes
+from comparison.verdict import sweep_sentences, tell_guesses, tell_proof, where_time_goes
 
 MOST, FEWEST = 100, 60  # columns
 GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least

@@ -2,11 +2,13 @@
 
 from common.errors import OUT_OF_MEMORY
 from common.words import count
-from comparison.analysis import Analysis, Recommendation, Sweep
+from comparison.analysis import Analysis, Sweep
 from comparison.counterparts import TWIN
 from comparison.fitting import Trial, trials_of
-from comparison.methods import all_cores_methods, method_of
+from comparison.methods import method_of
+from comparison.phrases import as_fast, instead_of, longer, mebibytes, several_baselines, tell_disturbed, time_asked
 from comparison.plan import SWEEPS
+from comparison.recommend import recommendations
 from comparison.remedies import Proof
 from comparison.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 
@@ -65,7 +67,7 @@ def _paragraph(analysis, entry):
     broken += _largest_batch(analysis.report, row)
     if not row.results:
         return " ".join(broken or ["not run."])
-    if noisy := _disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
+    if noisy := tell_disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
         return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
                          *_memory(analysis, entry)])
     return " ".join([*broken, *_how_fast(analysis, entry), *_mean_step(analysis, entry),
@@ -75,7 +77,7 @@ def _paragraph(analysis, entry):
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = (f"{_time(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
+    own = (f"{time_asked(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
            f"{count(numbers.runs, 'run')})")
     if entry.is_baseline:
         return [f"the baseline, {own}."]
@@ -84,28 +86,11 @@ def _how_fast(analysis, entry):
     if standing.speed_up is None:
         return [f"{own}; no speed-up, {standing.reason}."]
     speed_up, baseline = standing.speed_up, analysis.of(standing.baseline)
-    times = as_fast(speed_up) + (f" as “{baseline.label}”" if _several_baselines(analysis) else "")
+    times = as_fast(speed_up) + (f" as “{baseline.label}”" if several_baselines(analysis) else "")
     claims = {SLOWER: f"slower, {times}", EQUAL: f"practically as fast, {times}",
               UNDECIDED: f"{times}, so that it may be faster or slower",
               TOO_FEW: f"{times}, which so few runs do not prove"}
-    return [f"{claims.get(speed_up.words, times)}; {_instead(analysis, entry, baseline)}.", *_share(entry)]
-
-
-def as_fast(ratio: Ratio) -> str:
-    """Return how many times as fast a row is, with its interval if that is known."""
-    interval = "" if ratio.low is None else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.value:.2f} times as fast{interval}"
-
-
-def _several_baselines(analysis):
-    return len({entry.standing.baseline.label for entry in analysis.rows if entry.standing.baseline}) > 1
-
-
-def _instead(analysis, entry, baseline):
-    """How long a row takes for what was asked, beside another."""
-    if analysis.report.settings.get("target_accuracy") is not None:
-        return f"{_time(analysis, entry)}, instead of {_time(analysis, baseline)}"
-    return f"{entry.summary.epoch_seconds:.2f} s instead of {baseline.summary.epoch_seconds:.2f} s per epoch"
+    return [f"{claims.get(speed_up.words, times)}; {instead_of(analysis, entry, baseline)}.", *_share(entry)]
 
 
 def _share(entry):
@@ -120,22 +105,9 @@ def _share(entry):
     return [f"It gives {100 * share.value:.0f} % of {count(units, 'core' if row.all_cores else 'device')}{interval}."]
 
 
-def _time(analysis, entry):
-    """How long a row takes for what was asked: to a target accuracy, and per epoch."""
-    target, numbers = analysis.report.settings.get("target_accuracy"), entry.summary
-    asked = "" if target is None else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %, "
-    return f"{asked}{numbers.epoch_seconds:.2f} s per epoch"
-
-
-def efficiency(share: Ratio) -> str:
-    """Return an efficiency in percent, with its interval if that is known."""
-    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
-    return f"{share.value:.0%}{interval}"
-
-
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
-    twins = [f"Two equal rows, “{pair.row.label}” and the same again: {_as_fast(pair.ratio)}." for pair in
+    twins = [f"Two equal rows, “{pair.row.label}” and the same again: {_twins_stand(pair.ratio)}." for pair in
              analysis.pairs[TWIN]]
     noise = analysis.resolution
     if not noise:
@@ -147,7 +119,7 @@ def resolution(analysis: Analysis) -> list[str]:
             *twins]
 
 
-def _as_fast(ratio: Ratio) -> str:
+def _twins_stand(ratio: Ratio) -> str:
     """How one of two equal rows stands beside the other."""
     if ratio.low is None:
         return f"{ratio} times as fast"
@@ -205,7 +177,7 @@ def _mean_step(analysis, entry):
     if not steps:
         return []
     more = "more" if steps.total.value > 0 else "less"
-    whose = f"“{entry.standing.baseline.label}”" if _several_baselines(analysis) else "the baseline's"
+    whose = f"“{entry.standing.baseline.label}”" if several_baselines(analysis) else "the baseline's"
     sentence = f"A step takes {steps.value:.1f} ms, {steps.total} ms {more} than an even share of {whose}"
     return [f"{sentence} ({steps.expected:.1f} ms): {_clauses(entry, 'step') or 'where, is not proved'}."]
 
@@ -249,11 +221,6 @@ def _memory(analysis, entry):
             + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")]
 
 
-def mebibytes(size: float) -> str:
-    """Return bytes in MiB, with a decimal where there are few."""
-    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
-
-
 def _sweep(sweep: Sweep) -> str:
     first, best = sweep.rows[0], min(sweep.rows, key=lambda entry: entry.summary.epoch_seconds)
     compared = ", ".join(f"{sweep.value(entry)}: {longer(ratio)}"
@@ -281,60 +248,3 @@ def _where_it_pays(sweep):
     else:
         where = f"at {', '.join(values)} alone"
     return f" It is proved to be faster than its baseline {where}."
-
-
-def longer(ratio: Ratio) -> str:
-    """Return a ratio of times with its interval and what that means: who takes longer is slower."""
-    words = {"faster": "slower", "slower": "faster"}.get(ratio.words, ratio.words)
-    return f"{ratio} ({words})"
-
-
-def _disturbed(rows):
-    """Which of the rows other programs disturbed, and by how much; nothing if none."""
-    noisy = [row for row in rows if row.disturbed]
-    if not noisy:
-        return ""
-    most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
-    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}; close them and run "
-            "again")
-
-
-def recommendations(analysis: Analysis) -> list[str]:
-    """Return what to use here, for each model and batch."""
-    return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(analysis, choice)}"
-            for choice in analysis.recommendations]
-
-
-def _recommend(analysis: Analysis, choice: Recommendation):
-    best, shown = choice.best, choice.shown
-    standing = shown and shown.standing
-    if choice.kind == "not measured":
-        return "none, as no other method was measured against the baseline."
-    if choice.kind == "disturbed":
-        return f"none. The comparison was disturbed: {_disturbed([entry.row for entry in choice.rows])}."
-    if choice.kind == "all cores":
-        cores = analysis.report.environment["cores"]
-        return (f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "
-                f"{' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
-    if choice.kind == "own batches":
-        return ("none. Each row trains with a batch of its own, so that an epoch teaches each something else: images "
-                "per second do not say which one learns sooner; with --target-accuracy they are compared in that.")
-    if choice.kind == "few runs":
-        return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {as_fast(standing.speed_up)} as "
-                f"“{standing.baseline.label}”. Give --repeats 3 or more.")
-    if choice.kind == "stay":
-        return (f"stay with “{best.label}”, {_time(analysis, best)}. The best of the others against an equal baseline, "
-                f"“{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
-                f"{standing.speed_up.words}.{_not_run(analysis)}")
-    words = f"use “{best.label}” on this machine: {as_fast(standing.speed_up)} as “{standing.baseline.label}”"
-    if choice.whole and choice.whole is not best:
-        words += f" and {as_fast(choice.whole_ratio)} as “{choice.whole.label}”"
-    equals = ", ".join(f"“{entry.label}”" for entry in choice.equals)
-    return (f"{words}; {_instead(analysis, best, analysis.of(standing.baseline))}."
-            + (f" Not told apart from it: {equals}." if equals else "") + _not_run(analysis))
-
-
-def _not_run(analysis):
-    """Which rows nothing is known of, as they did not run on devices of their own."""
-    rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated or not entry.row.results]
-    return f" Not measured here: {', '.join(rows)}." if rows else ""

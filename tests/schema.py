@@ -33,6 +33,10 @@ def schema_of(kind: object) -> dict:
         return record(kind)
     if origin in (types.UnionType, typing.Union):
         return {"anyOf": [schema_of(option) for option in inner]}
+    if typing.is_typeddict(kind):
+        return {name: part for name, part in record(kind).items() if name != "additionalProperties"}
+    if origin is list:
+        return {"type": "array", "items": schema_of(inner[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(inner[1])}
     if origin is tuple and inner[-1] is ...:
@@ -44,10 +48,11 @@ def schema_of(kind: object) -> dict:
 
 
 def record(kind: type) -> dict:
-    """Return the schema of a dataclass, with its docstring."""
+    """Return the schema of a dataclass or a TypedDict, with its docstring."""
     kinds = typing.get_type_hints(kind)
-    needed = [field.name for field in dataclasses.fields(kind)
-              if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING]
+    needed = (sorted(kind.__required_keys__, key=[*kinds].index) if typing.is_typeddict(kind) else
+              [field.name for field in dataclasses.fields(kind)
+               if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING])
     return {"type": "object", "description": re.sub(r"\s+", " ", kind.__doc__).strip(),
             "properties": {name: schema_of(part) for name, part in kinds.items()},
             "required": needed, "additionalProperties": False}

@@ -15,11 +15,11 @@ from comparison.analysis import analyse
 from comparison.cards import CardUse, CardWatch
 from comparison.launch import run_once
 from comparison.measures import summarize, unsteadiness
+from comparison.recommend import recommendations
 from comparison.report import write_csv, write_markdown
 from comparison.results_file import read_results, write_results
 from comparison.tables import card_table, main_table
 from comparison.terminal import terminal_text
-from comparison.verdict import recommendations
 from reports import configuration, report_of, runs
 from test_results import make_result
 

@@ -11,8 +11,8 @@ import pytest
 
 from comparison.analysis import analyse
 from comparison.page import write_html
+from comparison.recommend import recommendations
 from comparison.results_file import read_results
-from comparison.verdict import recommendations
 from processes import PROJECT
 from reports import configuration, report_of, runs
 from test_readme import COMPARISONS

@@ -12,9 +12,10 @@ from common.results import write_result
 from common.shares import Evaluation
 from comparison.analysis import analyse
 from comparison.launch import run_once
+from comparison.recommend import recommendations
 from comparison.remarks import definitions
 from comparison.tables import main_table
-from comparison.verdict import recommendations, verdict
+from comparison.verdict import verdict
 from reports import configuration, report_of, runs
 from test_compare import child
 from test_data import make_config, make_image_set

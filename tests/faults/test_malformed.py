@@ -6,13 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 
 import compare_parallel
 from common.errors import DATA, USAGE
+from common.results import Environment
 from comparison import results_file
+from comparison.record import Settings
 from processes import PROJECT
 
 SCRIPT = "data_parallel_train.py"
@@ -79,6 +82,16 @@ MALFORMED = {
 }
 
 
+def signed(change, directory):
+    """A results.json of which `change` was made and whose checksum is right."""
+    values = json.loads(GENUINE.read_text())
+    del values["sha256"]
+    change(values)
+    file = directory / "results.json"
+    file.write_text(json.dumps({**values, "sha256": results_file._checksum(copy.deepcopy(values))}))
+    return file
+
+
 @pytest.fixture
 def shown(monkeypatch, tmp_path, refused):
     """shown(fault, file): --from and --diff of a file must both be refused, and write nothing."""
@@ -95,12 +108,15 @@ def shown(monkeypatch, tmp_path, refused):
 
 @pytest.mark.parametrize("fault", MALFORMED)
 def test_results_that_are_signed_and_malformed(fault, shown, tmp_path):
-    values = json.loads(GENUINE.read_text())
-    del values["sha256"]
-    MALFORMED[fault](values)
-    file = tmp_path / "results.json"
-    file.write_text(json.dumps({**values, "sha256": results_file._checksum(copy.deepcopy(values))}))
-    shown(fault, file)
+    shown(fault, signed(MALFORMED[fault], tmp_path))
+
+
+@pytest.mark.parametrize(("part", "name"), [*(("settings", name) for name in typing.get_type_hints(Settings)),
+                                            *(("environment", name) for name in typing.get_type_hints(Environment))])
+def test_results_with_a_setting_of_another_type(part, name, refused, tmp_path):
+    file = signed(put(part, name, {"a": "strange thing"}), tmp_path)
+    with refused(f"{part} with a strange {name}", DATA, f"{file}; TypeError: report.{part}['{name}'] is {{'a': 'stra"):
+        results_file.read_results(file)
 
 
 @pytest.mark.parametrize("depth", [900, 10**5])

@@ -1,0 +1,59 @@
+"""How numbers and rows are said, wherever they are: parts of sentences, and of cells."""
+
+from collections.abc import Iterable
+
+from comparison.analysis import Analysis, RowAnalysis
+from comparison.record import Row
+from comparison.statistics import Ratio
+
+
+def as_fast(ratio: Ratio) -> str:
+    """Return how many times as fast a row is, with its interval if that is known."""
+    interval = "" if ratio.low is None else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.value:.2f} times as fast{interval}"
+
+
+def efficiency(share: Ratio) -> str:
+    """Return an efficiency in percent, with its interval if that is known."""
+    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    return f"{share.value:.0%}{interval}"
+
+
+def longer(ratio: Ratio) -> str:
+    """Return a ratio of times with its interval and what that means: who takes longer is slower."""
+    words = {"faster": "slower", "slower": "faster"}.get(ratio.words, ratio.words)
+    return f"{ratio} ({words})"
+
+
+def mebibytes(size: float) -> str:
+    """Return bytes in MiB, with a decimal where there are few."""
+    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
+
+
+def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
+    """Return how long a row takes for what was asked: to a target accuracy, and per epoch."""
+    target, numbers = analysis.report.settings.get("target_accuracy"), entry.summary
+    asked = "" if target is None else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %, "
+    return f"{asked}{numbers.epoch_seconds:.2f} s per epoch"
+
+
+def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
+    """Return how long a row takes for what was asked, beside another."""
+    if analysis.report.settings.get("target_accuracy") is not None:
+        return f"{time_asked(analysis, entry)}, instead of {time_asked(analysis, baseline)}"
+    return f"{entry.summary.epoch_seconds:.2f} s instead of {baseline.summary.epoch_seconds:.2f} s per epoch"
+
+
+def several_baselines(analysis: Analysis) -> bool:
+    """Whether rows are compared with different ones, so that words must say with which."""
+    return len({entry.standing.baseline.label for entry in analysis.rows if entry.standing.baseline}) > 1
+
+
+def tell_disturbed(rows: Iterable[Row]) -> str:
+    """Return which of the rows other programs disturbed, and by how much; nothing if none."""
+    noisy = [row for row in rows if row.disturbed]
+    if not noisy:
+        return ""
+    most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
+    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}; close them and run "
+            "again")
