@@ -60,6 +60,12 @@ class RowAnalysis:
         """Whether the row is what it is compared with."""
         return self.standing.baseline is self.row
 
+    @property
+    def rivals_baseline(self) -> bool:
+        """Whether it could be used instead of its baseline: it trains, equally, and has a speed-up."""
+        return bool(self.standing.speed_up) and not (
+            self.is_baseline or self.standing.unequal or self.row.times_only)
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -253,8 +259,7 @@ def _recommendations(report, rows):
     """For each model and batch: the fastest row that is proved to be, or a baseline."""
     groups: dict[str, list[RowAnalysis]] = {}
     for entry in rows:
-        standing = entry.standing
-        if standing.speed_up and not entry.is_baseline and not standing.unequal and not entry.row.times_only:
+        if entry.rivals_baseline:
             trained = [f"{SWEEPS[name].lower()} {value}" for name, value in entry.row.configuration.values.items()
                        if name in ("model", "batch_size")]
             groups.setdefault(", ".join(trained), []).append(entry)

@@ -14,14 +14,16 @@ Cells = dict[tuple[object, object], RowAnalysis]
 
 
 def find_maps(analysis: Analysis) -> dict[str, Cells]:
-    """Return, by method, the rows that have a speed-up and values of both swept settings, by these values, the vertical
-    axis' first. Empty unless exactly two settings are swept."""
+    """Return, by method, the rows that rival their baselines and have values of both swept settings.
+
+    They are by these values, the vertical axis' first. Empty unless exactly two settings are swept.
+    """
     if len(analysis.report.swept) != 2:
         return {}
     maps: dict[str, Cells] = {}
     for entry in analysis.done:
         values = entry.row.configuration.values
-        if entry.standing.speed_up and not entry.is_baseline and all(name in values for name in axes_of(analysis)):
+        if entry.rivals_baseline and all(name in values for name in axes_of(analysis)):
             place = tuple(values[name] for name in axes_of(analysis))
             maps.setdefault(entry.row.configuration.method, {})[place] = entry
     return maps

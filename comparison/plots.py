@@ -86,7 +86,7 @@ def _speed_ups(analysis, path):
 
 def _speed_up_finding(entries):
     """What the figure shows, in one line."""
-    faster = [entry for entry in entries if entry.standing.speed_up.words == FASTER]
+    faster = [entry for entry in entries if entry.rivals_baseline and entry.standing.speed_up.words == FASTER]
     if not faster:
         return "No row is proved to be faster than its baseline"
     best = max(faster, key=lambda entry: entry.standing.speed_up.value)
@@ -154,7 +154,8 @@ def _time_and_memory(analysis, path):
 def _choice(entries):
     """What the figure of time and memory shows, in one line: the fastest row, if one is proved to be faster, or else
     the one with the least memory."""
-    compared = [entry for entry in entries if entry.memory_ratio]
+    compared = [entry for entry in entries
+                if entry.rivals_baseline and entry.memory_ratio and not entry.row.disturbed]
     faster = [entry for entry in compared if entry.standing.speed_up.words == FASTER]
     if faster:
         best = max(faster, key=lambda entry: entry.standing.speed_up.value)

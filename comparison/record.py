@@ -80,9 +80,9 @@ class Settings(TypedDict):
     margin: NotRequired[float | None]
     equal_within: NotRequired[float]
     fit_batch: NotRequired[bool]
-    predict: NotRequired[list[str]]
-    prove: NotRequired[bool]
-    timeline: NotRequired[bool]
+    predict: NotRequired[list[str] | None]
+    prove: NotRequired[bool | None]
+    timeline: NotRequired[bool | None]
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def _beside(guess, speed_up):
 
 def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step takes longer than an even share of the baseline's."""
-    rows = [entry for entry in analysis.rows if entry.standing.speed_up and not entry.is_baseline
-            and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps]
+    rows = [entry for entry in analysis.rows if entry.rivals_baseline and not entry.row.all_cores
+            and not entry.row.disturbed and entry.accounts.steps]
     best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
     return [f"{best.label}: {sentence}" for sentence in _mean_step(analysis, best)] if best else []
 
@@ -234,7 +234,7 @@ def _sweep(sweep: Sweep) -> str:
 
 def _where_it_pays(sweep):
     """At which batch, or number of processes, a method is proved to be faster than its baselines."""
-    compared = [entry for entry in sweep.rows if entry.standing.speed_up and not entry.is_baseline]
+    compared = [entry for entry in sweep.rows if entry.rivals_baseline]
     if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
         return ""
     pays = [entry.standing.speed_up.words == FASTER for entry in compared]

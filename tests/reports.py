@@ -10,7 +10,7 @@ from test_results import make_result
 SETTINGS = {
     "dataset": "synthetic-mnist", "batch_size": [100], "epochs": 3, "scaling": "strong", "repeats": 3, "seed": 42,
     "baseline": "single", "allow_unequal": False, "check_maths": False, "project": [], "link_gbps": None,
-    "max_steps": None, "train_size": None, "timeout": None, "prove": False,
+    "max_steps": None, "train_size": None, "loader": "workers", "timeout": None, "prove": False,
 }
 PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
 

@@ -38,7 +38,7 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
                        ranks=kept)
 
     settings = {"world_size": len(ranks), "threads_per_process": 1, "startup_seconds": 4.0,
-                "environment": {"torch": "2.11.0", "cores": 2}, **values}
+                "environment": {"torch": "2.11.0", "cores": 2, "gpus": []}, **values}
     result = make_result("single" if len(ranks) == 1 else "ddp", devices=("cpu",) * len(ranks), **settings)
     epochs = tuple(epoch(number, factor) for number, factor in enumerate(factors, start=1))
     spent = sum(each.train_seconds + each.evaluate_seconds for each in epochs)
@@ -129,7 +129,8 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
 
 
 @pytest.mark.parametrize("values, kind, words", [
-    ({"environment": {"torch": "2.11.0", "cores": 1}}, "shared cores", "2 threads share 1 core; give it more cores"),
+    ({"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}}, "shared cores",
+     "2 threads share 1 core; give it more cores"),
     ({}, "shared cores", "of 2: look for other programs, and for what binds processes to the same cores."),
     ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
 ])

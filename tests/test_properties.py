@@ -219,7 +219,8 @@ def test_flags_of_a_script(typed, tmp_path, monkeypatch):
 
 def test_flags_of_a_comparison(typed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {"gpus": [], "cores": 2}))
+    environment = {"torch": "2.11.0", "gpus": [], "cores": 2}
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), environment))
     monkeypatch.setattr(compare_parallel, "find_blocks", lambda models, stages, _: dict.fromkeys(models, 2))
 
     @few(max_examples=200)

@@ -11,7 +11,7 @@ import pytest
 from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
-from comparison import analysis, equivalence, results_file
+from comparison import analysis, equivalence, plots, results_file
 from comparison.analysis import analyse
 from comparison.curve_plots import differences as differences_of
 from comparison.curve_plots import finding
@@ -31,7 +31,7 @@ from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.statistics import ratios, residual_deviation, resolution
 from comparison.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.terminal import terminal_text
-from comparison.verdict import sweep_sentences, verdict
+from comparison.verdict import sweep_sentences, verdict, where_time_goes
 from reports import configuration, report_of, runs
 from test_results import make_result
 
@@ -184,7 +184,7 @@ def test_what_a_reader_must_know():
     ("threads per device 2 instead of 1", {"threads_per_process": 2}),
     ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
     ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
-    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1}}),
+    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1, "gpus": []}}),
     *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
         ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
         ("lr", 0.001), ("epochs", 3))),
@@ -466,6 +466,26 @@ def test_a_map_says_where_a_method_pays(tmp_path):
         "It is proved to be faster than its baseline from 256 on.",
         "It is proved to be faster than its baseline at none of them."]
     assert find_maps(analyse(report_of(SINGLE, DDP))) == {}
+
+
+def test_what_could_not_be_used_is_named_the_fastest_nowhere():
+    """What exchanges no gradients, and what has other settings, is faster here than what could be used."""
+    part = {"count": 2, "peak_memory_bytes": (50 * 2**20,) * 2}
+    values = {"model": "mlp", "batch_size": 100}
+    rivals = (
+        (configuration(values=values, model="mlp"), runs(peak_memory_bytes=(100 * 2**20,))),
+        (configuration("ddp-no-sync", per_device_batch_size=50, values=values, model="mlp"),
+         runs("ddp-no-sync", (0.5, 0.51, 0.49), **part)),
+        (configuration("fsdp", per_device_batch_size=50, values=values, model="mlp", num_workers=4),
+         runs("fsdp", (0.6, 0.61, 0.59), workers_per_process=2, **part)),
+        (configuration("ddp", per_device_batch_size=50, values=values, model="mlp"),
+         runs("ddp", (1.0, 1.01, 0.99), **part)))
+    analysis = analyse(report_of(*rivals, allow_unequal=True))
+    assert [bool(entry.standing.speed_up) for entry in analysis.rows] == [True] * 4
+    assert plots._speed_up_finding(analysis.done).startswith("“DDP (model mlp, batch size 100)” is 2.00 times as fast")
+    assert plots._choice(analysis.done).startswith("“DDP (model mlp, batch size 100)”: 2.00")
+    assert [words.partition(":")[0] for words in where_time_goes(analysis)] == ["DDP (model mlp, batch size 100)"]
+    assert list(find_maps(analysis)) == ["ddp"]
 
 
 SKIPPED = (configuration("dp", skip="needs 2 GPUs, found 1"), [])

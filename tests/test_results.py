@@ -30,7 +30,8 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
         "status": "ok", "reason": "", "simulated": False, "command": "python x.py", "config": {
             "dataset": "synthetic-mnist", "model": "lenet", "optimizer": "adam", "lr": 0.001, "loader": "workers",
             "epochs": len(seconds)},
-        "environment": {"torch": "2.11.0", "cores": 1}, "world_size": 1, "parameters": 5, "global_batch_size": 100,
+        "environment": {"torch": "2.11.0", "cores": 1, "gpus": []},
+        "world_size": 1, "parameters": 5, "global_batch_size": 100,
         "per_device_batch_size": 100, "workers_per_process": 0, "threads_per_process": 1,
         "class_accuracy": {"0": 0.5, "1": 0.75}, "peak_memory_bytes": (1,) * len(devices),
     }

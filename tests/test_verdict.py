@@ -62,7 +62,7 @@ WAITS = (40.0, 0.5, 20.0, 40.0, 3.0)
     (4, 2, "1 thread and 4 loader workers have the 2 cores already, so that more workers would take"),
 ])
 def test_waiting_for_data(workers, cores, advice):
-    waits = runs(phases=WAITS, workers_per_process=workers, environment={"torch": "2.11.0", "cores": cores})
+    waits = runs(phases=WAITS, workers_per_process=workers, environment={"torch": "2.11.0", "cores": cores, "gpus": []})
     report = report_of((configuration(num_workers=workers), waits))
     assert kinds(report) == ["waiting for data"]
     assert sentence(report).startswith("Waiting for data takes 40.0 of 103.5 ms per step (39%): ")
