@@ -147,6 +147,7 @@ class RunConfig:
         None, "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
         "file for ui.perfetto.dev, beside the curves", positive_int, shared=False)
     output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
+    curves: bool = flag(True, "draw loss and accuracy over the epochs", **PRIVATE)
     figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
     save: str | None = flag(
         None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)

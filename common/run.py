@@ -155,7 +155,8 @@ def run(
             say(f"Trace:         {write_trace(traces, file)}")
     if context.rank == 0 and result.status != "diverged":
         say(describe_end(result))
-        say(f"Curves:        {draw_curves(result, config.figure_dir)}")
+        if config.curves:
+            say(f"Curves:        {draw_curves(result, config.figure_dir)}")
     context.shutdown()
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)

@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from common.plots import new_figure, save_figure
+from common.plots import new_figure
 from common.results import EpochRecord
 from comparison.analysis import Analysis, RowAnalysis
+from comparison.figures import keep_figure
 from comparison.record import Row
 
 
@@ -35,7 +36,7 @@ def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis]
     figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=4)
     figure.suptitle(f"{finding(analysis)}\n{analysis.report.title}; lines: mean over the runs, bands: lowest to "
                     "highest", fontsize=11)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def differences(row: Row, baseline: Row) -> list[list[float]]:

@@ -57,7 +57,7 @@ def _train(command, row, train_images, file):
     steps = min(STEPS, max(1, train_images // row.planned.batch_size))  # whole batches, as many on every rank
     changed = ("--eval-mode", "--no-augment", "--precision", "fp32", "--optimizer", "sgd", "--lr", 0.01,
                "--weight-decay", 0, "--schedule", "steps", "--label-smoothing", 0, "--epochs", -(-STEPS // steps),
-               "--max-steps", steps, "--save", file, "--figure-dir", file.parent)
+               "--max-steps", steps, "--save", file, "--figure-dir", file.parent, "--no-curves")
     if "--target-accuracy" in command:  # which so short a training would miss
         place = command.index("--target-accuracy")
         command = (*command[:place], *command[place + 2:])

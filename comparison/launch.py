@@ -59,7 +59,7 @@ class Outcome:
 class Run:
     """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
 
-    Its result file, its log and its curves go into `directory`. timeout: seconds of its own turns after which it is
+    Its result file and its log go into `directory`. timeout: seconds of its own turns after which it is
     stopped. To be used in a `with`: whatever ends that also stops the run, and nothing that it started outlives it.
     """
 
@@ -69,7 +69,7 @@ class Run:
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
         self._command = (*configuration.command, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
-                         str(directory))
+                         str(directory), "--no-curves")
         self._planned = configuration.planned
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}

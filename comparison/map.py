@@ -3,8 +3,9 @@
 import math
 from pathlib import Path
 
-from common.plots import new_figure, save_figure
+from common.plots import new_figure
 from comparison.analysis import Analysis, RowAnalysis
+from comparison.figures import keep_figure
 from comparison.plan import SWEEPS
 from comparison.statistics import FASTER
 
@@ -51,7 +52,7 @@ def draw_map(analysis: Analysis, path: Path) -> Path:
     figure.suptitle(f"{_finding(analysis, maps)}\n{analysis.report.title}", fontsize=12)
     figure.supxlabel("how many times as fast; purple: proved to be faster, orange: proved to be slower, hatched: not "
                      "proved", fontsize=10)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _draw_cells(axis, cells):

@@ -3,10 +3,11 @@
 import math
 from pathlib import Path
 
-from common.plots import new_figure, save_figure
+from common.plots import new_figure
 from common.words import count
 from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
 from comparison.curve_plots import draw_curves
+from comparison.figures import keep_figure
 from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
 from comparison.phrases import mebibytes
@@ -81,7 +82,7 @@ def _speed_ups(analysis, path):
     figure.supxlabel(f"speed-up over the baseline ({report.asked}; beyond the dashed line is faster)\n"
                      "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
                      + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _speed_up_finding(entries):
@@ -106,7 +107,7 @@ def _memory(analysis, path):
     axis.margins(x=0.12)  # for the numbers beside the bars
     axis.set_xlabel("peak memory of a device (MiB)", fontsize=12)
     figure.suptitle(f"{_memory_finding(entries)}\n{analysis.report.title}", fontsize=12)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _memory_finding(entries):
@@ -148,7 +149,7 @@ def _time_and_memory(analysis, path):
     note = f"\n{count(left_out, 'simulated row')} left out" if left_out else ""
     figure.suptitle(f"{_choice(shown)}\n{analysis.report.title}{note}", fontsize=12)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=12)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _choice(entries):
@@ -189,7 +190,7 @@ def _sweep(analysis, sweeps, path):
                  + (" (simulated)" if first.simulated else ""))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{analysis.report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _scaling(analysis, path):
@@ -220,7 +221,7 @@ def _scaling(analysis, path):
              title=analysis.report.title, xlim=(0.8, most + 0.2), ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize=9)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _devices(entry):

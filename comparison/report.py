@@ -37,7 +37,7 @@ def keep_earlier(directory: Path) -> None:
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = [*FILES, *FIGURE_NAMES]
+    names = [*FILES, *FIGURE_NAMES, *(str(Path(name).with_suffix(".svg")) for name in FIGURE_NAMES)]
     names += ["runs", "traces", PROOF] if results.exists() else []
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
@@ -62,7 +62,8 @@ def present(directory: Path) -> Report:
     write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
     write_markdown(analysis, directory / "report.md", figures, proofs)
     write_html(analysis, directory / "report.html", figures, proofs)
-    print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}", flush=True)
+    print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"
+          + " (each figure as SVG too)" * bool(figures), flush=True)
     return report
 
 

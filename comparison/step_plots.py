@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from common.plots import PHASE_LOOK, draw_timeline, new_figure, save_figure
+from common.plots import PHASE_LOOK, draw_timeline, new_figure
 from comparison.analysis import Analysis
+from comparison.figures import keep_figure
 
 
 def draw_phases(analysis: Analysis, path: Path) -> Path:
@@ -27,7 +28,7 @@ def draw_phases(analysis: Analysis, path: Path) -> Path:
     axis.set_xlabel(f"milliseconds per step, mean over the epochs {warm_up}")
     figure.suptitle(f"Where a step's time goes\n{analysis.report.title}", fontsize=11)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def draw_excess(analysis: Analysis, path: Path) -> Path:
@@ -64,7 +65,7 @@ def draw_excess(analysis: Analysis, path: Path) -> Path:
         facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
         hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "", edgecolor="white", label=name) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _excess_finding(accounts):
@@ -90,7 +91,7 @@ def draw_timelines(analysis: Analysis, path: Path) -> Path:
     axes[-1].set_xlabel("milliseconds; traced steps, which take a little longer than those that are timed")
     figure.suptitle(f"{_waiting_finding(timelines)}\n{analysis.report.title}", fontsize=11)
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4)
-    return save_figure(figure, path)
+    return keep_figure(figure, path)
 
 
 def _waiting_finding(timelines):

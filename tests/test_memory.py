@@ -208,7 +208,7 @@ def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
         *runs("ddp", (1.0,), peak_memory_bytes=(30 * MIB,)), *runs("ddp", (1.1,), peak_memory_bytes=(50 * MIB,)),
         *runs("ddp", (1.2,), peak_memory_bytes=(40 * MIB,))]))
     figures = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "keep_figure", lambda figure, path: figures.append(figure))
     plots._time_and_memory(analyse(report), tmp_path)
     (axis,) = figures[0].axes
     points = {point.get_label(): point for point in axis.containers}
