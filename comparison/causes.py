@@ -18,6 +18,7 @@ from comparison.steps import (
     cores_computing,
     find_straggler,
     growth,
+    growth_beside,
     mean_ranks,
     queued_share,
 )
@@ -92,7 +93,7 @@ def find_causes(
     causes = (
         _unequal(standing), _noise(row, standing), *_parts_of_steps(report, row, accounts.steps, summaries),
         _waiting(report, row, own, accounts.steps, summaries), _straggler(row, own), _queued(row), _idle_threads(row),
-        _growth(row), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
+        _growth(row, standing), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
         _bubble(row),
         *_parts_of_runs(row, standing, accounts.runs, summaries),
     )
@@ -197,12 +198,19 @@ def _idle_threads(row):
                  "number).")
 
 
-def _growth(row):
-    share = growth(row.results)
-    if share is None or share.low is None or share.low < GROWTH:
+def _growth(row, standing):
+    """Not where the baseline's epochs grow alike: then the machine became slower."""
+    share, baseline = growth(row.results), standing.baseline
+    if not _grows(share):
+        return None
+    if baseline and baseline is not row and baseline.results and not _grows(growth_beside(row, baseline)):
         return None
     return Cause("growing", f"Its epochs get longer while it trains, by {share.value:.0%} ± {share.margin:.0%} from "
                  "the first that counts to the last: a longer training would not go on at this speed.")
+
+
+def _grows(share):
+    return share is not None and share.low is not None and share.low >= GROWTH
 
 
 def _resident(report, row, own):

@@ -153,11 +153,22 @@ def growth(results: Sequence[RunResult]) -> Excess | None:
 
     None where a run has less than three timed epochs.
     """
-    runs = [[epoch.train_seconds for epoch in result.timed_epochs] for result in results]
-    if min(map(len, runs), default=0) < 3:
+    if min((len(result.timed_epochs) for result in results), default=0) < 3:
         return None
-    return mean_excess("growth", [statistics.linear_regression(range(len(seconds)), seconds).slope * (len(seconds) - 1)
-                                  / statistics.mean(seconds) for seconds in runs])
+    return mean_excess("growth", list(map(_growth_of, results)))
+
+
+def growth_beside(row: Row, other: Row) -> Excess | None:
+    """Return by how much more a row's epochs grow than another's, block by block; None as for growth()."""
+    if not growth(row.results) or not growth(other.results):
+        return None
+    pairs = _pairs(row, other, _growth_of)
+    return mean_excess("growth", [own - theirs for own, theirs in pairs]) if pairs else None
+
+
+def _growth_of(result):
+    seconds = [epoch.train_seconds for epoch in result.timed_epochs]
+    return statistics.linear_regression(range(len(seconds)), seconds).slope * (len(seconds) - 1) / statistics.mean(seconds)
 
 
 def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None:
