@@ -28,6 +28,8 @@ from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
+from comparison.figures import find_font
+from comparison.language import ENGLISH, LANGUAGES
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
 from comparison.plan import given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
@@ -87,6 +89,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
     add = parser.add_argument_group("where to, and without a run").add_argument
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
+    add("--lang", type=one_of(LANGUAGES), default=ENGLISH, metavar="LANG",
+        help="of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)")
     add("--dry-run", action="store_true", help="print the commands and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
     add("--diff", nargs=2, metavar="FILE", help="compare two results.json; run nothing")
@@ -101,7 +105,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.error("--repeats says how often, --margin how exactly; give one of them")
     if arguments.source or arguments.diff:
         for name, value in vars(arguments).items():
-            if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "debug"):
+            if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "lang", "debug"):
                 parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
     if not arguments.repeats and not arguments.margin:
         arguments.budget = arguments.budget or BUDGET
@@ -173,14 +177,14 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
         raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
                          "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
-                if name not in ("source", "diff", "dry_run", "resume", "debug")}
+                if name not in ("source", "diff", "dry_run", "resume", "lang", "debug")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats or FEWEST_BLOCKS, arguments.seed))
     return Report(shlex.join([python(), *sys.argv]), settings, environment, None, tuple(plan), order), shared_flags
 
 
-def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool) -> None:
+def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str) -> None:
     """Run what is left of a comparison and its proof; should it be interrupted, show what was measured so far."""
     try:
         report = run_comparison(report, shared_flags, directory)
@@ -191,7 +195,7 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
             run_comparison(resumed(proof, place / "results.json") if started else proof, shared_flags, place)
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
         if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
-            present(directory)
+            present(directory, language)
             print("Interrupted. The same command with --resume goes on.", file=sys.stderr)
         raise
 
@@ -209,6 +213,7 @@ def read_sound(file: str) -> Report:
 
 def main() -> None:
     arguments, shared_flags = parse()
+    find_font(arguments.lang)
     if arguments.diff:
         print(describe_difference(*map(read_sound, arguments.diff)))
         return
@@ -236,8 +241,8 @@ def main() -> None:
                 report = resumed(report, directory / "results.json")
             else:
                 keep_earlier(directory)
-            measure(report, shared_flags, directory, arguments.resume)
-    report = present(directory)
+            measure(report, shared_flags, directory, arguments.resume, arguments.lang)
+    report = present(directory, arguments.lang)
     if report.failed:
         sys.exit(FAILED)
 

@@ -33,7 +33,7 @@ from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import Configuration, make_order, make_plan
 from comparison.record import Report
-from comparison.steps import cores_computing, find_straggler, growth, queued_share
+from comparison.steps import cores_computing, find_straggler, growth_beside, queued_share
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
@@ -187,7 +187,8 @@ def measured_size(entry: RowAnalysis, cause: str) -> Excess | None:
     if cause == "straggler":
         return find_straggler(results).longer
     if cause == "growing":
-        share, seconds = growth(results), sum(run_seconds(entry.row)) / len(results)
+        share = growth_beside(entry.row, entry.standing.baseline)
+        seconds = sum(run_seconds(entry.row)) / len(results)
         return replace(share, value=share.value * seconds, low=share.low * seconds, high=share.high * seconds)
     if cause in ("shared cores", "too many workers"):
         return queued_share(results)

@@ -41,7 +41,7 @@ PLACES = {
     OUTSIDE: "in none of the phases",
 }
 WAITING_FOR_STAGES = "in waiting for the other stages and sending to them"
-WHOLE_BACKWARD = "in the backward pass, with whatever the devices exchange in it"
+WHOLE_BACKWARD = "in the backward pass and in what the devices exchange during it"
 STAGES = {"start-up": "start-up", "warm-up": "the first epoch's warm-up", "evaluation": "evaluation"}
 
 
@@ -199,14 +199,14 @@ def _idle_threads(row):
 
 
 def _growth(row, standing):
-    """Not where the baseline's epochs grow alike: then the machine became slower."""
+    """Beside the baseline's epochs, which grow too where the machine becomes slower."""
     share, baseline = growth(row.results), standing.baseline
-    if not _grows(share):
+    beside = growth_beside(row, baseline) if baseline and baseline is not row and baseline.results else share
+    if not _grows(share) or not _grows(beside):
         return None
-    if baseline and baseline is not row and baseline.results and not _grows(growth_beside(row, baseline)):
-        return None
-    return Cause("growing", f"Its epochs get longer while it trains, by {share.value:.0%} ± {share.margin:.0%} from "
-                 "the first that counts to the last: a longer training would not go on at this speed.")
+    more = "" if beside is share else "more than the baseline's "
+    return Cause("growing", f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
+                 "from the first that counts to the last: a longer training would not go on at this speed.")
 
 
 def _grows(share):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.writing import write_text
 from comparison.analysis import Analysis, RowAnalysis
+from comparison.language import say, spoken
 from comparison.methods import method_of
 from comparison.recommend import recommendations
 from comparison.remedies import Proof
@@ -49,20 +50,20 @@ WIDTH, LABEL, LINE = 900, 250, 26  # of a chart, of its labels, and of a row, in
 
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files, which are put into it."""
-    title = escape(analysis.report.title)
+    title = escape(say(analysis.report.title))
     answer = [*recommendations(analysis), *where_time_goes(analysis), *tell_guesses(analysis)]
-    parts = [f"<h1>{title}</h1>", *(f'<p class="answer">{escape(sentence)}</p>' for sentence in answer),
+    parts = [f"<h1>{title}</h1>", *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answer),
              _speed_ups(analysis), _epochs(analysis)]
     for section in sections(analysis, figures, proofs, "html"):
         inside = "\n".join(WRITTEN[kind](content) for kind, content in section.parts)
-        if section.heading in OPEN:
+        if section.heading in map(say, OPEN):
             parts.append(f"<h2>{escape(section.heading)}</h2>\n{inside}")
         else:
             parts.append(f"<details><summary>{escape(section.heading)}</summary>\n{inside}\n</details>")
-    parts.append(f"<p>Made by <code>{escape(analysis.report.command)}</code>.</p>")
+    parts.append(f"<p>{say('Made by')} <code>{escape(analysis.report.command)}</code>.</p>")
     body = "\n".join(part for part in parts if part)
     write_text(f"""<!doctype html>
-<html lang="en">
+<html lang="{spoken()}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -102,7 +103,7 @@ def _speed_ups(analysis):
              'stroke-dasharray="4 3" />']
     for number, entry in enumerate(shown):
         speed_up, y = entry.standing.speed_up, LINE * number
-        words = f"{entry.label}: {speed_up} times as fast as {entry.standing.baseline.label}, {entry.result}"
+        words = say(f"“{entry.label}”: {speed_up} times as fast as “{entry.standing.baseline.label}”, {entry.result}")
         whisker = ""
         if speed_up.low is not None:
             low, high = (LABEL + scale * end for end in (speed_up.low, speed_up.high))
@@ -127,7 +128,7 @@ def _epochs(analysis):
         marks.append(_label(entry, y))
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
-                words = f"{entry.label}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s"
+                words = f"{say(entry.label)}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s"
                 marks.append(f'<circle cx="{LABEL + scale * epoch.train_seconds:.1f}" cy="{y + 13}" r="5" fill='
                              f'"{_color(entry)}" fill-opacity=".6"><title>{escape(words)}</title></circle>')
         marks.append(f'<text x="{LABEL + scale * entry.summary.slowest_epoch + 10:.1f}" y="{y + 17}">'
@@ -136,12 +137,12 @@ def _epochs(analysis):
 
 
 def _chart(caption: str, marks: list[str], rows: int) -> str:
-    return (f'<figure><figcaption>{caption}</figcaption><svg viewBox="0 0 {WIDTH} {LINE * rows}" role="img">'
+    return (f'<figure><figcaption>{say(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {LINE * rows}" role="img">'
             + "".join(marks) + "</svg></figure>")
 
 
 def _label(entry: RowAnalysis, y: float) -> str:
-    return f'<text x="{LABEL - 8}" y="{y + 17}" text-anchor="end">{escape(entry.label)}</text>'
+    return f'<text x="{LABEL - 8}" y="{y + 17}" text-anchor="end">{escape(say(entry.label))}</text>'
 
 
 def _color(entry):

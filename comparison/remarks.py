@@ -106,7 +106,7 @@ def definitions(report: Report) -> list[str]:
         "Accuracy: after the last epoch, mean over the runs ± their standard deviation. Every block of runs has a seed "
         "of its own, which its rows share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
-        "command to its end, with imports, start-up, evaluation and figures, without the waiting for its turns.",
+        "command to its end, with imports, start-up and evaluation, without the waiting for its turns.",
         f"Peak memory: of the device that needs most; the median over the runs. {memory}",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores, or of a GPU's time, busy during a "
         "run of the row or of its baseline; no interval covers that, so nothing is claimed from it.",

@@ -12,6 +12,7 @@ from common.errors import SuiteError
 from common.writing import write_text
 from comparison.analysis import Analysis, RowAnalysis, analyse
 from comparison.fairness import effective
+from comparison.language import ENGLISH, say, speaking
 from comparison.page import write_html
 from comparison.plan import words_of
 from comparison.plots import FIGURES as FIGURE_NAMES
@@ -51,8 +52,13 @@ def keep_earlier(directory: Path) -> None:
     print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
 
 
-def present(directory: Path) -> Report:
-    """Print what the results.json in `directory` holds; write FILES and the figures; return it."""
+def present(directory: Path, language: str = ENGLISH) -> Report:
+    """Print what the results.json in `directory` holds; write FILES and the figures, in a language; return it."""
+    with speaking(language):
+        return _present(directory)
+
+
+def _present(directory):
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
@@ -111,7 +117,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
     """Write the report for people as Markdown."""
     written = {TEXT: str, TABLE: str, LIST: bullets, CODE: "```\n{}\n```".format,
                FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)}
-    parts = [f"# {analysis.report.title}", f"Made by `{analysis.report.command}`."]
+    parts = [f"# {say(analysis.report.title)}", f"{say('Made by')} `{analysis.report.command}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]
     write_text("\n\n".join(parts) + "\n", path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from comparison.analysis import Analysis
 from comparison.counterparts import BEFORE
+from comparison.language import say
 from comparison.projection import LABEL
 from comparison.remarks import (
     ACCOUNTING,
@@ -88,8 +89,15 @@ def sections(
         Section("Every epoch, run by run", ((TABLE, epoch_table(report, tablefmt)),)),
         Section("Commands", ((CODE, "\n".join(outcome.command for outcome in report.outcomes)),)),
     ]
-    whole = (Section(some.heading, tuple(part for part in some.parts if part[1])) for some in every)
+    whole = (Section(say(some.heading), tuple(_said(*part) for part in some.parts if part[1])) for some in every)
     return [some for some in whole if some.parts]
+
+
+def _said(kind, content):
+    """A part in the language that is spoken; tables are already."""
+    if kind == LIST:
+        return kind, [say(sentence) for sentence in content]
+    return kind, say(content) if kind == TEXT else content
 
 
 def each(kind: str, contents: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -168,7 +168,8 @@ def growth_beside(row: Row, other: Row) -> Excess | None:
 
 def _growth_of(result):
     seconds = [epoch.train_seconds for epoch in result.timed_epochs]
-    return statistics.linear_regression(range(len(seconds)), seconds).slope * (len(seconds) - 1) / statistics.mean(seconds)
+    slope = statistics.linear_regression(range(len(seconds)), seconds).slope
+    return slope * (len(seconds) - 1) / statistics.mean(seconds)
 
 
 def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None:

@@ -13,6 +13,7 @@ from comparison.cards import CardUse
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
 from comparison.fitting import trials_of
+from comparison.language import narrowed, say, widened
 from comparison.phrases import efficiency, longer, mebibytes
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
@@ -43,11 +44,14 @@ def accuracy(accuracies: tuple[float, ...]) -> str:
 
 def lay_out(rows: list, header: tuple | list, tablefmt: str, left: tuple[int, ...] = (0,)) -> str:
     """Return a table with the columns `left` aligned to the left and the others to the right."""
+    header, *rows = ([say(str(text)) for text in row] for row in (header, *rows))
     aligned = ["left" if column in left else "right" for column in range(len(header))]
     if tablefmt == "github":  # a bar would end the cell
-        header, *rows = ([str(text).replace("|", "\\|") for text in row] for row in (header, *rows))
+        header, *rows = ([text.replace("|", "\\|") for text in row] for row in (header, *rows))
+    header, *rows = ([widened(text) for text in row] for row in (header, *rows))
     # tabulate 0.9 cannot align the columns of no rows
-    return tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned if rows else None)
+    table = tabulate(rows, header, tablefmt=tablefmt, disable_numparse=True, colalign=aligned if rows else None)
+    return narrowed(table)
 
 
 def main_table(analysis: Analysis, tablefmt: str) -> str:

@@ -3,6 +3,7 @@
 All else, each row's causes and how every number is defined, stands in the report.
 """
 
+import re
 import shutil
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from dataclasses import fields
 from comparison.analysis import Analysis
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
+from comparison.language import NOTHING, narrowed, say, widened
 from comparison.phrases import mebibytes
 from comparison.plan import words_of
 from comparison.projection import LABEL
@@ -22,6 +24,7 @@ from comparison.tables import accuracy, before_rows, cell, lay_out, target_cell
 from comparison.verdict import sweep_sentences, tell_guesses, tell_proof, where_time_goes
 
 MOST, FEWEST = 100, 60  # columns
+PARTING = "\v"  # for textwrap a space, between two characters that have none
 GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least
 
 
@@ -35,19 +38,28 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
     report, words = analysis.report, []
     words += [*recommendations(analysis), *where_time_goes(analysis), *sweep_sentences(analysis),
               *map(tell_proof, proofs), *tell_guesses(analysis)]
-    parts = [fill(report.title, width), fill(_what_is_equal(analysis), width), _main_table(analysis, width),
-             *(fill(sentence, width) for sentence in words), _before_table(analysis, width), _projection(analysis),
-             fill(_maths(report), width), _list([*warnings(analysis), *faults(analysis)], width)]
+    parts = [fill(say(report.title), width), fill(say(_what_is_equal(analysis)), width), _main_table(analysis, width),
+             *(fill(say(sentence), width) for sentence in words), _before_table(analysis, width),
+             _projection(analysis), fill(say(_maths(report)), width),
+             _list([*warnings(analysis), *faults(analysis)], width)]
     return "\n\n".join(part for part in parts if part)
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
-    """Return a text in lines of at most `width` columns; what has no space in it stays whole."""
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Return a text in lines of at most `width` columns; words stay whole, Chinese is parted before any character."""
+    parted = _parted(text)
+    lines = textwrap.wrap(parted, width - (PARTING in parted), subsequent_indent=indent, break_long_words=False,
+                          break_on_hyphens=False, replace_whitespace=False)  # a line's last character may be wide
+    return narrowed("\n".join(lines)).replace(PARTING, "")
+
+
+def _parted(text):
+    """A text as long as its columns are, which has PARTING where a line may end."""
+    return re.sub(f"{NOTHING}(?![，。；：）”])", PARTING, widened(text))
 
 
 def _list(sentences: Iterable[str], width):
-    return "\n".join(fill(f"- {sentence}", width, "  ") for sentence in sentences)
+    return "\n".join(fill(f"- {say(sentence)}", width, "  ") for sentence in sentences)
 
 
 def _what_is_equal(analysis):
@@ -71,11 +83,13 @@ def _main_table(analysis, width):
 
 def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
+    header, *rows = ([say(text) for text in row] for row in (header, *rows))
+    wide = ([widened(text) for text in row] for row in (header, *rows))
     columns = [max(max(len(line) + PADDING for line in name.splitlines()), *map(len, column))
-               for name, *column in zip(header, *rows, strict=True)]
+               for name, *column in zip(*wide, strict=True)]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
-    word = max(len(word) for *_, text in (header, *rows) for word in text.split())
+    word = max(len(word) for *_, text in (header, *rows) for word in _parted(text).split())
     last = min(last, max(spare // 3, spare - first, word))
     narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in rows]
     return lay_out(narrow, header, "simple", left=(0, len(header) - 1))
@@ -86,7 +100,7 @@ def _before_table(analysis, width):
         return ""
     header = ["Method", "Before (s\nper epoch)", "Now (s\nper epoch)", "Times as\nfast [95 %]", "Result",
               "Now differs in"]
-    return f"Now and before\n\n{fitted_table(before_rows(analysis), header, width)}"
+    return f"{say('Now and before')}\n\n{fitted_table(before_rows(analysis), header, width)}"
 
 
 def _projection(analysis):
@@ -95,8 +109,8 @@ def _projection(analysis):
     rows = [[str(point.devices), f"{point.epoch_seconds:.2f}", f"{point.speed_up:.2f}",
              cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")] for point in analysis.projection.points]
     header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
-    return f"Projection ({LABEL})\n\n" + (
-        lay_out(rows, header, "simple", left=()) if rows else " ".join(analysis.projection.assumptions))
+    return f"{say(f'Projection ({LABEL})')}\n\n" + (
+        lay_out(rows, header, "simple", left=()) if rows else say(" ".join(analysis.projection.assumptions)))
 
 
 def _maths(report):

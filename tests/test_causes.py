@@ -114,7 +114,7 @@ def test_an_older_result_has_the_exchange_in_its_backward_pass():
     configured, runs = ddp(rank(halves(backward=16.0)), rank(halves(backward=16.0)))
     names, words = judged(single(), (configured, old(runs)))
     assert names == ["backward"]
-    assert "6.0 ± 0.1 ms more in the backward pass, with whatever the devices exchange in it" in words
+    assert "6.0 ± 0.1 ms more in the backward pass and in what the devices exchange during it" in words
 
 
 def test_a_straggler_is_named_with_its_rank_and_its_phase():

@@ -78,7 +78,7 @@ def test_charts_tell_their_numbers(tmp_path):
     page = page_of(report_of((configuration("single"), runs(seconds=(2.0, 2.02, 1.98))),
                              (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
     text = " ".join(page.texts)
-    assert "DDP: 2.00 [" in text and "times as fast as SINGLE, faster" in text
+    assert "“DDP”: 2.00 [" in text and "times as fast as “SINGLE”, faster" in text
     assert "SINGLE, block 2, epoch 3: 2.020 s" in text
     bars = [float(values["width"]) for tag, values in page.tags if tag == "rect"]
     assert len(bars) == 2 and bars[1] == pytest.approx(2 * bars[0], rel=0.01)

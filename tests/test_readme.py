@@ -13,10 +13,11 @@ import pytest
 import compare_parallel
 from common.results import RunResult, read_result
 from comparison.analysis import analyse
+from comparison.remedies import find_proofs
 from comparison.results_file import read_results
 from comparison.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.terminal import terminal_text
-from comparison.verdict import verdict
+from comparison.verdict import tell_proof, verdict
 from processes import PROJECT
 
 README = PROJECT / "README.md"
@@ -157,6 +158,13 @@ def benchmark(name: str):
     finally:
         sys.path.remove(str(PROJECT / "benchmarks"))
     return module
+
+
+def test_the_cause_that_was_proved():
+    report, proof = (read_results(FIGURES / "prove-mnist" / part / "results.json") for part in (".", "proof"))
+    sentences = [tell_proof(proved) for proved in find_proofs(analyse(report), proof)]
+    assert sentences and all(f"> {sentence}\n" in text_of(PAGES) for sentence in sentences)
+    assert all(sentence in (FIGURES / "prove-mnist" / "report.md").read_text() for sentence in sentences)
 
 
 def test_recipes_take_the_minutes_that_are_shown():

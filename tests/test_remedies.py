@@ -176,11 +176,11 @@ def test_a_proof_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
         return wanted
 
     monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)
-    compare_parallel.measure(report, [], tmp_path, resume=False)
+    compare_parallel.measure(report, [], tmp_path, resume=False, language="en")
     proof = plan_proof(analyse(report))
     done = report_of(*((row, runs("ddp", NEAR)) for row in proof.plan)).outcomes[:2]
     write_results(replace(proof, outcomes=done), tmp_path / PROOF)
-    compare_parallel.measure(report, [], tmp_path, resume=True)
+    compare_parallel.measure(report, [], tmp_path, resume=True, language="en")
     assert [count for name, count in ran if name == PROOF] == [0, 2]
 
 
