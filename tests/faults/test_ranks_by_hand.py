@@ -183,6 +183,12 @@ def test_ranks_whose_code_differs(two_ranks, tmp_path, reported):
     assert all(re.search(CHECKSUMS, process.stderr) for process in done)
 
 
+@pytest.fixture(autouse=True)
+def a_script(monkeypatch):
+    """Ranks compare the script that was started; a worker of pytest-xdist has none."""
+    monkeypatch.setattr(sys, "argv", [str(PROJECT / "ddp_train.py")])
+
+
 class Store:
     """What a rank sees of a store that all ranks share; it answers later, the higher the rank."""
 
