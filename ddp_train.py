@@ -35,7 +35,7 @@ from common.errors import USAGE, SuiteError
 from common.lost_ranks import name_lost_ranks
 from common.machine.setup import prepare_process
 from common.models import build_model
-from common.ranks import find_ranks, rank_device, ready_for_ranks, spawn_ranks
+from common.ranks import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
 from common.run import run
 from common.timing import LastGradient
 
@@ -54,7 +54,7 @@ def main() -> None:
     add_dist_timeout(parser)  # DDP:
     config, options = parse(parser)
     refuse_contradictions(config, options)  # DDP:
-    ready_for_ranks(options)  # DDP:
+    refuse_without_ranks(options)  # DDP:
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
     else:  # DDP: this process is a rank, which torchrun or somebody else has started

@@ -32,7 +32,7 @@ from common.entry import run_script
 from common.lost_ranks import name_lost_ranks
 from common.machine.setup import prepare_process
 from common.models import build_model
-from common.ranks import find_ranks, rank_device, ready_for_ranks, spawn_ranks
+from common.ranks import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
 from common.run import run
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
     add_dist_timeout(parser)  # DDP:
     config, options = parse(parser)
-    ready_for_ranks(options)  # DDP:
+    refuse_without_ranks(options)  # DDP:
     if options.spawn:  # DDP:
         spawn_ranks(options.spawn, train, config, options)  # DDP:
     else:  # DDP: this process is a rank, which torchrun or somebody else has started

@@ -39,7 +39,7 @@ from common.errors import USAGE, SuiteError
 from common.lost_ranks import name_lost_ranks
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
-from common.ranks import Place, find_ranks, rank_device, ready_for_ranks, spawn_ranks
+from common.ranks import Place, find_ranks, rank_device, refuse_without_ranks, spawn_ranks
 from common.run import run
 from common.words import count
 
@@ -177,7 +177,7 @@ def main() -> None:
                         help="first blocks of all stages but the first (balances measured time)")  # Pipeline:
     add_dist_timeout(parser)  # Pipeline:
     config, options = parse(parser)
-    ready_for_ranks(options)  # Pipeline:
+    refuse_without_ranks(options)  # Pipeline:
     if options.spawn:  # Pipeline:
         image_set = load_image_set(config)  # Pipeline: what all ranks would refuse, is refused once
         model = build_model(config.model, image_set.image_shape, config.seed,  # Pipeline:

@@ -14,7 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
-from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.agreement import tell_all
 from common.checkpoint import content_of, read_checkpoint
@@ -22,7 +22,7 @@ from common.config import RunConfig
 from common.data.image_set import load_image_set
 from common.entry import run_script
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
-from common.machine.ending import end_after_step, end_by_signals, told
+from common.machine.ending import end_after_step, told
 from common.machine.environment import available_cores, available_devices, free_memory
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.setup import check_memory_limit, check_precision
@@ -36,14 +36,12 @@ ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTER
 GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
 
-def ready_for_ranks(options) -> None:
+def refuse_without_ranks(options) -> None:
     """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks.
 
-    A launcher that tells its ranks no more than srun does is fine. With --spawn, keep this process to one thread: those
-    that OpenMP starts do not survive the fork of a rank.
+    One whose ranks know no more than srun tells them is fine.
     """
     if options.spawn:
-        torch.set_num_threads(1)
         return
     become_rank()
     if "RANK" not in os.environ:
@@ -86,15 +84,13 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     image_set = load_image_set(config)
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)
-    del image_set  # or it would be in the memory of forks too
     _refuse_too_many(world_size)
     if world_size > available_cores() and device.type == "cpu" and not config.quiet:
         print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
-        ranks = start_processes(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False,
-                                start_method=_start_method(device))
+        ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
 
         def pass_on(number):
             for process in ranks.processes:
@@ -126,14 +122,6 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 process.join()
 
 
-def _start_method(device):
-    """How to start a rank: on a CPU as a fork, which has imported everything; CUDA does not survive one.
-
-    Nor do OpenMP's threads: see ready_for_ranks().
-    """
-    return "fork" if device.type == "cpu" and sys.platform == "linux" else "spawn"
-
-
 def _refuse_too_many(ranks):
     """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
     own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
@@ -144,7 +132,6 @@ def _refuse_too_many(ranks):
 
 def _start_rank(rank, train, config, options, directory, parent):
     end_with_parent()
-    end_by_signals()
     if os.getppid() != parent:  # it was killed before the kernel knew
         os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))

@@ -28,12 +28,6 @@ def end_at_once() -> None:
         _handle(number, _exit)
 
 
-def end_by_signals() -> None:
-    """Let signals end this process as they do by themselves: it is a fork of one that did something else."""
-    for number in AT_ONCE:
-        _handle(number, signal.SIG_DFL)
-
-
 @contextlib.contextmanager
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None) -> Iterator[None]:
     """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
