@@ -108,11 +108,12 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
              for text in (axes.xaxis.label, *axes.get_yticklabels())]
     assert "一台设备的内存峰值 (MiB)" in texts or any("加速比" in text for text in texts)
     assert not [text for text in texts if ENGLISH.search(text)]
+    assert "SINGLE\n基准" in texts  # what stands at a tick
 
 
 def test_a_figure_without_a_font_is_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: ["DejaVu Sans"])
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh"])
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh", "--dry-run"])
     with pytest.raises(SuiteError, match="no font with Chinese characters") as refused:
         compare_parallel.main()
     assert refused.value.exit_code == MACHINE and find_font("en") is None
