@@ -104,9 +104,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     if arguments.repeats and arguments.margin:
         parser.error("--repeats says how often, --margin how exactly; give one of them")
     if arguments.source or arguments.diff:
+        allowed = ("source", "output_dir", "lang", "debug") if arguments.source else ("diff", "debug")
         for name, value in vars(arguments).items():
-            if value != parser.get_default(name) and name not in ("source", "diff", "output_dir", "lang", "debug"):
-                parser.error(f"--from and --diff show what was measured; leave out --{name.replace('_', '-')}")
+            if value != parser.get_default(name) and name not in allowed:
+                shown = "--from shows" if arguments.source else "--diff shows"
+                parser.error(f"{shown} what was measured; leave out --{name.replace('_', '-')}")
     if not arguments.repeats and not arguments.margin:
         arguments.budget = arguments.budget or BUDGET
     if arguments.fit_batch:
@@ -213,7 +215,7 @@ def read_sound(file: str) -> Report:
 
 def main() -> None:
     arguments, shared_flags = parse()
-    find_font(arguments.lang)
+    find_font(arguments.lang)  # raises before anything runs
     if arguments.diff:
         print(describe_difference(*map(read_sound, arguments.diff)))
         return

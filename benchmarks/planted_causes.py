@@ -27,12 +27,13 @@ from common.errors import FAILED, SuiteError
 from common.machine.lifetime import temporary_directory
 from common.plots import new_figure, save_figure
 from comparison.accounting import Excess
-from comparison.analysis import RowAnalysis, analyse
+from comparison.analysis import analyse
 from comparison.launch import Outcome, run_once
 from comparison.measures import run_seconds
 from comparison.methods import Machine
 from comparison.plan import Configuration, make_order, make_plan
 from comparison.record import Report
+from comparison.row_analysis import RowAnalysis
 from comparison.steps import cores_computing, find_straggler, growth_beside, queued_share
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]

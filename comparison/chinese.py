@@ -353,6 +353,7 @@ CATALOGUE = {
     "with {#n}: {what}": "{n} 时：{what}",
     "there are fewer than {#n} images": "图像不到 {n} 张",
     "fits, with {#n} MiB at its peak": "放得下，峰值 {n} MiB",
+    "{row}, block {#n}, epoch {#m}: {#x} s": "{row}，区组 {n}，第 {m} 轮：{x} s",
     "{row} was guessed to be {#x} times as fast as the baseline: measured {ratio}, in which the guess lies.":
         "猜测{row}的速度是基准的 {x} 倍：测得 {ratio}，猜测在其中。",
     "{row} was guessed to be {#x} times as fast as the baseline: measured {ratio}, and so it is not.":

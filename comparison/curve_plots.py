@@ -7,9 +7,10 @@ from pathlib import Path
 
 from common.plots import new_figure
 from common.results import EpochRecord
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.figures import keep_figure
 from comparison.record import Row
+from comparison.row_analysis import RowAnalysis
 
 
 def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis], dict]) -> Path:

@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 
 from common.plots import new_figure
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.figures import keep_figure
 from comparison.plan import SWEEPS
+from comparison.row_analysis import RowAnalysis
 from comparison.statistics import FASTER
 
 # Purple is faster and orange slower, for colour-blind readers too; twice and half as fast have the full colour.

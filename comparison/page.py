@@ -9,11 +9,12 @@ from html import escape
 from pathlib import Path
 
 from common.writing import write_text
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.language import say, spoken
 from comparison.methods import method_of
 from comparison.recommend import recommendations
 from comparison.remedies import Proof
+from comparison.row_analysis import RowAnalysis
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.verdict import tell_guesses, where_time_goes
 
@@ -128,7 +129,7 @@ def _epochs(analysis):
         marks.append(_label(entry, y))
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
-                words = f"{say(entry.label)}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s"
+                words = say(f"{entry.label}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s")
                 marks.append(f'<circle cx="{LABEL + scale * epoch.train_seconds:.1f}" cy="{y + 13}" r="5" fill='
                              f'"{_color(entry)}" fill-opacity=".6"><title>{escape(words)}</title></circle>')
         marks.append(f'<text x="{LABEL + scale * entry.summary.slowest_epoch + 10:.1f}" y="{y + 17}">'

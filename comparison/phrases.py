@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.record import Row
+from comparison.row_analysis import RowAnalysis
 from comparison.statistics import Ratio
 
 

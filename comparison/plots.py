@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.plots import new_figure
 from common.words import count
-from comparison.analysis import MUCH_MEMORY, Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.curve_plots import draw_curves
 from comparison.figures import keep_figure
 from comparison.map import draw_map, find_maps
@@ -13,6 +13,7 @@ from comparison.methods import method_of, projected_method
 from comparison.phrases import mebibytes
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL
+from comparison.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.statistics import FASTER
 from comparison.step_plots import draw_excess, draw_phases, draw_timelines
 

@@ -1,6 +1,7 @@
 """What to use on this machine, in a sentence."""
 
-from comparison.analysis import Analysis, Recommendation
+from comparison.analysis import Analysis
+from comparison.choice import Recommendation
 from comparison.methods import all_cores_methods
 from comparison.phrases import as_fast, instead_of, tell_disturbed, time_asked
 

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NotRequired, TypedDict
@@ -12,47 +11,13 @@ from common.probe import Probe
 from common.results import Environment, RunResult, Span
 from common.words import count
 from comparison.fitting import Trial
+from comparison.foreign import Foreign, foreign_of
 from comparison.launch import Outcome
 from comparison.methods import method_of
 from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
-MOST_FOREIGN = 0.1  # of the cores, or of a GPU's time, may go to other programs; beyond that, times prove nothing
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """The most that other programs used during any of some runs that ended well.
-
-    busy: so many of the `cores`, on average. gpu: the share of the time in which one computed on a GPU of the run's.
-    """
-
-    busy: float
-    cores: int
-    gpu: float
-
-    @property
-    def share(self) -> float:
-        """The larger of both shares."""
-        return max(self.busy / self.cores, self.gpu)
-
-    @property
-    def too_much(self) -> bool:
-        """Whether times prove nothing beside that."""
-        return self.share > MOST_FOREIGN
-
-    def __str__(self) -> str:
-        words = [f"kept up to {self.busy:.1f} of {count(self.cores, 'core')} busy"] if self.busy or not self.gpu else []
-        words += [f"computed on a GPU for {self.gpu:.0%} of the time"] if self.gpu else []
-        return " and ".join(words)
-
-
-def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:
-    """Return what other programs used during those of some runs that ended well, on so many cores."""
-    whole = [outcome for outcome in outcomes if outcome.status == "ok"]
-    return Foreign(max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0), cores,
-                   max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0))
 
 
 class Settings(TypedDict):

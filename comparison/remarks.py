@@ -4,9 +4,10 @@ from common.words import count
 from comparison.analysis import Analysis
 from comparison.counterparts import TWIN
 from comparison.fitting import STEPS
+from comparison.foreign import MOST_FOREIGN
 from comparison.measures import confidence_of
 from comparison.methods import all_cores_methods, method_of
-from comparison.record import MOST_FOREIGN, Report
+from comparison.record import Report
 from comparison.statistics import EQUAL_WITHIN
 from comparison.verdict import told_apart
 

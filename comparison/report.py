@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.errors import SuiteError
 from common.writing import write_text
-from comparison.analysis import Analysis, RowAnalysis, analyse
+from comparison.analysis import Analysis, analyse
 from comparison.fairness import effective
 from comparison.language import ENGLISH, say, speaking
 from comparison.page import write_html
@@ -20,6 +20,7 @@ from comparison.plots import draw_all
 from comparison.record import Report
 from comparison.remedies import Proof, find_proofs
 from comparison.results_file import read_results
+from comparison.row_analysis import RowAnalysis
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.tables import main_table
 from comparison.terminal import terminal_columns, terminal_text

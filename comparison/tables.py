@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from common.words import count
 from comparison.accounting import Excess
-from comparison.analysis import Analysis, RowAnalysis
+from comparison.analysis import Analysis
 from comparison.cards import CardUse
 from comparison.counterparts import BEFORE
 from comparison.fairness import Effective, effective
@@ -18,6 +18,7 @@ from comparison.phrases import efficiency, longer, mebibytes
 from comparison.plan import SWEEPS, words_of
 from comparison.projection import LABEL
 from comparison.record import Report
+from comparison.row_analysis import RowAnalysis
 
 DASH = "–"
 

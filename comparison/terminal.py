@@ -47,14 +47,14 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
 
 def fill(text: str, width: int, indent: str = "") -> str:
     """Return a text in lines of at most `width` columns; words stay whole, Chinese is parted before any character."""
-    parted = _parted(text)
+    parted = _with_breaks(re.sub(r"[\t\n\v\f\r]", " ", text))
     lines = textwrap.wrap(parted, width - (PARTING in parted), subsequent_indent=indent, break_long_words=False,
                           break_on_hyphens=False, replace_whitespace=False)  # a line's last character may be wide
     return narrowed("\n".join(lines)).replace(PARTING, "")
 
 
-def _parted(text):
-    """A text as long as its columns are, which has PARTING where a line may end."""
+def _with_breaks(text):
+    """A text as long as its columns are, which has PARTING where a line of Chinese may end."""
     return re.sub(f"{NOTHING}(?![，。；：）”])", PARTING, widened(text))
 
 
@@ -89,7 +89,7 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
                for name, *column in zip(*wide, strict=True)]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
-    word = max(len(word) for *_, text in (header, *rows) for word in _parted(text).split())
+    word = max(len(word) for *_, text in (header, *rows) for word in _with_breaks(text).split())
     last = min(last, max(spare // 3, spare - first, word))
     narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in rows]
     return lay_out(narrow, header, "simple", left=(0, len(header) - 1))

@@ -451,9 +451,11 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (("--budget", "soon"), "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'"),
     (("--equal-within", "0%"), "percent above 0 and below 100"), (("--from", "x.json", "--budget", "9m"), "--budget"),
     (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
+    (("--diff", "a.json", "b.json", "--lang", "zh"), "--diff shows what was measured; leave out --lang"),
 ])
 def test_bad_input_is_one_line_before_anything_runs(flags, message, project, tmp_path):
-    done = project("compare_parallel.py", *flags, "--output-dir", tmp_path / "out", tiny=False)
+    where = () if "--diff" in flags else ("--output-dir", tmp_path / "out")
+    done = project("compare_parallel.py", *flags, *where, tiny=False)
     assert done.returncode == (4 if "cannot read" in message else 2) and message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "results.json").exists()
