@@ -62,9 +62,10 @@ def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
             if event.get("ph") == "X" and (lane := lane_of(event)):
                 start = (trace.base / 1e6 + event["ts"] / 1e3) - 1e3 * min(other.began for other in traces)
                 spans.append(Span(rank, lane, event["name"], start, start + event["dur"] / 1e3))
-    begin = max(_end_of_warm_up(rank, spans) for rank in range(len(traces)))
+    warm = [_end_of_warm_up(rank, spans) for rank in range(len(traces))]
+    begin = max(warm)
     return tuple(replace(span, start=max(0.0, span.start - begin), end=span.end - begin)
-                 for span in spans if span.end > begin)
+                 for span in spans if span.end > begin and span.start >= warm[span.rank])
 
 
 def _on_one_clock(trace, traces):

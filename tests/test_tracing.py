@@ -50,7 +50,8 @@ def test_a_timers_spans_add_up_to_its_sums():
 def test_all_ranks_are_on_one_clock_and_the_warm_up_is_left_out():
     reduce = event("gloo:all_reduce", 1_005_000.0, 1500.0)  # 1000.005 s: 999 s and as many microseconds
     early = event("gloo:all_reduce", 1_001_000.0, 500.0)
-    spans = spans_of([rank_trace(0.0, early, reduce), rank_trace(0.002)])
+    overdue = event("gloo:all_reduce", 1_001_500.0, 4500.0)  # of the warm-up, though it ends later
+    spans = spans_of([rank_trace(0.0, early, overdue, reduce), rank_trace(0.002)])
     assert [(span.rank, span.lane, span.name) for span in spans] == [
         (0, "step", "forward"), (0, "step", "update"), (0, "link", "gloo:all_reduce"),
         (1, "step", "forward"), (1, "step", "update")]
