@@ -27,7 +27,6 @@ from common.engine import ParallelContext, build_loss, build_optimizer, to_devic
 from common.entry import run_script
 from common.errors import MACHINE, USAGE, SuiteError
 from common.lost_ranks import name_lost_ranks
-from common.machine.environment import require_torchvision
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.ranks import rank_device
@@ -98,7 +97,6 @@ def make_accelerator(config, options):  # ACC:
     except ImportError:
         raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
                          "type: pip install accelerate", MACHINE) from None
-    require_torchvision()  # before the process group, see common.distributed.join_group
     local_rank, local_world_size = (int(os.environ.get(name, default)) for name, default in (
         ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     on_cpu = rank_device(config.device, local_rank, local_world_size, all_visible=True).type == "cpu"

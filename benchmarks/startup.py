@@ -3,11 +3,11 @@
     python benchmarks/startup.py
 
 Start-up of a training script, from the process's start to its training loop, with either loader (the data set's
-decoded copy is there; workers start later, with the first epoch); its heaviest imports (python -X importtime); how long
+decoded copy is there; workers start later, with the first epoch), and with two ranks; all that a person waits for
+besides the training, figure and the interpreter's end included; its heaviest imports (python -X importtime); how long
 compare_parallel.py takes to start its first child; and how much longer a comparison takes than the sum of its runs.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -20,7 +20,15 @@ from measure import PROJECT, Witness, arguments_of, interleave, write
 
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.results import read_result
 from comparison.results_file import read_results
+
+SCRIPTS = {
+    "one device, workers loader": ("data_parallel_train.py", "--loader", "workers"),
+    "one device, resident loader": ("data_parallel_train.py", "--loader", "resident"),
+    "DDP x2, resident loader": ("ddp_train.py", "--spawn", "2", "--loader", "resident"),
+}
+FIRST_CHILD = "comparison: process start to its first child"
 
 
 def call(*command: str, **options) -> subprocess.CompletedProcess:
@@ -31,12 +39,15 @@ def call(*command: str, **options) -> subprocess.CompletedProcess:
     return done
 
 
-def script_seconds(loader: str, data_root: str, directory: str) -> float:
-    """Return the seconds from the start of data_parallel_train.py to its first step."""
+def script_seconds(command: tuple[str, ...], data_root: str, directory: str) -> tuple[float, float]:
+    """Return the seconds from the start of a script to its first step, and those from its start to its end, less the
+    training's."""
     output = Path(directory, "result.json")
-    call("data_parallel_train.py", "--dataset", "mnist", "--data-root", data_root, "--loader", loader, "--epochs", "1",
-         "--max-steps", "1", "--quiet", "--output", str(output), "--figure-dir", directory)
-    return json.loads(output.read_text())["startup_seconds"]
+    start = time.perf_counter()
+    call(*command, "--dataset", "mnist", "--data-root", data_root, "--epochs", "1", "--max-steps", "1", "--quiet",
+         "--output", str(output), "--figure-dir", directory)
+    seconds, result = time.perf_counter() - start, read_result(output)
+    return result.startup_seconds, seconds - result.epochs[0].train_seconds
 
 
 def first_child_seconds(data_root: str, directory: str) -> float:
@@ -103,10 +114,14 @@ def main() -> None:
     data_root = os.path.abspath(arguments.data_root)
     with tempfile.TemporaryDirectory() as directory, Witness() as witness:
         seconds = interleave({
-            **{f"{loader} loader": lambda loader=loader: script_seconds(loader, data_root, directory)
-               for loader in ("workers", "resident")},
-            "first child": lambda: first_child_seconds(data_root, directory),
+            **{name: lambda command=command: script_seconds(command, data_root, directory)
+               for name, command in SCRIPTS.items()},
+            FIRST_CHILD: lambda: first_child_seconds(data_root, directory),
         }, arguments.blocks)
+        child = seconds.pop(FIRST_CHILD)
+        seconds = {**{f"{name}: {what}": [times[place] for times in seconds[name]] for name in SCRIPTS
+                      for place, what in enumerate(("process start to training", "all but the training"))},
+                   FIRST_CHILD: child}
         measured = {"startup_seconds": seconds, "imports": heaviest_imports(),
                     "comparison": comparison_cost(data_root, directory)}
     write(arguments.output, measured, witness)

@@ -110,9 +110,7 @@ def roofline(results: dict) -> str:
 
 def startup(results: dict) -> str:
     cost = results["comparison"]
-    rows = [(f"script, {name}: process start to training" if "loader" in name
-             else "comparison: process start to its first child", median(values, ".2f"))
-            for name, values in results["startup_seconds"].items()]
+    rows = [(name, median(values, ".2f")) for name, values in results["startup_seconds"].items()]
     children = cost["run_seconds"] + cost["probe_seconds"] + cost["check_seconds"]
     rows.append((f"comparison of {cost['runs']} runs: total ÷ sum of its children (runs, probe, pre-flight check)",
                  f"{cost['total_seconds'] / children:.3f} (a ratio)"))

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from common.heartbeat import Heartbeat, process_key
-from common.machine.environment import require_torchvision
 from common.machine.lifetime import has_launcher
 from common.ranks import GRACE_SECONDS, Place, of_attempt
 from common.timing import synchronize
@@ -27,9 +26,6 @@ def join_group(place: Place, device: torch.device) -> None:
     timeout = place.timeout + timedelta(seconds=2 * GRACE_SECONDS if on_gpu else 0)
     if on_gpu:
         torch.cuda.set_device(device)  # collectives of objects use the current device
-    # A torchvision imported later would keep gloo's threads alive to the end (torch 2.15), where they can abort the
-    # interpreter (github.com/pytorch/pytorch/pull/179291).
-    require_torchvision()
     dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
                             world_size=place.world_size, timeout=timeout, device_id=device if on_gpu else None)
 

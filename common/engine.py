@@ -7,6 +7,7 @@ step may leave a phase out, which is then not known. A rank that has no loss, as
 None.
 """
 
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -79,8 +80,19 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
     common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, **common)
-    return torch.optim.SGD(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
+        return uncompiled(torch.optim.Adam)(parameters, **common)
+    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
+
+
+def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return the same optimizer, without what torch wraps around its methods for those who compile it.
+
+    That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one
+    thing matters: the step computes no gradients.
+    """
+    methods = {name: inspect.unwrap(getattr(optimizer, name))
+               for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")}
+    return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
 
 
 def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -23,6 +23,7 @@ from common.errors import (
 from common.machine.ending import end_at_once
 from common.machine.lifetime import end_with_parent, has_launcher
 
+_exit_code = None  # of run_script(), once it is through
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 
 
@@ -45,6 +46,29 @@ def run_script(main, as_rank: bool = False) -> None:
     A signal that ends the program leaves nothing behind; but not in a rank, which may wait for others where Python does
     not see a signal.
     """
+    global _exit_code
+    try:
+        _run(main, as_rank)
+    except SystemExit as ended:
+        _exit_code = ended.code or 0
+        raise
+    _exit_code = 0
+
+
+def skip_teardown() -> None:
+    """Leave with run_script()'s exit code, if it is through: to be registered with atexit before torch is imported.
+
+    For then it is called last, and the interpreter does not take apart all that torch is made of, which takes a quarter
+    as long as importing it, and may abort a rank in which gloo's threads are alive (torch 2.15,
+    github.com/pytorch/pytorch/pull/179291).
+    """
+    if isinstance(_exit_code, int):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(_exit_code)
+
+
+def _run(main, as_rank):
     if as_rank and has_launcher():
         end_with_parent()
     if not (as_rank and "RANK" in os.environ):
@@ -64,8 +88,6 @@ def run_script(main, as_rank: bool = False) -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_has_gone():
-            if as_rank and "RANK" in os.environ:
-                os._exit(READER_GONE)  # the interpreter's end may abort a rank that leaves the others without a word
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.engine import build_optimizer, build_schedule
+from common.engine import build_optimizer, build_schedule, uncompiled
 from test_data import make_config
 
 
@@ -52,8 +52,23 @@ def test_the_learning_rate_falls_after_four_fifths_unless_told_otherwise(flags, 
 def test_optimizers_are_fused_and_get_their_values(name, kind):
     optimizer = build_optimizer([nn.Parameter(torch.ones(1))], make_config(optimizer=name, lr=0.3, weight_decay=0.02))
     (group,) = optimizer.param_groups
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     assert (group["fused"], group["lr"], group["weight_decay"]) == (True, 0.3, 0.02)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind, flags", [(torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})])
+def test_an_optimizer_does_what_torchs_own_does(kind, flags, fused):
+    weights = [nn.Parameter(torch.arange(1.0, 5)) for _ in range(2)]
+    optimizers = [each([weight], lr=0.1, weight_decay=0.02, fused=fused, foreach=False, **flags)
+                  for each, weight in zip((uncompiled(kind), kind), weights, strict=True)]
+    for factor in (1, 2, 3):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            (factor * weight ** 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(*weights) and weights[0].grad is None and weights[0].grad_fn is None
+    torch.testing.assert_close(*(optimizer.state_dict() for optimizer in optimizers), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name, weight_decay, moved", [

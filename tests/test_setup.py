@@ -1,6 +1,7 @@
 """What a process sets up before it trains: threads, memory."""
 
 import platform
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common.data.image_set import load_image_set
 from common.errors import SuiteError
 from common.machine import setup as process
 from common.machine.setup import prepare_process
@@ -77,6 +79,43 @@ def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, cores, expected, 
 def test_nothing_is_bound_on_a_cpu():
     with pytest.raises(SuiteError, match="--bind is for GPUs; the run is on cpu; leave it out"):
         prepare_process(make_config(bind=True), CPU)
+
+
+@pytest.mark.parametrize("script, unused", [
+    ("data_parallel_train.py", {"torch._dynamo", "torchvision", "matplotlib"}),
+    ("ddp_train.py", {"torchvision", "matplotlib"}),  # torch's DDP imports the compiler itself
+])
+def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # which is drawn with matplotlib
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    flags = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "96", "--batch-size", "48", "--epochs",
+             "1", "--loader", "resident", "--no-curves", "--data-root", data_root)
+    done = subprocess.run([sys.executable, "-X", "importtime", script, *flags], cwd=PROJECT, capture_output=True,
+                          text=True, check=True, env={**child_environment(), **rank})
+    imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
+    assert "torch.nn" in imported and not imported & unused
+
+
+ENDING = """
+import atexit, gc, os, common.requirements
+from common.entry import run_script
+class Left:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart")
+left = Left()
+gc.unfreeze()  # what is frozen is not taken apart either
+atexit.register(print, "called")
+print("said", end=" ")
+run_script({main})
+"""
+
+
+@pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1), ("exit", 0)])
+def test_the_end_of_a_program_is_short_and_whole(main, code):
+    buffered = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", ENDING.format(main=main)], cwd=PROJECT, env=buffered,
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "said called\n")
 
 
 FAULTS = """
