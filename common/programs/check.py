@@ -7,6 +7,7 @@ use (auto, by default) have a convolution to compute.
 """
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from common.data.archives import IDX_MD5, archives, first_problem
-from common.entry import run_script
+from common.entry import run_script, skip_teardown
 from common.errors import MACHINE, SuiteError
 from common.machine.environment import (
     available_cores,

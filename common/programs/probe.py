@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import common.requirements  # noqa: F401 - before torch
+
 import psutil
 import torch
 import torch.distributed as dist
