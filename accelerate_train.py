@@ -31,6 +31,7 @@ from common.machine.setup import prepare_process
 from common.models import build_model
 from common.ranks import rank_device
 from common.run import run
+from common.slurm import become_rank
 from common.timing import LastGradient
 
 
@@ -43,6 +44,7 @@ def main() -> None:
 
 @name_lost_ranks  # ACC:
 def train(config, options) -> None:
+    become_rank()  # ACC: where srun started it
     accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     device = numbered(accelerator.device)  # ACC:

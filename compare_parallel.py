@@ -31,6 +31,7 @@ from comparison.fairness import refuse_unequal
 from comparison.figures import find_font
 from comparison.language import ENGLISH, LANGUAGES
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
+from comparison.nodes import find_nodes
 from comparison.plan import given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
@@ -55,6 +56,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--baseline", type=one_of(METHODS), default=default_baseline(), metavar="NAME",
         help="of the speed-ups (%(default)s)")
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
+    add("--nodes", type=positive_int, nargs="+", default=[1], metavar="N",
+        help="machines of a SLURM job, each with --nproc devices, for methods of several processes (1)")
     add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro and pipeline (4)")
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
     add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
@@ -154,6 +157,8 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     Measures nothing yet.
     """
     machine, environment = find_machine(arguments, directory)
+    if max(arguments.nodes) > 1 and not arguments.dry_run:
+        environment |= {"nodes": find_nodes(arguments, directory)}
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
         print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
@@ -164,7 +169,8 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     if arguments.fit_batch and not machine.gpus and not arguments.memory_limit:
         raise SuiteError("--fit-batch on a CPU needs a limit", "whoever fills its memory stops the whole machine",
                          "type e.g. --memory-limit 2GiB", USAGE)
-    blocks = find_blocks(arguments.model, max(arguments.nproc or [machine.gpus]), shared_flags)
+    stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
+    blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
@@ -173,6 +179,9 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     plan += before(plan, Path(arguments.against)) if arguments.against else []
     for devices in arguments.project:
         per_process("--batch-size", plan[0].planned.batch_size, devices)
+    if arguments.project and max(arguments.nodes) > 1:
+        raise SuiteError("--project computes more devices from those of one machine", f"found --nodes "
+                         f"{max(arguments.nodes)}", "leave one of them out", USAGE)
     if arguments.project and arguments.scaling == "weak":
         raise SuiteError("--project is for strong scaling", "found --scaling weak", "leave one of them out", USAGE)
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:

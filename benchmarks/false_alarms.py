@@ -158,8 +158,8 @@ def share(answers) -> float:
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
     shared = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0]}
-    arguments = argparse.Namespace(**shared, methods=[("single", {})], nproc=[2], micro_batches=[1],
-                                   threads_per_device=1, scaling="strong")
+    arguments = argparse.Namespace(**shared, methods=[("single", {})], nproc=[2], nodes=[1],
+                                   micro_batches=[1], threads_per_device=1, scaling="strong")
     (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     comparisons = []

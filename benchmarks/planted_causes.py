@@ -39,6 +39,7 @@ from comparison.steps import cores_computing, find_straggler, growth_beside, que
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
 PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
+           "nodes": [1],
            "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident"}
 SETTINGS = {"scaling": "strong", "allow_unequal": True, "project": [], "link_gbps": None}
 BLOCKS = 5

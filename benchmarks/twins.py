@@ -39,7 +39,7 @@ from comparison.verdict import told_apart
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", str(128 * STEPS), "--epochs", str(EPOCHS), "--loader",
             "resident"]
-PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
+PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2], "nodes": [1],
            "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident",
            "methods": [("single", {})]}
 SETTINGS = {"scaling": "strong", "allow_unequal": False, "epochs": EPOCHS, "max_steps": None, "project": [],

@@ -1,4 +1,4 @@
-"""Ranks that srun starts, e.g. `srun --ntasks=4 python ddp_train.py`: what it tells them, in torchrun's words."""
+"""Ranks that srun starts, as by `srun --ntasks=4 python ddp_train.py`: what it tells them, in torchrun's words."""
 
 import os
 import re
@@ -8,15 +8,26 @@ def become_rank() -> None:
     """Set what a rank reads from the environment by what srun has put there; what is set already stays.
 
     Does nothing where srun has not started this process as one of several tasks. The ranks meet on the first host of
-    the step, at a port made of the job's number and the step's. Local ranks they count themselves.
+    the step, at a port made of the job's number and the step's. How many share a machine they count themselves.
     """
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2:
         return
     job, step = (int(os.environ[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     told = {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_RANK": os.environ["SLURM_LOCALID"],
             "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
             "MASTER_PORT": str(20000 + (16 * job + step) % 10000)}
     os.environ.update({**told, **{name: os.environ[name] for name in told if os.environ.get(name)}})
+
+
+def srun(nodes: int, tasks: int) -> tuple[str, ...]:
+    """Return what to type before a command of which so many nodes of the job shall each run so many.
+
+    It shares the nodes, and each process has all their cores: how many threads it uses is its own flag's business. All
+    end when one fails.
+    """
+    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1",
+            "--overlap", "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
 def first_host(hosts: str) -> str:

@@ -42,7 +42,7 @@ def check_equivalence(
                     _train((python(), script("data_parallel_train.py"), *flags), row, train_images, file)
                     references[flags] = file
                 file = Path(directory, f"{number}.pth")
-                _train(row.command, row, train_images, file)
+                _train(row.launched, row, train_images, file)
                 weights = ask("common.programs.weights", str(references[flags]), str(file))
                 checks[row.name] = _judge(json.loads(weights)["difference"], METHODS[row.method].rounds)
             except (SuiteError, HelperFailed) as error:

@@ -38,9 +38,9 @@ class Outcome:
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
     it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
     wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
-    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds); for
-    as long as the comparison itself was stopped, they count as having had all. cards: what its GPUs did, where NVML is
-    there to tell.
+    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds), and
+    not on several nodes; for as long as the comparison itself was stopped, they count as having had all. cards: what
+    its GPUs did, where NVML is there to tell.
     """
 
     configuration: str
@@ -68,9 +68,9 @@ class Run:
     ):
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
-        self._command = (*configuration.command, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
+        self._command = (*configuration.launched, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
                          str(directory), "--no-curves")
-        self._planned = configuration.planned
+        self._planned, self._here = configuration.planned, configuration.nodes == 1
         self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
                        "log": str(self._log)}
         self._timeout, self._wall_seconds, self._busy_seconds, self._unseen_seconds = timeout, 0.0, 0.0, 0.0
@@ -85,7 +85,7 @@ class Run:
 
     def take_turn(self) -> Outcome | None:
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
-        start, busy, own = time.perf_counter(), busy_seconds(), children_seconds()
+        start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, children_seconds()
         with self._cards.watching():
             if self._child is None:
                 self._begin()
@@ -111,7 +111,8 @@ class Run:
         self._oom_kills = oom_kills()
         directory = self._resources.enter_context(temporary_directory())
         self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
-        self._child = self._resources.enter_context(started(self._command, self._log, self._gate.environment))
+        turns = self._gate.environment if self._here else {}  # other nodes do not see the gate
+        self._child = self._resources.enter_context(started(self._command, self._log, turns))
 
     def _exit_code(self):
         """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
@@ -232,8 +233,10 @@ class HelperFailed(SystemExit):
     """A helper process ended with this exit code; it has said why on stderr."""
 
 
-def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
+def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[str, ...] = ()) -> str:
     """Run one of common's modules as a child, because this process must not import torch; return its stdout.
+
+    launcher: what is typed before the command, if anything.
 
     Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
     """
@@ -241,7 +244,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,)) -> str:
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     with temporary_directory() as temporary:
         own = {"PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
-        done = subprocess.run((python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
+        done = subprocess.run((*launcher, python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
                               env={**os.environ, **own}, preexec_fn=end_with_parent)
     if done.returncode < 0:
         raise SuiteError(f"{module} ended without a word", describe_exit(done.returncode),

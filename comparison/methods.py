@@ -12,15 +12,20 @@ from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
 NO_EXCHANGE = ("--no-sync",)
+RANKS = ("nodes", "nproc")  # the settings of a method whose devices are processes
 ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are."""
+    """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are.
+
+    nodes: on how many such machines a row runs.
+    """
 
     gpus: int
     cores: int
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Parts:
 @dataclass(frozen=True)
 class Method:
     """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
+
+    On several nodes, of a method that uses them, the command is that of one rank, which srun starts.
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
@@ -108,9 +115,18 @@ def _dp(devices, machine, micro_batches):
     return f"{label}, simulated", [script("data_parallel_train.py"), "--simulate-devices", str(devices)], 1
 
 
+def _times(devices, machine):
+    return f"×{devices}" if machine.nodes == 1 else f"×{devices} on {machine.nodes} nodes"
+
+
+def _ranks(name, devices, machine):
+    """A script that starts its ranks itself, unless they are on several nodes."""
+    return [script(name), *(["--spawn", str(devices)] if machine.nodes == 1 else [])]
+
+
 def _ddp(devices, machine, micro_batches):
     backend = "NCCL" if machine.gpus else "gloo"
-    return f"{DDP} ×{devices}, {backend}", [script("ddp_train.py"), "--spawn", str(devices)], devices
+    return f"{DDP} {_times(devices, machine)}, {backend}", _ranks("ddp_train.py", devices, machine), devices
 
 
 def _ddp_1(devices, machine, micro_batches):
@@ -127,7 +143,7 @@ def _ddp_with(words, *flags):
 
 def _fsdp(devices, machine, micro_batches):
     backend = "NCCL" if machine.gpus else "gloo"
-    return f"FSDP ×{devices}, {backend}", [script("fsdp_train.py"), "--spawn", str(devices)], devices
+    return f"FSDP {_times(devices, machine)}, {backend}", _ranks("fsdp_train.py", devices, machine), devices
 
 
 def _mp(devices, machine, micro_batches):
@@ -142,8 +158,8 @@ def _mp_micro(devices, machine, micro_batches):
 
 
 def _pipeline(devices, machine, micro_batches):
-    command = [script("pipeline_train.py"), "--spawn", str(devices), "--micro-batches", str(micro_batches)]
-    return f"pipeline ×{devices}, {count(micro_batches, 'micro-batch', 'es')}", command, devices
+    command = [*_ranks("pipeline_train.py", devices, machine), "--micro-batches", str(micro_batches)]
+    return f"pipeline {_times(devices, machine)}, {count(micro_batches, 'micro-batch', 'es')}", command, devices
 
 
 def _pipeline_1(devices, machine, micro_batches):
@@ -154,7 +170,8 @@ def _pipeline_1(devices, machine, micro_batches):
 def _accelerate(devices, machine, micro_batches):
     # torchrun, because without a GPU `accelerate launch` starts one process whatever it is asked for
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
-    return f"Accelerate ×{devices}", [*launcher, script("accelerate_train.py")], devices
+    command = [*(launcher if machine.nodes == 1 else []), script("accelerate_train.py")]
+    return f"Accelerate {_times(devices, machine)}", command, devices
 
 
 # Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
@@ -166,31 +183,31 @@ METHODS = {
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL),
     "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
     "ddp-no-sync": Method(
-        _ddp_with("no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=("nproc",), divides=True,
+        _ddp_with("no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=RANKS, divides=True,
         differs="it exchanges no gradients", by_default=False, rung=True),
     "ddp": Method(
-        _ddp, Look("#0072B2", "-.", "^"), uses=("nproc",), divides=True, rung=True, called=DDP,
+        _ddp, Look("#0072B2", "-.", "^"), uses=RANKS, divides=True, rung=True, called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
         projected=True),
     "ddp-bf16": Method(
-        _ddp_with("gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=("nproc",),
+        _ddp_with("gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=RANKS,
         divides=True, rounds="gradients to bf16", by_default=False),
     "ddp-fp16": Method(
-        _ddp_with("gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=("nproc",),
+        _ddp_with("gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=RANKS,
         divides=True, rounds="gradients to fp16", by_default=False),
     "ddp-zero": Method(
-        _ddp_with("ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=("nproc",), divides=True,
+        _ddp_with("ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=RANKS, divides=True,
         by_default=False),
-    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=("nproc",), divides=True),
+    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
         default_gpus=2),
     "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False),
     "pipeline": Method(
-        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=("nproc", "micro_batches"), cuts=True),
+        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True),
     "accelerate": Method(
-        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=("nproc",), divides=True, package="accelerate"),
+        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate"),
 }
 UNKNOWN = Method(None)
 

@@ -13,12 +13,13 @@ from common.config import FLAGS, RunConfig, flags_that, option
 from common.cuts import balanced_cut
 from common.errors import USAGE, SuiteError
 from common.probe import Probe
+from common.slurm import srun
 from common.totals import check_workers, per_process, total_workers
 from common.writing import short_name
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
-SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nproc": "--nproc",
+SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nodes": "Nodes", "nproc": "--nproc",
           "micro_batches": "Micro-batches"}
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
 # What a person reads for a setting, where that is not its field's name.
@@ -63,6 +64,7 @@ class Configuration:
     values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
     here, if so. stages: into how many its network is cut. role: what a counterpart of another row, which runs beside it
     and is in no table of methods, is there for (see comparison.counterparts); against: the name of that other row.
+    nodes: on how many machines of a SLURM job it runs; tasks: if several, how many times the command, on each.
     """
 
     name: str
@@ -75,6 +77,13 @@ class Configuration:
     stages: int = 1
     role: str = ""
     against: str = ""
+    nodes: int = 1
+    tasks: int = 1
+
+    @property
+    def launched(self) -> tuple[str, ...]:
+        """The command with what starts it on several nodes, if it runs on several."""
+        return self.command if self.nodes == 1 else (*srun(self.nodes, self.tasks), *self.command)
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
@@ -109,15 +118,17 @@ def make_plan(
     how many they have. Raises SuiteError (USAGE) if a method has no combination whose batch and workers divide by the
     number of devices; one of several that does not is skipped with its reason.
     """
-    devices = arguments.nproc or [machine.gpus or 2]
+    nproc = arguments.nproc or [machine.gpus or 2]
+    nodes = arguments.nodes
+    devices = [number * own for number in nodes for own in nproc]
     resident = arguments.loader == "resident"
     if not resident and not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
         raise SuiteError("--num-workers is a total and must divide by every --nproc", f"{math.lcm(*devices)} workers "
                          "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
                          USAGE)
     workers = arguments.num_workers or [0 if resident else total_workers(None, math.lcm(*devices))]
-    share = arguments.threads_per_device or max(1, machine.cores // max(devices))
-    swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": devices, "num_workers": workers}
+    share = arguments.threads_per_device or max(1, machine.cores // max(nproc))
+    swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": nproc, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
     if len({file_name(Path(model).name) for model in swept["model"]}) < len(swept["model"]):
         raise SuiteError("two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files",
@@ -142,13 +153,15 @@ def make_plan(
 
 def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     """Return (configuration, SuiteError or None): the error says why these values do not go together."""
-    kind, devices = METHODS[method], choice["nproc"]
-    label, command, needed = kind.build(devices, machine, choice["micro_batches"])
+    kind, tasks = METHODS[method], choice["nproc"]
+    nodes = choice["nodes"] if "nodes" in kind.uses else 1
+    devices = nodes * tasks
+    label, command, needed = kind.build(devices, replace(machine, nodes=nodes), choice["micro_batches"])
     shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
     batch = choice["batch_size"] * (shares if scaling == "weak" else 1)
     skip, error = "", None
-    if machine.gpus and needed > machine.gpus:
-        skip = f"needs {needed} GPUs, found {machine.gpus}"
+    if machine.gpus and needed > machine.gpus * nodes:
+        skip = f"needs {needed} GPUs, found {machine.gpus * nodes}"
     if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
         skip = "it would be the same as one device, which has all cores"
     stages = devices if kind.staged else 2 if kind.cuts else 1
@@ -172,7 +185,8 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
                 "per_device_batch_size": -(-batch // shares)}
     planned = Planned(**{field.name: settings[field.name] for field in fields(Planned)})
     typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
-    return Configuration(name, method, label, shown, planned, typed, skip, stages), error
+    return Configuration(name, method, label, shown, planned, typed, skip, stages, nodes=nodes,
+                         tasks=tasks if nodes > 1 else 1), error
 
 
 def with_cut(row: Configuration, probe: Probe | None) -> Configuration:

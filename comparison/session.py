@@ -23,6 +23,7 @@ from comparison.equivalence import check_equivalence
 from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
+from comparison.nodes import by_hand
 from comparison.plan import file_name, type_flags, with_cut
 from comparison.progress import guess_seconds, seconds_left
 from comparison.record import Report
@@ -262,4 +263,6 @@ def print_commands(report: Report) -> None:
     """Print the command of every row, in the order of the table, and run none."""
     for configuration in report.plan:
         skipped = f" (skipped: {configuration.skip})" if configuration.skip else ""
-        print(f"# {configuration.label}{skipped}", shlex.join(configuration.command), sep="\n")
+        print(f"# {configuration.label}{skipped}", shlex.join(configuration.launched), sep="\n")
+        if configuration.nodes > 1:
+            print("# the same without SLURM, to be typed on each host", by_hand(configuration), sep="\n")

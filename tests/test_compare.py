@@ -35,9 +35,9 @@ ALL = [(method, {}) for method in METHODS]
 
 def plan_arguments(**values):
     """What compare_parallel.py parses without flags, as far as the plan reads it."""
-    return Namespace(**{"methods": (), "nproc": None, "batch_size": [64], "num_workers": None, "loader": "workers",
-                        "model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong",
-                        "precision": "fp32", "compile": False, "cuda_graph": False, **values})
+    return Namespace(**{"methods": (), "nproc": None, "nodes": [1], "batch_size": [64], "num_workers": None,
+                        "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
+                        "scaling": "strong", "precision": "fp32", "compile": False, "cuda_graph": False, **values})
 
 
 def plan(gpus=0, **values):

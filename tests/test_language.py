@@ -92,6 +92,8 @@ def test_english_stays_as_it_is():
     with speaking("zh"):
         assert say("faster") == "更快"
         assert say("It gives 73 % of 2 devices (63 to 83 %).") == "它发挥了 2 台设备的 73 %（63 至 83 %）。"
+        assert say("pipeline ×4 on 2 nodes, 4 micro-batches") == "流水线 ×4，2 个节点，4 个微批次"
+        assert say("DDP ×4 on 2 nodes, gloo: faster") == "DDP ×4，2 个节点，gloo：更快"
         assert say("lenet") == "lenet" and say("a sentence that nobody knows") == "a sentence that nobody knows"
     assert say("faster") == "faster"
 

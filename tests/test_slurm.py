@@ -2,23 +2,32 @@
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
+from common.errors import SuiteError
 from common.slurm import become_rank, first_host
+from comparison import nodes
+from comparison.methods import Machine, python
+from comparison.nodes import by_hand, find_nodes
+from comparison.plan import make_plan
+from comparison.results_file import read_results
 from processes import PROJECT, child_environment
+from test_compare import plan_arguments
 
 TOLD = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2",
-        "SLURM_STEP_NODELIST": "gpu[03-04]"}
-RANK = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
+        "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"}
+RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
 LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}
 
 # ---- what srun tells
@@ -42,6 +51,87 @@ def test_ranks_are_what_srun_says(given, expected, monkeypatch):
         monkeypatch.setenv(name, value)
     become_rank()
     assert {name: os.environ.pop(name) for name in RANK if name in os.environ} == expected
+
+
+# ---- a comparison on several nodes
+
+
+def plan_of(nodes, gpus=0, **values):
+    machine = Machine(gpus, cores=8)
+    return {row.name: row for row in make_plan(plan_arguments(nodes=nodes, **values), machine, [])}
+
+
+def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
+    rows = plan_of([2], nproc=[2], batch_size=[64])
+    here = [name for name, row in rows.items() if row.nodes == 1]
+    assert here == ["single", "single-all-cores", "dp"]
+    assert all(row.launched == row.command for name, row in rows.items() if name in here)
+    for name in ("ddp", "fsdp", "pipeline", "accelerate"):
+        row = rows[name]
+        assert (row.nodes, row.tasks) == (2, 2) and "×4 on 2 nodes" in row.label and "--spawn" not in row.command
+        assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2"} < set(row.launched[1:row.launched.index(python())])
+    assert rows["ddp"].planned.per_device_batch_size == 16 and rows["ddp"].planned.threads == 4
+    assert rows["pipeline"].stages == 4
+
+
+def test_a_ladder_over_nodes_is_a_sweep():
+    rows = plan_of([1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
+    assert {name: (row.nodes, row.nodes * row.tasks) for name, row in rows.items() if name != "single"} == {
+        "ddp-nodes=1-nproc=1": (1, 1), "ddp-nodes=1-nproc=4": (1, 1),
+        "ddp-nodes=2-nproc=1": (2, 2), "ddp-nodes=2-nproc=4": (2, 8)}
+    assert not any(row.skip for row in rows.values()) and rows["ddp-nodes=1-nproc=4"].command[2:4] == ("--spawn", "4")
+    too_many = plan_of([2], nproc=[5], batch_size=[640], methods=[("ddp", {})], gpus=4)["ddp"]
+    assert too_many.skip == "needs 10 GPUs, found 8"
+
+
+def test_what_to_type_without_slurm(capsys):
+    row = plan_of([2], nproc=[4], methods=[("ddp", {})])["ddp"]
+    script = f"{row.command[1]} "
+    before, _, after = by_hand(row).partition(script)
+    assert before.endswith("--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=FIRST_HOST:29500 ")
+    assert script + after == shlex.join(row.command[1:])
+
+
+ALIKE = {"cpu": "A CPU", "cores": 8, "gpus": []}
+
+
+def described(environment=ALIKE, *checks):
+    checks = [{"name": name, "status": status, "found": "found", "advice": "advice"} for name, status in checks]
+    return {"environment": environment, "checks": checks}
+
+
+@pytest.mark.parametrize("held, descriptions, message", [
+    ("", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare."),
+    ("1", [], "this one has 1 node"),
+    ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
+    ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
+    ("2", [described(), described({**ALIKE, "cores": 16})], "the nodes of the job are not alike; cores 8, 16; ask"),
+])
+def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
+    monkeypatch.setattr(nodes, "_descriptions", lambda *_: descriptions)
+    with pytest.raises(SuiteError) as caught:
+        find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    noted = described({**ALIKE, "cores": 16}, ("cores", "bad"))
+    monkeypatch.setattr(nodes, "_descriptions", lambda *_: [described(), noted])
+    found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True), tmp_path)
+    assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
+
+
+def test_a_directory_that_another_machine_does_not_see_is_bad(tmp_path):
+    command = (sys.executable, "-m", "common.programs.check", "--json", "--output-dir", tmp_path, "--sees")
+    for file, bad in (("there", False), ("missing", True)):
+        (tmp_path / "there").touch()
+        done = subprocess.run([*command, tmp_path / file], cwd=PROJECT, env=child_environment(), capture_output=True,
+                              text=True)
+        (line,) = done.stdout.splitlines()
+        checks = {check["name"]: check["status"] for check in json.loads(line)["checks"]}
+        assert checks.get("shared files") == ("bad" if bad else None)
 
 
 # ---- a real SLURM
@@ -184,3 +274,38 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
     weights = torch.load(tmp_path / "weights.pth", weights_only=True)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     gone(str(data_root))
+
+
+def compare(slurm, directory, *flags):
+    printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
+                    f"--export=ALL,OUTPUT_DIR={directory}/out", "cluster/compare.sbatch", "--nproc", 1, "--device",
+                    "cpu", "--methods", "single", "ddp", "accelerate", "--repeats", 2, *flags)
+    return printed.split(";")[0].strip()
+
+
+@pytest.mark.slow
+def test_a_comparison_over_two_nodes_which_is_requeued_on_the_way(slurm, data_root, tmp_path):
+    job, log = compare(slurm, tmp_path, *small(data_root, "--epochs", 2)), tmp_path / "log"
+    wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
+    slurm("scontrol", "requeue", job)
+    wait_for(lambda: state(slurm, job) == "PENDING", 90)
+    gone(str(data_root))
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_for(lambda: not state(slurm, job), 400)
+    report = read_results(tmp_path / "out" / "results.json")
+    assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
+        ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes]
+    assert len(report.outcomes) >= 6 and not report.in_turns and "of which 1 are kept" in log.read_text()
+    assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
+    gone(str(data_root))
+
+
+@pytest.mark.slow
+def test_a_cancelled_comparison_leaves_nothing_on_any_node(slurm, data_root, tmp_path):
+    log = tmp_path / "log"
+    job = compare(slurm, tmp_path, *small(data_root, "--epochs", 500, "--methods", "ddp", "single"))
+    wait_for(lambda: len(alive("ddp_train.py")) >= 2 and len(list((tmp_path / "out" / "runs").glob("ddp-1.log"))), 240)
+    slurm("scancel", job)
+    wait_for(lambda: not state(slurm, job), 90)
+    gone(str(data_root))
+    assert "CANCELLED" in log.read_text() and read_results(tmp_path / "out" / "results.json").outcomes == ()

@@ -199,11 +199,15 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
+    parser.add_argument("--sees", type=Path, metavar="FILE", help="that another machine wrote and this one must see")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
+    if arguments.sees and not arguments.sees.exists():
+        checks.append(Check("shared files", BAD, f"{arguments.sees.parent} is not the same directory on every machine",
+                            "name one that all see with --output-dir"))
     if arguments.json:
-        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}, indent=1))
+        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
     for check in () if arguments.json else checks:
         word = f"{COLOURS[check.status]}{check.status:4}\033[0m" if sys.stdout.isatty() else f"{check.status:4}"
         print(f"{word}  {check.name}: {'; '.join(filter(None, (check.found, check.advice)))}")
@@ -212,4 +216,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(skip_teardown)
     run_script(main)
