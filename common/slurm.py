@@ -23,11 +23,11 @@ def become_rank() -> None:
 def srun(nodes: int, tasks: int) -> tuple[str, ...]:
     """Return what to type before a command of which so many nodes of the job shall each run so many.
 
-    It shares the nodes, and each process has all their cores: how many threads it uses is its own flag's business. All
-    end when one fails.
+    Each may use all cores that the job has on its node: how many threads it has is its own flag's business. With
+    --cpus-per-task, which is therefore left out, a step would get exactly so many. All end when one fails.
     """
-    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1",
-            "--overlap", "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1")
+    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", "--overlap",
+            "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
 def first_host(hosts: str) -> str:

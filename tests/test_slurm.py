@@ -303,8 +303,8 @@ def test_a_comparison_over_two_nodes_which_is_requeued_on_the_way(slurm, data_ro
 @pytest.mark.slow
 def test_a_cancelled_comparison_leaves_nothing_on_any_node(slurm, data_root, tmp_path):
     log = tmp_path / "log"
-    job = compare(slurm, tmp_path, *small(data_root, "--epochs", 500, "--methods", "ddp", "single"))
-    wait_for(lambda: len(alive("ddp_train.py")) >= 2 and len(list((tmp_path / "out" / "runs").glob("ddp-1.log"))), 240)
+    job = compare(slurm, tmp_path, *small(data_root, "--epochs", 500, "--methods", "ddp", "--nproc", 2))
+    wait_for(lambda: sum(process.name() != "srun" for process in alive("ddp_train.py")) >= 4, 240)  # on one core each
     slurm("scancel", job)
     wait_for(lambda: not state(slurm, job), 90)
     gone(str(data_root))
