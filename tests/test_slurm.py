@@ -69,6 +69,7 @@ def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
     for name in ("ddp", "fsdp", "pipeline", "accelerate"):
         row = rows[name]
         assert (row.nodes, row.tasks) == (2, 2) and "×4 on 2 nodes" in row.label and "--spawn" not in row.command
+        assert row.command[1].endswith("_train.py")
         assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2"} < set(row.launched[1:row.launched.index(python())])
     assert rows["ddp"].planned.per_device_batch_size == 16 and rows["ddp"].planned.threads == 4
     assert rows["pipeline"].stages == 4
