@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -51,6 +52,16 @@ def test_ranks_are_what_srun_says(given, expected, monkeypatch):
         monkeypatch.setenv(name, value)
     become_rank()
     assert {name: os.environ.pop(name) for name in RANK if name in os.environ} == expected
+
+
+def test_the_command_of_the_kubernetes_example_trains(project, data_root, tmp_path, monkeypatch):
+    example = (PROJECT / "cluster" / "pytorchjob.yaml").read_text()
+    interpreter, script, *flags = re.search(r"command: \[(.*)\]", example)[1].split(", ")
+    flags = [flag.replace("/shared/data", str(data_root)).replace("/shared", str(tmp_path)) for flag in flags]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    done = project(script, *flags, "--output", tmp_path / "result.json")
+    assert interpreter == "python" and done.returncode == 0 and (tmp_path / "train.pt").exists()
 
 
 # ---- a comparison on several nodes
