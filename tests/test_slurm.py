@@ -296,12 +296,16 @@ def compare(slurm, directory, *flags):
 
 
 @pytest.mark.slow
-def test_a_comparison_over_two_nodes_which_is_requeued_on_the_way(slurm, data_root, tmp_path):
+@pytest.mark.parametrize("event", [("requeue", "{job}"), ("update", "NodeName=n2", "State=DOWN", "Reason=dead")],
+                         ids=["requeued", "a node died"])
+def test_a_comparison_over_two_nodes_goes_on_after(event, slurm, data_root, tmp_path):
     job, log = compare(slurm, tmp_path, *small(data_root, "--epochs", 2)), tmp_path / "log"
     wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
-    slurm("scontrol", "requeue", job)
+    slurm("scontrol", *(word.format(job=job) for word in event))
     wait_for(lambda: state(slurm, job) == "PENDING", 90)
     gone(str(data_root))
+    if event[0] == "update":
+        slurm("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)  # it may have come back by itself
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
