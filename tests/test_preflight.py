@@ -10,7 +10,8 @@ import pytest
 
 from common.machine.lifetime import TAG
 from common.programs import check as preflight
-from common.programs.check import BAD, NOTE, OK, check_all
+from common.programs import check
+from common.programs.check import BAD, NOTE, OK, Check, check_all
 from processes import child_environment, give_up_root
 
 CHECK = "common.programs.check"
@@ -103,3 +104,14 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     assert done.returncode == 0
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty, with the md5 ")
+
+
+@pytest.mark.parametrize("terminal, no_color, coloured", [
+    (True, "", True), (True, "1", False), (False, "", False)])
+def test_colours_are_for_terminals_whose_user_wants_them(terminal, no_color, coloured, monkeypatch, capsys):
+    monkeypatch.setattr(check, "check_all", lambda *_: ([Check("Python", OK, "3.11")], {}))
+    monkeypatch.setattr("sys.argv", ["check"])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    check.main()
+    assert ("\033[32m" in capsys.readouterr().out) == coloured

@@ -208,8 +208,9 @@ def main() -> None:
                             "name one that all see with --output-dir"))
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
     for check in () if arguments.json else checks:
-        word = f"{COLOURS[check.status]}{check.status:4}\033[0m" if sys.stdout.isatty() else f"{check.status:4}"
+        word = f"{COLOURS[check.status]}{check.status:4}\033[0m" if coloured else f"{check.status:4}"
         print(f"{word}  {check.name}: {'; '.join(filter(None, (check.found, check.advice)))}")
     if any(check.status == BAD for check in checks):
         sys.exit(MACHINE)
