@@ -10,7 +10,6 @@ import pytest
 
 from common.machine.lifetime import TAG
 from common.programs import check as preflight
-from common.programs import check
 from common.programs.check import BAD, NOTE, OK, Check, check_all
 from processes import child_environment, give_up_root
 
@@ -109,9 +108,9 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
 @pytest.mark.parametrize("terminal, no_color, coloured", [
     (True, "", True), (True, "1", False), (False, "", False)])
 def test_colours_are_for_terminals_whose_user_wants_them(terminal, no_color, coloured, monkeypatch, capsys):
-    monkeypatch.setattr(check, "check_all", lambda *_: ([Check("Python", OK, "3.11")], {}))
+    monkeypatch.setattr(preflight, "check_all", lambda *_: ([Check("Python", OK, "3.11")], {}))
     monkeypatch.setattr("sys.argv", ["check"])
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
-    check.main()
+    preflight.main()
     assert ("\033[32m" in capsys.readouterr().out) == coloured
