@@ -21,7 +21,6 @@ from common.errors import (
     is_out_of_memory,
 )
 from common.machine.ending import end_at_once
-from common.machine.lifetime import end_with_parent, has_launcher
 
 _exit_code = None  # of run_script(), once it is through
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
@@ -41,10 +40,9 @@ def run_script(main, as_rank: bool = False) -> None:
     """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
 
     `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
-    Then the line names the rank, its launcher finds the line where it looks for it, and the process ends with its
-    launcher. In any other script a RANK in the environment means nothing: on a cluster, all processes may have one.
-    A signal that ends the program leaves nothing behind; but not in a rank, which may wait for others where Python does
-    not see a signal.
+    Then the line names the rank, and its launcher finds the line where it looks for it. In any other script a RANK in
+    the environment means nothing: on a cluster, all processes may have one. A signal that ends the program leaves
+    nothing behind; but not in a rank, which may wait for others where Python does not see a signal.
     """
     global _exit_code
     try:
@@ -69,8 +67,6 @@ def skip_teardown() -> None:
 
 
 def _run(main, as_rank):
-    if as_rank and has_launcher():
-        end_with_parent()
     if not (as_rank and "RANK" in os.environ):
         end_at_once()
     if os.path.expanduser("~") == "~":  # a user whom the system does not know

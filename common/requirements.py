@@ -6,8 +6,11 @@ import gc
 import os
 
 from common.entry import skip_teardown
+from common.machine.lifetime import end_with_parent, has_launcher
 from common.packages import PACKAGES, load, require
 
+if has_launcher():  # which may end while this rank imports torch
+    end_with_parent()
 atexit.register(skip_teardown)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect; its errors are reported
 require(PACKAGES)

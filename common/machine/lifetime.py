@@ -72,7 +72,7 @@ def own_tag(run: str = "") -> str:
 def guard() -> subprocess.Popen:
     """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.
 
-    The kernel's way (end_with_parent) begins too late in a rank: it imports torch first.
+    The kernel's way (end_with_parent) begins too late in a rank that --spawn starts: it imports torch first.
     """
     return subprocess.Popen([sys.executable, "-P", __file__, own_name()], stdin=subprocess.PIPE,
                             start_new_session=True)  # no Ctrl-C reaches it there

@@ -72,6 +72,35 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     shutil.rmtree(temporary)
 
 
+SLOW_IMPORT = """
+import os, sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._C" and "RANK" in os.environ:
+            open(os.environ["REACHED"], "w").close()
+            time.sleep(60)
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def test_a_rank_whose_launcher_is_killed_while_it_imports_torch(tmp_path, keep):
+    marker, reached = uuid.uuid4().hex, tmp_path / "reached"
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
+    environment = {**child_environment(), "TEST_MARKER": marker, "PYTHONPATH": str(tmp_path), "REACHED": str(reached)}
+    launcher = subprocess.Popen([sys.executable, *TORCHRUN], cwd=PROJECT, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while not reached.exists():
+        assert launcher.poll() is None and time.time() < deadline
+        time.sleep(0.05)
+    start = time.perf_counter()
+    launcher.kill()
+    deadline = time.time() + 10
+    while left := alive(f"TEST_MARKER={marker}"):
+        assert launcher.wait() and time.time() < deadline, left
+        time.sleep(0.05)
+    keep("SIGKILL to torchrun while its ranks import torch", launcher.wait(), "", time.perf_counter() - start)
+
+
 def test_a_directory_is_swept_when_its_process_is_gone(tmp_path, monkeypatch, keep):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
