@@ -5,8 +5,10 @@ import json
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +257,14 @@ def test_every_file_and_heading_that_is_linked_exists(page):
         headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if heading else ()
         anchors = [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings]
         assert not heading or heading.removeprefix("#") in anchors, (target, heading)
+
+
+def test_every_figure_that_is_committed_stands_on_a_page():
+    listed = subprocess.run(["git", "ls-files", "figures/*.png"], cwd=PROJECT, capture_output=True, text=True).stdout
+    if not listed:
+        pytest.skip("this is no clone")
+    pages = text_of([*PAGES, CHINESE, *FIGURES.glob("*/report.md")])
+    assert not [file for file in listed.split() if Path(file).name not in pages]
 
 
 def test_the_readme_is_short():

@@ -60,7 +60,7 @@ def test_the_command_of_the_kubernetes_example_trains(project, data_root, tmp_pa
     flags = [flag.replace("/shared/data", str(data_root)).replace("/shared", str(tmp_path)) for flag in flags]
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
-    done = project(script, *flags, "--output", tmp_path / "result.json")
+    done = project(script, *flags, "--figure-dir", tmp_path)
     assert interpreter == "python" and done.returncode == 0 and (tmp_path / "train.pt").exists()
 
 
