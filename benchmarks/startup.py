@@ -28,6 +28,7 @@ SCRIPTS = {
     "one device, resident loader": ("data_parallel_train.py", "--loader", "resident"),
     "DDP x2, resident loader": ("ddp_train.py", "--spawn", "2", "--loader", "resident"),
 }
+OF_SCRIPTS = ("process start to training", "all but the training")  # what script_seconds() returns
 FIRST_CHILD = "comparison: process start to its first child"
 
 
@@ -118,10 +119,9 @@ def main() -> None:
                for name, command in SCRIPTS.items()},
             FIRST_CHILD: lambda: first_child_seconds(data_root, directory),
         }, arguments.blocks)
-        child = seconds.pop(FIRST_CHILD)
-        seconds = {**{f"{name}: {what}": [times[place] for times in seconds[name]] for name in SCRIPTS
-                      for place, what in enumerate(("process start to training", "all but the training"))},
-                   FIRST_CHILD: child}
+        both = {f"{name}: {what}": values for name in SCRIPTS
+                for what, values in zip(OF_SCRIPTS, zip(*seconds[name], strict=True), strict=True)}
+        seconds = {**both, FIRST_CHILD: seconds[FIRST_CHILD]}
         measured = {"startup_seconds": seconds, "imports": heaviest_imports(),
                     "comparison": comparison_cost(data_root, directory)}
     write(arguments.output, measured, witness)
