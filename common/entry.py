@@ -9,6 +9,7 @@ import re
 import select
 import sys
 import time
+from traceback import walk_tb
 
 from common.errors import (
     FAILED,
@@ -23,6 +24,8 @@ from common.errors import (
 from common.machine.ending import end_at_once
 
 _exit_code = None  # of run_script(), once it is through
+WORKER_ADVICE = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
+HANDED_OVER_IN = os.path.join("multiprocessing", "resource_sharer.py")
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 
 
@@ -123,8 +126,11 @@ def explained(error: Exception) -> SuiteError:
         if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
             return SuiteError("there is no place for temporary files", cause.strerror,
                               "let TMPDIR name a directory that can be written", MACHINE)
+    if isinstance(error, (OSError, EOFError)) and any(  # its DataLoader does not know yet that the worker is gone
+            frame.f_code.co_filename.endswith(HANDED_OVER_IN) for frame, _ in walk_tb(error.__traceback__)):
+        return SuiteError("a loader worker died", message, WORKER_ADVICE, FAILED)
     if "DataLoader worker" in message and ("Caught" not in message or re.search(NOT_HANDED_OVER, message)):
-        advice = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
+        advice = WORKER_ADVICE
         if "AF_UNIX" in message:
             advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
         return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)

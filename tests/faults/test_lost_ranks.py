@@ -1,15 +1,19 @@
 """A rank or a worker that dies, hangs or runs out of memory is named, with its cause, in one line."""
 
+import multiprocessing
+import signal
 import socket
 import sys
 import threading
 import time
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 import pytest
 import torch
 
 from common import lost_ranks
+from common.entry import explained
 from comparison.launch import run_once
 from processes import PROJECT, child_environment
 from reports import configuration
@@ -137,6 +141,25 @@ WORKER = "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os
 def test_a_loader_worker_that_is_killed(lost):
     lost("a loader worker is killed", ("data_parallel_train.py",), WORKER, "epoch 2: a loader worker died; Runtime",
          "type --num-workers 0", AFTER, flags=("--num-workers", 2), rank=0)
+
+
+def offer(pipe):
+    """As a loader's worker does with a batch: whoever wants it connects to this process."""
+    pipe.send(DupFd(0))
+    signal.pause()
+
+
+def test_a_loader_worker_that_is_killed_before_its_batch_is_fetched():
+    """Its DataLoader only says so if it knows by then that the worker is dead: a random kill found the other case."""
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=offer, args=(theirs,))
+    worker.start()
+    batch = ours.recv()
+    worker.kill()
+    worker.join()
+    with pytest.raises(OSError) as caught:
+        batch.detach()
+    assert str(explained(caught.value)).startswith("a loader worker died; ConnectionRefusedError: ")
 
 
 @pytest.mark.parametrize("command", [("data_parallel_train.py",), pytest.param(SPAWN, marks=pytest.mark.slow)])
