@@ -88,6 +88,8 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     if world_size > available_cores() and device.type == "cpu" and not config.quiet:
         print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    if sys.platform == "linux":  # gloo would listen where other machines can reach it; all ranks are here
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
         ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
