@@ -1,0 +1,121 @@
+"""Several machines on one: network namespaces, joined by a link of so many gigabits per second and milliseconds.
+
+Needs Linux, its superuser and `ip`. Every machine has one interface, `link0`, with the address 10.77.0.1, 10.77.0.2 and
+so on; what it sends there this process holds back for as long as the link would take, as not every kernel can (tc's
+netem). Nothing is lost on the way, and packets of 60 kB let TCP's windows open soon: a real network is worse.
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA  # linux/if_tun.h
+MTU = 60000  # bytes; at 1500, this process would be what limits the link
+
+
+class Network:
+    """Machines and the links between them; see machines(). gbps, milliseconds: of every link, may be set at any time.
+
+    A machine sends gbps gigabits per second, to all others together; what it sends arrives `milliseconds` later.
+    """
+
+    def __init__(self, names: list[str], gbps: float, milliseconds: float) -> None:
+        self.names, self.gbps, self.milliseconds = names, gbps, milliseconds
+        self._files: list[int] = []
+
+    def command(self, machine: int, command: Sequence[str]) -> list[str]:
+        """Return what to type to run `command` on a machine, counted from 0."""
+        return ["ip", "netns", "exec", self.names[machine], *command]
+
+    def on_each(self, count: int, port: int, command: Sequence[str]) -> tuple[str, ...]:
+        """Return what to type to run a script as `count` ranks, one on each machine; they meet at a port of the first.
+
+        Flags may be typed behind it; its exit code says nothing.
+        """
+        told = f"WORLD_SIZE={count} MASTER_ADDR={self.address(0)} MASTER_PORT={port} GLOO_SOCKET_IFNAME=link0"
+        ranks = (f'{told} RANK={rank} {shlex.join(self.command(rank, command))} "$@"' for rank in range(count))
+        return "sh", "-c", " & ".join([*ranks, "wait"]), "sh"
+
+    def address(self, machine: int) -> str:
+        """Return the address of a machine, counted from 0."""
+        return f"10.77.0.{machine + 1}"
+
+    def _connect(self, machine):
+        """Make the interface of a machine; whoever holds its file sees and sends its packets."""
+        name, device = self.names[machine], f"{self.names[machine]}t"
+        file = os.open("/dev/net/tun", os.O_RDWR)
+        self._files.append(file)
+        fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
+        ip("link", "set", device, "netns", name)
+        for command in ("link set lo up", f"link set {device} name link0 mtu {MTU} txqueuelen 10000",
+                        f"addr add {self.address(machine)}/24 dev link0", "link set link0 up"):
+            ip("-n", name, *command.split())
+
+    def _relay(self, machine):
+        """Hand on what a machine sends, in a thread that reads and one that waits."""
+        waiting, ready = deque(), threading.Semaphore(0)
+
+        def deliver():
+            os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread: the link is no program that waits for a core
+            while True:
+                ready.acquire()
+                due, packet = waiting.popleft()
+                if (left := due - time.perf_counter()) > 0:
+                    time.sleep(left)
+                with contextlib.suppress(OSError, IndexError):  # for nobody here, or the machine is gone
+                    os.write(self._files[packet[19] - 1], packet)  # the last byte of the receiver's address
+
+        threading.Thread(target=deliver, daemon=True).start()
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+        sent = 0.0
+        while True:
+            try:
+                packet = os.read(self._files[machine], 65536)
+            except OSError:
+                return
+            if packet[0] >> 4 == 4:  # IPv4
+                sent = max(sent, time.perf_counter()) + len(packet) * 8e-9 / self.gbps
+                waiting.append((sent + self.milliseconds / 1000, packet))
+                ready.release()
+
+
+@contextlib.contextmanager
+def machines(count: int, gbps: float = 10.0, milliseconds: float = 0.0) -> Iterator[Network]:
+    """`with machines(2) as network: ...`: so many machines, gone with all their processes afterwards."""
+    names = [f"m{os.getpid()}-{number}" for number in range(count)]
+    network = Network(names, gbps, milliseconds)
+    try:
+        for machine, name in enumerate(names):
+            ip("netns", "add", name)
+            network._connect(machine)
+        for machine in range(count):
+            threading.Thread(target=network._relay, args=(machine,), daemon=True).start()
+        yield network
+    finally:
+        for name in names:
+            for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), 9)
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+        for file in network._files:
+            os.close(file)
+
+
+def ip(*arguments: str) -> None:
+    """Run `ip`; raises CalledProcessError where it fails."""
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def missing() -> str:
+    """Return what this machine lacks for machines() in words; empty if nothing."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "needs Linux, its superuser, ip and /dev/net/tun"
+    return ""
