@@ -90,6 +90,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
+    add("--link-ms", type=positive_float, metavar="MS",
+        help="milliseconds that a message takes from one of them to the next, besides what it takes here (0)")
     add = parser.add_argument_group("where to, and without a run").add_argument
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--lang", type=one_of(LANGUAGES), default=ENGLISH, metavar="LANG",
@@ -179,6 +181,9 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     plan += before(plan, Path(arguments.against)) if arguments.against else []
     for devices in arguments.project:
         per_process("--batch-size", plan[0].planned.batch_size, devices)
+    if (arguments.link_gbps or arguments.link_ms) and not arguments.project:
+        raise SuiteError("--link-gbps and --link-ms are about more devices than there are", "found no --project",
+                         "type how many, e.g. --project 8", USAGE)
     if arguments.project and max(arguments.nodes) > 1:
         raise SuiteError("--project computes more devices from those of one machine", f"found --nodes "
                          f"{max(arguments.nodes)}", "leave one of them out", USAGE)

@@ -27,15 +27,32 @@ class BlockTime:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """Gradients that DistributedDataParallel exchanges at once, in bytes.
+
+    left: how much of a step's time the backward pass still takes when the last of them is computed.
+    """
+
+    size: int
+    left: float
+
+
+@dataclass(frozen=True)
 class ModelLink:
     """A model's gradients in bytes, and the gigabits per second at which ranks exchange so many, if asked for.
 
     Since the loader's cpu_seconds_per_image is measured, the ranks train between two exchanges; before, they were idle.
+    short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
+    none waits for another. buckets: in the order of their exchange. All three are missing if they were not measured
+    yet.
     """
 
     model: str
     gradient_bytes: int
     link_gbps: float | None
+    short_milliseconds: float | None = None
+    long_milliseconds: float | None = None
+    buckets: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,10 @@ def probe_from_dict(values: dict) -> Probe:
     Raises TypeError for missing or unknown fields.
     """
     parts = {name: tuple(kind(**part) for part in as_tuple(values[name]))
-             for name, kind in (("steps", StepTime), ("models", ModelLink), ("loaders", LoaderSpeed),
+             for name, kind in (("steps", StepTime), ("models", _model_link), ("loaders", LoaderSpeed),
                                 ("memory", MemoryUse), ("blocks", BlockTime)) if name in values}
     return Probe(**{**values, **parts})
+
+
+def _model_link(buckets=(), **values):
+    return ModelLink(**values, buckets=tuple(Bucket(**bucket) for bucket in as_tuple(buckets)))

@@ -190,6 +190,7 @@ CATALOGUE = {
     "Speed-up, projected": "加速比，推算",
     "Epoch, measured (s)": "每轮，实测 (s)",
     "Epoch,\nmeasured (s)": "每轮，\n实测 (s)",
+    "Speed-up along trees, projected": "加速比（沿树，推算）",
     "Error of the projection": "推算误差",
     "Error of the\nprojection": "推算\n误差",
     "waiting for data (ms/step)": "等数据 (ms/步)",
@@ -613,16 +614,33 @@ CATALOGUE = {
     "measured": "实测",
     "its workers being busy all the time, which an older probe did not measure": "假定加载进程一直在忙，旧的探测没有测量它",
     "The devices take nothing else from one another (memory, power).": "除此之外设备之间互不争抢（内存、功率）。",
-    "An all-reduce moves 2 (N-1)/N x {#b} bytes of gradients per step at {#g} Gbit/s ({how}), all of it after the "
-    "backward pass: overlap would make it cheaper.":
-        "一次 all-reduce 每步以 {g} Gbit/s（{how}）传送 2 (N-1)/N × {b} 字节的梯度，全部在反向之后：若有重叠会更便宜。",
-    "measured here between {#n} ranks that train, at this size": "在这里测得，{n} 个正在训练的 rank 之间，按这个大小",
-    "measured here by an older probe, at this size, between two idle ranks: more than ranks that train have":
-        "由旧的探测在这里测得，按这个大小，两个空闲的 rank 之间：比正在训练的 rank 所有的要多",
+    "An all-reduce moves 2 (N-1)/N x {#b} bytes of gradients per step at {#g} Gbit/s ({how}), round a ring.":
+        "一次 all-reduce 每步以 {g} Gbit/s（{how}）沿环传送 2 (N-1)/N × {b} 字节的梯度。",
+    "A ring's {#k} (N-1) messages follow one another, and each takes {#x} ms to start.":
+        "环上的 {k} (N-1) 条消息一条接一条，每条的启动用时 {x} 毫秒。",
+    "That messages take time to start is not in it.": "消息启动所需的时间没有计入。",
+    "Besides, ranks wait {#x} ms for one another, as measured here.": "此外，各 rank 互相等待 {x} 毫秒，在这里测得。",
+    "The exchange begins in the backward pass, when the first {#b} bytes are computed: {#x} of a step before that pass "
+    "ends.": "交换在反向过程中开始，即最先的 {b} 字节算出时：比反向结束早一步用时的 {x}。",
+    "All of it comes after the backward pass: overlap would make it cheaper.": "全部在反向之后：若有重叠会更便宜。",
+    "All of it comes after the backward pass, as the gradients fit into the first bucket.":
+        "全部在反向之后，因为梯度都放得进第一个桶。",
+    "If gradients go {way}, no number of devices is faster than one.": "若梯度{way}传送，任何数量的设备都不比一台快。",
+    "If gradients go {way}, {#n} devices are fastest, of {#b} images each: {most}.":
+        "若梯度{way}传送，{n} 台设备最快，每台 {b} 张图像：{most}。",
+    "round a ring": "沿环",
+    "along trees": "沿树",
+    "as many as were computed": "这是计算到的最大数量",
+    "with more, a step takes longer": "再多，一步反而更长",
+    "What this makes of up to {#n} devices was set beside measurements over links of known speed; of more, nothing was.":
+        "至多 {n} 台设备的推算曾与已知速度的链路上的实测对照；更多的没有。",
+    "measured here between {#n} ranks that train": "在这里测得，{n} 个正在训练的 rank 之间",
+    "measured here by an older probe, between two idle ranks: more than ranks that train have":
+        "由旧的探测在这里测得，两个空闲的 rank 之间：比正在训练的 rank 所有的要多",
     "as given": "给定",
     "No row shows what one device takes, to adjust this to.": "没有哪一行说明单设备的用时，无从校准。",
-    "One device was measured to take {#x} times what this makes of its own step and loader; every epoch here is "
-    "multiplied by that.": "测得单设备的用时是这样算出的一步和加载的 {x} 倍；这里每轮都乘以它。",
+    "One device was measured to take {#x} times what this makes of its own step and loader; both are multiplied "
+    "by that here.": "测得单设备的用时是这样算出的一步和加载的 {x} 倍；这里两者都乘以它。",
 
     # ---- figures
     "training loss (nats per image)": "训练损失（每张图像 nat）",

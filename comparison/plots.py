@@ -12,7 +12,7 @@ from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
 from comparison.phrases import mebibytes
 from comparison.plan import SWEEPS
-from comparison.projection import LABEL
+from comparison.projection import LABEL, TESTED
 from comparison.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.statistics import FASTER
 from comparison.step_plots import draw_excess, draw_phases, draw_timelines
@@ -213,8 +213,10 @@ def _scaling(analysis, path):
         baseline_devices = len(first.standing.baseline.results[0].devices)
     points = analysis.projection.points
     if points and baseline_devices == 1:  # it is over one device, as the axis then is
-        axis.plot([point.devices for point in points], [point.speed_up for point in points], color="#777777",
-                  linestyle="--", marker="x", label=f"{projected_method().called}, {LABEL}")
+        tested = [point for point in points if point.devices <= TESTED]
+        for part, linestyle, how in ((tested, "-", ""), (points[len(tested) - 1:], "--", ", untested")):
+            axis.plot([point.devices for point in part], [point.speed_up for point in part], color="#777777",
+                      linestyle=linestyle, marker="x", label=f"{projected_method().called}, {LABEL}{how}")
         most = max(most, points[-1].devices)
     axis.plot([1, most], [1 / baseline_devices, most / baseline_devices], color="#BBBBBB", linestyle=":",
               label="ideal: in proportion to the devices")

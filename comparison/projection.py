@@ -1,22 +1,27 @@
 """What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from common.probe import Bucket
 from common.words import count
 from comparison.measures import Summary
 from comparison.methods import method_of, projected_method
 from comparison.record import Report
 
 LABEL = "projected, not measured"
+TESTED = 4  # devices, by benchmarks/links.py
 
 
 @dataclass(frozen=True)
 class ModelledStep:
     """What takes how many milliseconds in a step of N devices, each of which has a process of its own.
 
-    compute: one device's step on its part of the batch. all_reduce: of the gradients. loading: until the loader's
-    workers deliver a batch, or, without workers, until each process has loaded its part. workers: whether it has any.
-    cores: all that those processes and workers compute, divided among the cores; None where GPUs train.
+    compute: one device's step on its part of the batch. all_reduce: of the gradients, as far as the backward pass is
+    over by then. loading: until the loader's workers deliver a batch, or, without workers, until each process has
+    loaded its part. workers: whether it has any. cores: all that those processes and workers compute, divided among the
+    cores; None where GPUs train.
     """
 
     compute: float
@@ -34,55 +39,97 @@ class ModelledStep:
 
 @dataclass(frozen=True)
 class Projected:
-    """One number of devices. error: projected ÷ measured - 1, where that was measured and is not itself a premise."""
+    """One number of devices. error: projected ÷ measured - 1, where that was measured and is not itself a premise.
+
+    tree: the speed-up if gradients went along trees, not round a ring.
+    """
 
     devices: int
     step: ModelledStep
     epoch_seconds: float
     speed_up: float
+    tree: float
     measured_seconds: float | None
     error: float | None
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The projection for one device and each number of --project, and in words what it assumes."""
+    """The projection for one device and each number of --project, and in words where it stops and what it assumes."""
 
     points: tuple[Projected, ...]
     assumptions: tuple[str, ...]
+    stops: tuple[str, ...] = ()
 
 
 def project(report: Report, summaries: dict[str, Summary]) -> Projection:
     """Return the projection for one device and for each number of --project; without points if none was asked.
 
-    Every ModelledStep is multiplied by the same factor: what one device was measured to take, with loader and all, ÷
-    what the model gives for it; by 1 if no such row was run. Of a sweep, the first value counts. Also without points
-    where a step that it needs did not fit into memory. summaries: of all rows, by their configuration's name.
+    All of a step but the exchange of gradients, which was measured by itself, is multiplied by the same factor: what
+    one device was measured to take, with loader and all, ÷ what the model gives for it; by 1 if no such row was run. Of
+    a sweep, the first value counts. Also without points where a step that it needs did not fit into memory. summaries:
+    of all rows, by their configuration's name.
     """
     basis = _basis(report) if report.settings["project"] and report.probe else None
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
     if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):
         return Projection((), ("Not computed: a step on one device did not fit into memory, or nothing was measured.",))
-    alone = _step(basis, 1).milliseconds / 1000 * _steps(report, basis.batch)
-    measured_alone = _measured(report, 1, summaries)
-    factor = measured_alone / alone if measured_alone else None
+    steps, measured_alone = _steps(report, basis.batch), _measured(report, 1, summaries)
+    factor = measured_alone and 1000 * measured_alone / steps / _step(basis, 1).milliseconds
+    basis = replace(basis, factor=factor or 1.0)
     points = []
     for devices in counts:
         step, measured = _step(basis, devices), _measured(report, devices, summaries)
-        speed_up = _step(basis, 1).milliseconds / step.milliseconds
-        seconds = (measured_alone or alone) / speed_up
+        speed_up, tree = (_step(basis, 1).milliseconds / _step(basis, devices, along).milliseconds
+                          for along in (Link.ring, Link.tree))
+        seconds = step.milliseconds / 1000 * steps
         error = seconds / measured - 1 if measured and devices > 1 else None
-        points.append(Projected(devices, step, seconds, speed_up, measured, error))
-    return Projection(tuple(points), _assumptions(report, basis, factor))
+        points.append(Projected(devices, step, seconds, speed_up, tree, measured, error))
+    stops = tuple(_most_that_pay(basis, *way) for way in ((Link.ring, "round a ring"), (Link.tree, "along trees")))
+    return Projection(tuple(points), _assumptions(report, basis, factor), stops)
 
 
-def all_reduce_milliseconds(size: int, devices: int, gbps: float) -> float:
-    """Return how long a ring all-reduce of `size` bytes takes over links of `gbps` gigabits per second.
+@dataclass(frozen=True)
+class Link:
+    """What joins the devices: a message takes `start` milliseconds, and 8e-6 of them ÷ `gbps` for each of its bytes.
 
-    Each device sends 2 (N-1)/N of the bytes (P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009); the time
-    for messages to start is not in it.
+    segments: into how many messages each step of the ring is cut, one after the other: 2 by gloo (seen on a link of
+    known delay, benchmarks/links.py), 1 by NCCL. at_once: how many exchanges can be under way: 2 by gloo, which has two
+    threads for them (torch, ProcessGroupGloo.hpp), 1 by NCCL.
     """
-    return 1000 * 2 * (devices - 1) / devices * size * 8e-9 / gbps
+
+    start: float
+    gbps: float
+    segments: int
+    at_once: int
+
+    def ring(self, size: float, devices: int) -> tuple[float, float]:
+        """Return how many milliseconds messages take to start in a ring all-reduce of `size` bytes, and the bytes.
+
+        In 2 (N-1) steps of an Nth of the bytes each: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009.
+        """
+        steps = 2 * (devices - 1)
+        return steps * self.segments * self.start, steps * 8e-6 * size / devices / self.gbps
+
+    def tree(self, size: float, devices: int) -> tuple[float, float]:
+        """Return the same along two trees, up and down, each for half of the bytes: messages are log2 N deep.
+
+        P. Sanders, J. Speck, J. L. Träff, Parallel Computing 35, 2009. The bytes at best, as round a ring.
+        """
+        return 2 * (devices - 1).bit_length() * self.start, self.ring(size, devices)[1]
+
+    def waited_for(self, buckets: Sequence[Bucket], step: float, devices: int, along: Callable = ring) -> float:
+        """Return the milliseconds for which ranks still exchange gradients when their backward pass is over.
+
+        step: the milliseconds of all but that. An exchange begins when its bucket is full and, of those before it,
+        fewer than `at_once` are under way; bytes go over the link in turn. along: ring or tree.
+        """
+        free, ends = -math.inf, [-math.inf] * self.at_once  # counted from the end of the backward pass
+        for bucket in buckets:
+            starting, sending = along(self, bucket.size, devices)
+            free = max(free, min(ends), -(bucket.left or 0.0) * step) + sending
+            ends[ends.index(min(ends))] = free + starting
+        return max(0.0, *ends)
 
 
 @dataclass(frozen=True)
@@ -100,11 +147,13 @@ class _Basis:
     threads: int
     cores: int | None
     steps: dict[int, float]
-    gradient_bytes: int
-    gbps: float
+    buckets: tuple[Bucket, ...]
+    link: Link
+    wait: float
     loading: float
     cpu: float
     old: bool
+    factor: float = 1.0
 
 
 def _basis(report):
@@ -118,17 +167,46 @@ def _basis(report):
         per_image = max(1, min(planned.num_workers, cores)) / loader.images_per_second
     return _Basis(
         planned.model, planned.batch_size, planned.num_workers, planned.threads,
-        cores if planned.device == "cpu" else None, probe.step_milliseconds(planned.model), model.gradient_bytes,
-        report.settings["link_gbps"] or model.link_gbps, 1000 * planned.batch_size / loader.images_per_second,
-        1000 * planned.batch_size * per_image, old)
+        cores if planned.device == "cpu" else None, probe.step_milliseconds(planned.model),
+        model.buckets or (Bucket(model.gradient_bytes, None),), _link(report, model), _wait(report, model),
+        1000 * planned.batch_size / loader.images_per_second, 1000 * planned.batch_size * per_image, old)
 
 
-def _step(basis, devices):
-    compute = basis.steps[basis.batch // devices]
-    return ModelledStep(
-        compute, all_reduce_milliseconds(basis.gradient_bytes, devices, basis.gbps),
-        basis.loading if basis.workers else basis.loading / devices, basis.workers > 0,
-        basis.cores and (basis.cpu + devices * basis.threads * compute) / basis.cores)
+def _link(report, model):
+    """The link between two devices: what ranks measured here, unless settings say otherwise."""
+    ranks, on_cpu = _ranks_here(report), report.first.device == "cpu"
+    segments = at_once = 2 if on_cpu else 1
+    short, gbps = model.short_milliseconds or 0.0, report.settings["link_gbps"]
+    if not gbps:
+        waiting = _bus_milliseconds(model, ranks)
+        rest = (model.long_milliseconds or waiting) - short  # what a short exchange takes, a long one does too
+        gbps = model.link_gbps * waiting / rest if rest > 0 else math.inf
+    start = short / (2 * (ranks - 1) * segments)
+    return Link(start + (report.settings.get("link_ms") or 0.0), gbps, segments, at_once)
+
+
+def _wait(report, model):
+    """Milliseconds that a rank here waited for others before an exchange began; 0 if an older probe did not tell."""
+    if not model.long_milliseconds:
+        return 0.0
+    return max(0.0, _bus_milliseconds(model, _ranks_here(report)) - model.long_milliseconds)
+
+
+def _bus_milliseconds(model, ranks):
+    """What the exchange took by which link_gbps was measured."""
+    return 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / model.link_gbps
+
+
+def _ranks_here(report):
+    return max(2, len(report.environment["gpus"]) if report.first.device == "gpu" else 2)
+
+
+def _step(basis, devices, along=Link.ring):
+    compute, loading = basis.factor * basis.steps[basis.batch // devices], basis.factor * basis.loading
+    cores = basis.cores and (basis.factor * basis.cpu + devices * basis.threads * compute) / basis.cores
+    exchange = basis.link.waited_for(basis.buckets, max(compute, cores or 0.0), devices, along)
+    return ModelledStep(compute, exchange + (basis.wait if devices > 1 else 0.0),
+                        loading if basis.workers else loading / devices, basis.workers > 0, cores)
 
 
 def _steps(report, batch):
@@ -164,16 +242,15 @@ def _assumptions(report, basis, factor):
                    f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
                    f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
                    "nothing else from one another (memory, power).")
-    ranks = len(report.environment["gpus"]) if report.first.device == "gpu" else 2
-    link = f"measured here between {ranks} ranks that train, at this size"
+    link = f"measured here between {_ranks_here(report)} ranks that train"
     if basis.old:
-        link = "measured here by an older probe, at this size, between two idle ranks: more than ranks that train have"
+        link = "measured here by an older probe, between two idle ranks: more than ranks that train have"
     if report.settings["link_gbps"]:
         link = "as given"
     scale = "No row shows what one device takes, to adjust this to."
     if factor:
         scale = (f"One device was measured to take {factor:.2f} times what this makes of its own step and loader; "
-                 "every epoch here is multiplied by that.")
+                 "both are multiplied by that here.")
     return (
         f"{LABEL}: {basis.model}, global batch {basis.batch}; {projected_method().called} with the batch divided by "
         "the number of devices.",
@@ -181,7 +258,32 @@ def _assumptions(report, basis, factor):
         "further device is as fast.",
         loader,
         sharing,
-        f"An all-reduce moves 2 (N-1)/N x {basis.gradient_bytes:,} bytes of gradients per step at {basis.gbps:.2f} "
-        f"Gbit/s ({link}), all of it after the backward pass: overlap would make it cheaper.",
+        f"An all-reduce moves 2 (N-1)/N x {sum(bucket.size for bucket in basis.buckets):,} bytes of gradients "
+        f"per step at {basis.link.gbps:.2f} Gbit/s ({link}), round a ring.",
+        f"A ring's {2 * basis.link.segments} (N-1) messages follow one another, and each takes {basis.link.start:.2f} "
+        "ms to start." if basis.link.start else "That messages take time to start is not in it.",
+        *([f"Besides, ranks wait {basis.wait:.2f} ms for one another, as measured here."] if basis.wait else ()),
+        _overlap(basis.buckets),
+        f"What this makes of up to {TESTED} devices was set beside measurements over links of known speed; of more, "
+        "nothing was.",
         scale,
     )
+
+
+def _overlap(buckets):
+    if len(buckets) > 1:
+        return (f"The exchange begins in the backward pass, when the first {buckets[0].size:,} bytes are computed: "
+                f"{buckets[0].left:.0%} of a step before that pass ends.")
+    if buckets[0].left is None:
+        return "All of it comes after the backward pass: overlap would make it cheaper."
+    return "All of it comes after the backward pass, as the gradients fit into the first bucket."
+
+
+def _most_that_pay(basis, along, way):
+    """With how many devices a step is shortest, of those that divide the batch into parts that were measured."""
+    counts = [basis.batch // size for size in basis.steps if basis.batch % size == 0]
+    best = min(counts, key=lambda devices: _step(basis, devices, along).milliseconds)
+    if best == 1:
+        return f"If gradients go {way}, no number of devices is faster than one."
+    most = "as many as were computed" if best == max(counts) else "with more, a step takes longer"
+    return f"If gradients go {way}, {best} devices are fastest, of {basis.batch // best} images each: {most}."

@@ -39,6 +39,7 @@ class Settings(TypedDict):
     allow_unequal: bool
     project: list[int]
     link_gbps: float | None
+    link_ms: NotRequired[float | None]
     check_maths: NotRequired[bool]
     target_accuracy: NotRequired[float | None]
     budget: NotRequired[float | None]

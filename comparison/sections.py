@@ -78,8 +78,8 @@ def sections(
         Section("Which batches fit", ((TABLE, trials),)),
         Section("What was equal", ((TABLE, settings_table(report, tablefmt)),)),
         Section("Sweeps", each(TABLE, sweep_tables(analysis, tablefmt) if report.swept else ())),
-        Section(f"Projection ({LABEL})", ((TABLE, projected), (LIST, analysis.projection.assumptions))
-                if projected else ()),
+        Section(f"Projection ({LABEL})", ((TABLE, projected), (LIST, analysis.projection.stops),
+                                          (LIST, analysis.projection.assumptions)) if projected else ()),
         Section("Figures", ((FIGURES, figures),)),
         Section("How the numbers are defined", ((LIST, definitions(report)),)),
         Section("What was not measured", ((LIST, not_measured(report)),)),

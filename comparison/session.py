@@ -233,14 +233,17 @@ def _left(report):
 def _probe(report, shared_flags):
     first, planned = report.first, [row.planned for row in report.plan if not row.skip]
     sizes = {size for row in planned for size in (row.batch_size, row.per_device_batch_size)}
-    sizes |= {first.batch_size // devices for devices in (1, *report.settings["project"])}
+    if report.settings["project"]:
+        batch = first.batch_size
+        sizes |= {batch // devices for devices in report.settings["project"]}
+        sizes |= {batch >> halvings for halvings in range(batch.bit_length()) if not batch % (1 << halvings)}
     lists = {name: list(dict.fromkeys(getattr(row, name) for row in planned)) for name in ("model", "num_workers")}
     flags = [*shared_flags, *type_flags({**first.flags, **lists}), "--sizes", *map(str, sorted(sizes))]
     if any(row.stages > 1 and not row.skip for row in report.plan):
         flags += ["--cut", str(-(-first.batch_size // report.settings["micro_batches"][0]))]
     if report.settings["project"] or (first.device == "gpu" and report.settings["loader"] == "workers"):
         flags.append("--ceiling")
-    if report.settings["project"] and not report.settings["link_gbps"]:
+    if report.settings["project"]:
         flags.append("--link")
     start = time.perf_counter()
     probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))

@@ -228,10 +228,12 @@ def card_table(analysis: Analysis, tablefmt: str) -> str:
 def projection_table(analysis: Analysis, tablefmt: str) -> str:
     """Return the projection beside what was measured; the heading says that it is none."""
     header = ("Devices", "One device's step (ms)", "All-reduce (ms)", "Loader's limit (ms)", "Cores' limit (ms)",
-              f"Epoch, {LABEL} (s)", "Speed-up, projected", "Epoch, measured (s)", "Error of the projection")
+              f"Epoch, {LABEL} (s)", "Speed-up, projected", "Speed-up along trees, projected", "Epoch, measured (s)",
+              "Error of the projection")
     rows = [[str(point.devices), f"{point.step.compute:.1f}", f"{point.step.all_reduce:.2f}",
              f"{point.step.loading:.1f}", cell(point.step.cores, ".1f"), f"{point.epoch_seconds:.2f}",
-             f"{point.speed_up:.2f}", cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")]
+             f"{point.speed_up:.2f}", f"{point.tree:.2f}", cell(point.measured_seconds, ".2f"),
+             cell(point.error, "+.0%")]
             for point in analysis.projection.points]
     return lay_out(rows, header, tablefmt, left=())
 

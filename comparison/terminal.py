@@ -40,7 +40,7 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
               *map(tell_proof, proofs), *tell_guesses(analysis)]
     parts = [fill(say(report.title), width), fill(say(_what_is_equal(analysis)), width), _main_table(analysis, width),
              *(fill(say(sentence), width) for sentence in words), _before_table(analysis, width),
-             _projection(analysis), fill(say(_maths(report)), width),
+             _projection(analysis, width), fill(say(_maths(report)), width),
              _list([*warnings(analysis), *faults(analysis)], width)]
     return "\n\n".join(part for part in parts if part)
 
@@ -103,14 +103,16 @@ def _before_table(analysis, width):
     return f"{say('Now and before')}\n\n{fitted_table(before_rows(analysis), header, width)}"
 
 
-def _projection(analysis):
+def _projection(analysis, width):
     if not analysis.report.settings["project"]:
         return ""
     rows = [[str(point.devices), f"{point.epoch_seconds:.2f}", f"{point.speed_up:.2f}",
              cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")] for point in analysis.projection.points]
     header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
-    return f"{say(f'Projection ({LABEL})')}\n\n" + (
-        lay_out(rows, header, "simple", left=()) if rows else say(" ".join(analysis.projection.assumptions)))
+    projection = analysis.projection
+    table = [lay_out(rows, header, "simple", left=())] if rows else []
+    words = fill(say(" ".join(projection.stops or projection.assumptions)), width)
+    return "\n\n".join([say(f"Projection ({LABEL})"), *table, words])
 
 
 def _maths(report):

@@ -8,10 +8,13 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from common.errors import FAILED, SuiteError
+from common.probe import Bucket
+from comparison import projection
 from comparison.measures import summarize
 from comparison.results_file import read_results
 from processes import PROJECT
@@ -20,7 +23,9 @@ from reports import report_of, runs
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 import benchmark
+import cluster_size
 import false_alarms
+import links
 import measure
 import options
 import roofline
@@ -44,6 +49,40 @@ def test_the_page_shows_the_slower_hour_too():
     summary = summarize(row)
     epochs = f"{summary.fastest_epoch:.2f}–{summary.slowest_epoch:.2f}"
     assert f"took {summary.epoch_seconds:.2f} s ({epochs}) in a slower one" in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_was_measured_over_links():
+    page = (PROJECT / "docs" / "findings.md").read_text(encoding="utf-8")
+    measured = json.loads((FIGURES / "links.json").read_text(encoding="utf-8"))
+    found = links.all_forecasts(measured["seconds"], FIGURES)
+    assert links.step_table(measured["seconds"]) in page and links.error_table(found) in page
+    assert f"`{measured['command']}`" in page and measured["steps"] == links.STEPS
+    assert max(forecast.ranks for forecast in found) == projection.TESTED
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 64])
+@pytest.mark.parametrize("along", ["ring", "tree"])
+def test_ranks_that_are_ready_together_take_what_the_projection_says(along, ranks):
+    link = projection.Link(start=0.3, gbps=2.0, segments=cluster_size.GLOO, at_once=1)
+    ends = getattr(cluster_size, along)(np.full(ranks, 5.0), 10**6, 0.3, 2.0)
+    assert ends == pytest.approx(5.0 + sum(getattr(link, along)(10**6, ranks)))
+
+
+def test_one_late_rank_holds_up_all():
+    ready = np.array([0.0, 0.0, 50.0, 0.0])
+    for along in (cluster_size.ring, cluster_size.tree):
+        assert along(ready, 1000, 1.0, 1.0).max() == pytest.approx(along(np.full(4, 50.0), 1000, 1.0, 1.0).max())
+
+
+def test_the_efficiency_of_ranks_that_are_played_through():
+    def played(ranks, steps=(10.0,), left=0.0, **link):
+        return cluster_size.efficiency(list(steps), [Bucket(10**6, left)], ranks, link.get("start", 0.0),
+                                       link.get("gbps", math.inf), cluster_size.tree)
+
+    assert played(1, steps=(5.0, 15.0), start=3.0) == 1  # it exchanges nothing
+    assert played(2, gbps=0.8) == pytest.approx(10 / 20) and played(2, gbps=0.8, left=0.4) == pytest.approx(10 / 16)
+    assert played(16, start=1.0) == pytest.approx(10 / 18)
+    assert 0.6 < played(64, steps=(5.0, 15.0)) < 0.72  # all wait for a slow one
 
 
 def test_what_is_left_beside_rows_and_blocks():

@@ -4,8 +4,8 @@
 
 prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
 --cut: the time of each of its blocks. How many images/s the resident loader delivers to nobody; --ceiling: also the
-loader in question, and how much of the cores it takes. --link: how fast ranks that train exchange gradients. Last,
-how much memory all that took. It also puts the data set in place, for all runs.
+loader in question, and how much of the cores it takes. --link: how fast ranks that train exchange gradients, and in
+which parts. Last, how much memory all that took. It also puts the data set in place, for all runs.
 """
 
 import argparse
@@ -41,10 +41,13 @@ from common.machine.lifetime import end_with_parent
 from common.machine.memory import peak_resident_bytes
 from common.machine.setup import prepare_process
 from common.models import block_names, block_seconds, build_model
-from common.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
-from common.timing import CALLS, Stopwatch, command_start, synchronize
+from common.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
+from common.timing import CALLS, PhaseTimer, Stopwatch, command_start, synchronize
 
 SECONDS_PER_MEASUREMENT = 1.0
+# bytes: what DistributedDataParallel exchanges first, and at once after that (torch, nn/parallel/distributed.py)
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
+SHORT = 1024  # bytes; of one number, gloo's all-reduce sends half as many messages as of more
 
 
 def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, device) -> Callable[[], None]:
@@ -116,25 +119,27 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
-def link_gbps(arguments, model: str, size: int, image_set: ImageSet, kind: str) -> float | None:
-    """Return the bandwidth of an all-reduce of `size` bytes between ranks that train, in gigabits per second.
+def exchange(arguments, model: str, size: int, image_set: ImageSet, kind: str) -> tuple[float | None, ...]:
+    """Return ModelLink's numbers of an all-reduce of `size` bytes: its bandwidth, and the milliseconds without a wait.
 
-    Those are one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before every exchange,
-    because an exchange between idle ranks is several times as fast. It lasts as long as DistributedDataParallel would
-    wait for it on average over the ranks, the slower ranks' last moments included: a step pays for them too. It is the
-    "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N.
-    None where there is only one GPU, and so no link.
+    Between ranks, one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before an exchange,
+    because one between idle ranks is several times as fast. It lasts as long as DistributedDataParallel would wait for
+    it on average over the ranks, the slower ranks' last moments included: a step pays for them too. Two more follow at
+    once, of SHORT bytes and of all. Bandwidth, in gigabits per second, is the "bus bandwidth" of NCCL's tests
+    (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. All None where there is one GPU,
+    and so no link.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
     if ranks < 2:
-        return None
+        return None, None, None
     if kind == "cuda":
         torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU
     like = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
     with tempfile.TemporaryDirectory() as directory:
         spawn(_exchange, (ranks, directory, arguments, model, size, like, kind), ranks)
         with open(os.path.join(directory, "seconds")) as file:
-            return 8e-9 * size * 2 * (ranks - 1) / ranks / float(file.read())
+            trained, short, whole = json.load(file)
+    return 8e-9 * size * 2 * (ranks - 1) / ranks / trained, 1000 * short, 1000 * whole
 
 
 def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
@@ -150,22 +155,58 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     model.to(device)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set,
                        max(1, arguments.batch_size[0] // ranks), device)
-    gradients, exchanges, spent = torch.ones(max(1, size // 4), device=device), [], 0.0
+    gradients, message = (torch.ones(max(1, count // 4), device=device) for count in (size, SHORT))
+    exchanges, spent = [], 0.0
     while wants_more(len(exchanges), spent):
         with Stopwatch([device]) as training:
             step()
-        with Stopwatch([device]) as watch:
-            dist.all_reduce(gradients)
-        exchanges.append(watch.seconds)
-        together = torch.tensor([training.seconds + watch.seconds], device=device)
+        exchanges.append([_all_reduce_seconds(sent, device) for sent in (gradients, message, gradients)])
+        together = torch.tensor([training.seconds + sum(exchanges[-1])], device=device)
         dist.all_reduce(together)  # so that all ranks end with the same step
         spent += together.item() / ranks
-    seconds = torch.tensor(exchanges, device=device)
+    seconds = torch.tensor(exchanges, device=device)  # (exchanges, 3)
     dist.all_reduce(seconds)
     if rank == 0:
         with open(os.path.join(directory, "seconds"), "w") as file:
-            file.write(str(statistics.median(seconds[2:].tolist()) / ranks))
+            json.dump((seconds[2:].quantile(0.5, dim=0) / ranks).tolist(), file)
     shutdown()
+
+
+def _all_reduce_seconds(tensor, device):
+    with Stopwatch([device]) as watch:
+        dist.all_reduce(tensor)
+    return watch.seconds
+
+
+def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.device) -> tuple[Bucket, ...]:
+    """Return in which parts DistributedDataParallel would exchange a model's gradients; `step` trains it once.
+
+    It fills a bucket in the order in which the backward pass computes them, until it has its full size or more.
+    """
+    names = {parameter: str(number) for number, parameter in enumerate(model.parameters())}
+    hooks = [parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
+             for parameter in names if parameter.requires_grad]
+    passes = []
+    for _ in range(7):
+        timer = PhaseTimer([device])
+        timer.start()
+        step()
+        timer.mark("update")
+        synchronize([device])
+        passes.append({name: end for name, _, end in timer.spans()})
+    for hook in hooks:
+        hook.remove()
+    update = [ends.pop("update") for ends in passes]
+    *_, last = order = sorted(passes[-1], key=passes[-1].get)
+    sizes = {name: parameter.numel() * parameter.element_size() for parameter, name in names.items()}
+    buckets, size = [], 0
+    for name in order:
+        size += sizes[name]
+        if name == last or size >= (BUCKET if buckets else FIRST_BUCKET):
+            left = [(ends[last] - ends[name]) / whole for ends, whole in zip(passes, update, strict=True)]
+            buckets.append(Bucket(size, statistics.median(left[2:])))
+            size = 0
+    return tuple(buckets)
 
 
 @torch.no_grad()
@@ -217,8 +258,12 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         steps += [StepTime(name, size, milliseconds) for size, milliseconds in times.items()]
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         fits = arguments.batch_size[0] not in set(arguments.sizes) - set(times)  # or half of it may not fit either
-        link = link_gbps(arguments, name, size, image_set, device.type) if arguments.link and fits else None
-        models.append(ModelLink(name, size, link))
+        if arguments.link and fits:
+            step = random_step(model, optimizer, image_set, arguments.batch_size[0], device)
+            models.append(ModelLink(name, size, *exchange(arguments, name, size, image_set, device.type),
+                                    gradient_buckets(model, step, device)))
+        else:
+            models.append(ModelLink(name, size, None))
 
     loaders = [loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
                for workers in (arguments.num_workers if arguments.ceiling else ())]

@@ -1,0 +1,199 @@
+"""How fast do ranks on several machines train over a slower link, and does the projection foresee it?
+
+    sudo .venv/bin/python benchmarks/links.py
+
+Machines of their own are network namespaces here, with links of known speed and delay (network.py), and share this
+machine's cores. For each network: a comparison of one device with --project, then one device and DDP, FSDP and the
+pipeline on 2 machines, and DDP on 4, in turns, epoch by epoch, while the link changes. What the projection makes of
+each link, from the comparison and --link-gbps and --link-ms alone, is set beside what DDP took. Draws links.png beside
+the JSON file.
+"""
+
+import contextlib
+import itertools
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from measure import PROJECT, Witness, arguments_of, write
+from network import machines, missing
+
+from common.entry import run_script
+from common.errors import FAILED, MACHINE, SuiteError
+from common.plots import new_figure, save_figure
+from comparison.analysis import analyse
+from comparison.launch import Run
+from comparison.methods import python, script
+from comparison.plan import Configuration, Planned
+from comparison.record import Report
+from comparison.results_file import read_results
+from comparison.tables import lay_out
+
+GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)
+LINKS = tuple(itertools.product(GBPS, MILLISECONDS))
+STEPS = 5
+NETWORKS = {"lenet": ("synthetic-mnist", 128), "vgg": ("synthetic-cifar10", 32),
+            "resnet8": ("synthetic-cifar10", 16)}
+COLOURS = {"lenet": "#0072B2", "vgg": "#E69F00", "resnet8": "#009E73"}  # Okabe and Ito
+MARKERS = {2: "o", 4: "^"}
+ALONE = "one device"
+ROWS = {  # label → script, its flags, ranks
+    ALONE: ("data_parallel_train.py", (), 1),
+    "DDP ×2": ("ddp_train.py", (), 2),
+    "DDP ×4": ("ddp_train.py", (), 4),
+    "DDP ×2, bf16": ("ddp_train.py", ("--compress", "bf16"), 2),
+    "FSDP ×2": ("fsdp_train.py", (), 2),
+    "pipeline ×2": ("pipeline_train.py", (), 2),
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """DDP over one link: milliseconds per step as projected and as measured."""
+
+    model: str
+    ranks: int
+    gbps: float
+    milliseconds: float
+    projected: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Projected ÷ measured - 1."""
+        return self.projected / self.measured - 1
+
+
+def flags_of(model: str, epochs: int) -> list[str]:
+    """Return the flags that all trainings of a network share."""
+    dataset, batch = NETWORKS[model]
+    return ["--dataset", dataset, "--model", model, "--batch-size", str(batch), "--train-size", str(STEPS * batch),
+            "--loader", "resident", "--device", "cpu", "--epochs", str(epochs)]
+
+
+def compare(model: str, path: Path) -> None:
+    """Write to `path` the results.json of a comparison of one device with --project."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "compare_parallel.py", *flags_of(model, 3), "--methods", "single", "--repeats", "2",
+                   "--project", "2", "4", "--output-dir", directory]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        if done.returncode:
+            raise SuiteError("the comparison failed", done.stderr.strip(), "try it alone", FAILED)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(directory, "results.json"), path)
+
+
+def train(model: str, blocks: int, directory: Path) -> dict[str, list[tuple[float, float, float]]]:
+    """Return row → (gbps, milliseconds of the link, training seconds of an epoch over it), `blocks` times each link."""
+    links, shuffle, runs = [LINKS[0]], random.Random(0), {}  # the first epoch warms up
+    for _ in range(blocks):
+        links += shuffle.sample(LINKS, len(LINKS))
+    planned, seconds = Planned(model, 1, 0, "cpu", 1, 1), {}
+    with machines(max(ranks for *_, ranks in ROWS.values())) as network, contextlib.ExitStack() as stack:
+        for port, (label, (name, flags, ranks)) in enumerate(ROWS.items(), 29500):
+            command = (python(), script(name), *flags_of(model, len(links)), *flags, "--threads", "1", "--quiet")
+            if ranks > 1:
+                command = network.on_each(ranks, port, command)
+            run = Run(Configuration(f"row-{port}", "single", label, {}, planned, command), 1, 1, directory)
+            runs[label] = stack.enter_context(run)
+            run.take_turn()
+        for network.gbps, network.milliseconds in links:
+            for label in shuffle.sample(list(ROWS), len(ROWS)):
+                if outcome := runs[label].take_turn():
+                    if outcome.status != "ok":
+                        raise SuiteError(f"{label}, {model}", outcome.reason, "try it alone", FAILED)
+                    epochs = zip(links, outcome.result.epochs, strict=True)
+                    seconds[label] = [(*link, epoch.train_seconds) for link, epoch in epochs][1:]
+    return seconds
+
+
+def forecasts(model: str, report: Report, seconds: dict[str, list[tuple[float, float, float]]]) -> list[Forecast]:
+    """Return what the projection makes of each link, from a comparison's report, beside what DDP took over it.
+
+    The machine has become faster or slower since the comparison: one device's epochs are those measured beside DDP's.
+    """
+    alone = statistics.median(values[-1] for values in seconds[ALONE])
+    drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
+    report = replace(report, outcomes=tuple(_slower(outcome, drift) for outcome in report.outcomes))
+    for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
+        settings = {**report.settings, "link_gbps": gbps, "link_ms": milliseconds, "project": [ranks]}
+        projected = analyse(replace(report, settings=settings)).projection.points[-1].step.milliseconds
+        measured = [values[-1] for values in seconds[f"DDP ×{ranks}"] if tuple(values[:2]) == (gbps, milliseconds)]
+        found.append(Forecast(model, ranks, gbps, milliseconds, projected, statistics.median(measured) * 1000 / STEPS))
+    return found
+
+
+def _slower(outcome, factor):
+    epochs = tuple(replace(epoch, train_seconds=factor * epoch.train_seconds) for epoch in outcome.result.epochs)
+    return replace(outcome, result=replace(outcome.result, epochs=epochs))
+
+
+def all_forecasts(seconds: dict, directory: Path) -> list[Forecast]:
+    """Return those of all networks, whose comparisons lie in `directory`."""
+    return [forecast for model in seconds
+            for forecast in forecasts(model, read_results(directory / f"links-{model}.json"), seconds[model])]
+
+
+def step_table(seconds: dict) -> str:
+    """Return the milliseconds of a step of every row over every link."""
+    rows = []
+    for model, of_row in seconds.items():
+        for link in LINKS:
+            times = [[values[-1] for values in of_row[label] if tuple(values[:2]) == link] for label in ROWS]
+            rows.append((model, *(f"{value:g}" for value in link),
+                         *(f"{1000 * statistics.median(row) / STEPS:.0f}" for row in times)))
+    return lay_out(rows, ("Network", "Gbit/s", "Delay (ms)", *(f"{label} (ms)" for label in ROWS)), "github")
+
+
+def error_table(found: list[Forecast]) -> str:
+    """Return how far the projection was off, by network and number of machines."""
+    rows = []
+    for model, ranks in dict.fromkeys((forecast.model, forecast.ranks) for forecast in found):
+        errors = [forecast.error for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
+        rows.append((model, str(ranks), f"{statistics.median(map(abs, errors)):.0%}", f"{min(errors):+.0%}",
+                     f"{max(errors):+.0%}"))
+    return lay_out(rows, ("Network", "Machines", "Median of the errors' sizes", "From", "To"), "github")
+
+
+def draw(found: list[Forecast], path: Path) -> Path:
+    """Draw projected over measured milliseconds of a step."""
+    figure, (axis,) = new_figure(width=7.0, height=5.5)
+    for (model, colour), (ranks, marker) in itertools.product(COLOURS.items(), MARKERS.items()):
+        some = [forecast for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
+        axis.plot([forecast.measured for forecast in some], [forecast.projected for forecast in some], marker,
+                  color=colour, label=f"{model}, {ranks} machines")
+    ends = [min(forecast.measured for forecast in found) / 1.3, max(forecast.measured for forecast in found) * 1.3]
+    axis.plot(ends, ends, color="#777777", linestyle=":")
+    axis.fill_between(ends, [0.75 * end for end in ends], [1.25 * end for end in ends], color="#BBBBBB", alpha=0.4,
+                      label="within 25 %")
+    errors = [abs(forecast.error) for forecast in found]
+    finding = f"The projection is off by {statistics.median(errors):.0%} in the median, by {max(errors):.0%} at most"
+    axis.set(xscale="log", yscale="log", xlabel="measured (ms per step)", ylabel="projected (ms per step)",
+             title=f"{finding}\nDDP over links of 0.1 to 10 Gbit/s and 0 to 5 ms")
+    axis.legend(fontsize=9)
+    return save_figure(figure, path)
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=3)
+    if lacking := missing():
+        raise SuiteError("machines on this machine", f"it {lacking}", "run it elsewhere", MACHINE)
+    output, seconds = Path(arguments.output), {}
+    with Witness() as witness:
+        for model in NETWORKS:
+            print(model, flush=True)
+            compare(model, output.with_name(f"links-{model}.json"))
+            with tempfile.TemporaryDirectory() as directory:
+                seconds[model] = train(model, arguments.blocks, Path(directory))
+    write(arguments.output, {"steps": STEPS, "seconds": seconds}, witness)
+    found = all_forecasts(seconds, output.parent)
+    print(step_table(seconds), error_table(found), draw(found, output.with_suffix(".png")), sep="\n\n")
+
+
+if __name__ == "__main__":
+    run_script(main)
