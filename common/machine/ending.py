@@ -26,6 +26,7 @@ def end_at_once() -> None:
     """Let signals raise SystemExit from now on, with 128 + their number, so that every `with` is left in good order."""
     for number in AT_ONCE:
         _handle(number, _exit)
+    sys.unraisablehook = _raise_later
 
 
 @contextlib.contextmanager
@@ -62,3 +63,20 @@ def _handle(number, handler):
 
 def _exit(number, _):
     sys.exit(128 + number)
+
+
+def _raise_later(unraisable):
+    """Python drops what is raised in a fork's hooks and in __del__; what a signal raised there, raise again, outside.
+
+    Else the program would go on as if nobody had told it to end.
+    """
+    ended = unraisable.exc_value
+    if not isinstance(ended, (SystemExit, KeyboardInterrupt)):
+        sys.__unraisablehook__(unraisable)
+        return
+
+    def again(*_):
+        raise ended
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)

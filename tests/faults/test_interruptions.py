@@ -77,6 +77,34 @@ def test_ctrl_c_while_torch_is_imported(keep):
     assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("place", ["a fork's hooks", "__del__"])
+def test_a_signal_where_python_drops_what_it_raises(number, place, tmp_path, keep):
+    program = tmp_path / "program.py"
+    program.write_text(f"""if True:
+        import os, signal, subprocess
+        from common.entry import run_script
+
+        def tell(*_):
+            os.kill(os.getpid(), {int(number)})
+
+        def main():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if {place!r} == "__del__":
+                type("Dropped", (), {{"__del__": tell}})()
+            else:
+                os.register_at_fork(before=tell)
+            subprocess.run(["sleep", "20"], preexec_fn=lambda: None)
+
+        run_script(main)
+    """)
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True,
+                          env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    keep(f"{number.name} in {place}", done.returncode, done.stderr, time.perf_counter() - start)
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
 @pytest.mark.slow
 def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
     process = comparison(ignored=[signal.SIGHUP])
