@@ -134,6 +134,17 @@ def test_accuracies_on_real_data(pages):
         assert accuracy_row(name) in text_of(pages)
 
 
+def test_real_twins_are_not_told_apart_and_5_percent_are_found():
+    twins = json.loads((FIGURES / "benchmark" / "twins.json").read_text())
+    comparisons, scores = twins["comparisons"], twins["scores"]
+    assert scores == benchmark("twins").scores([benchmark("twins").Comparison(**entry) for entry in comparisons])
+    blocks = statistics.median(entry["blocks"] for entry in comparisons)
+    assert len(comparisons) == 10 and scores["twins_told_apart"] == 0 and scores["slower_found"] >= 8
+    sentence = (f"The twins were told apart in none of ten comparisons, the 5 % were found in {scores['slower_found']}, "
+                f"after {blocks:g} blocks (median), and {scores['true_in_interval']} of the ten intervals held the truth.")
+    assert sentence in " ".join(text_of(PAGES).split())
+
+
 def test_false_alarms_are_as_rare_as_promised():
     false_alarms = benchmark("false_alarms")
     alarms = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
