@@ -32,8 +32,9 @@ FOLDER = "folder:"
 OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
 OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
 LOADERS = ("workers", "resident")
-OPTIMIZERS = ("adam", "sgd", "nesterov")
-MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "resnet18")
+OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
+SCHEDULES = ("steps", "one-cycle", "linear")
+MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,13 @@ class RunConfig:
     cuda_graph: bool = flag(
         False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
     optimizer: str = flag(
-        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum", one_of(OPTIMIZERS), "NAME",
-        **TRAINS)
+        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, but for the filters of "
+        "convolutions, which Muon turns", one_of(OPTIMIZERS), "NAME", **TRAINS)
     lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
     weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
     schedule: str = flag(
         "steps", "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
-        "to 0", one_of(("steps", "one-cycle")), "NAME", **TRAINS)
+        "to 0 | linear: from --lr straight to 0", one_of(SCHEDULES), "NAME", **TRAINS)
     lr_milestones: tuple[int, ...] | None = flag(
         None, "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
         positive_int, "EPOCH", nargs="+", **TRAINS)

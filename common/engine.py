@@ -20,6 +20,7 @@ from torch import nn
 from common.config import RunConfig
 from common.errors import add_error_context
 from common.machine.ending import told
+from common.muon import Muon
 from common.results import EpochRecord
 from common.sharded import is_cut
 from common.shares import Evaluation, Training, merge, once_each
@@ -72,11 +73,13 @@ class ParallelContext:
 
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
-    """Return Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
+    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
 
-    Fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them (2.15).
+    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them (2.15).
     """
     parameters = list(parameters)
+    if config.optimizer == "muon":
+        return uncompiled(Muon)(parameters, config.lr, config.weight_decay)
     fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
     common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
     if config.optimizer == "adam":
@@ -104,8 +107,11 @@ def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
     """Return the learning rate's schedule, to be stepped after every training step.
 
     steps: multiply it by 0.1 after each epoch of `config.lr_milestones`. one-cycle: rise to it over the first quarter
-    of the training, then fall to almost nothing, in straight lines (L. Smith, "Super-convergence", 2018).
+    of the training, then fall to almost nothing, in straight lines (L. Smith, "Super-convergence", 2018). linear: fall
+    in a straight line to 0.
     """
+    if config.schedule == "linear":
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps_per_epoch)
     if config.schedule == "one-cycle":
         steps = max(5, config.epochs * steps_per_epoch)  # OneCycleLR divides by 0 at 4
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=steps, pct_start=0.25,

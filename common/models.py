@@ -1,4 +1,4 @@
-"""Six networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
+"""Seven networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
 
 import contextlib
 import copy
@@ -221,6 +221,24 @@ class ScaledLinear(nn.Linear):
         return super().forward(features) / 8
 
 
+def _airbench(channels, _height, _width, classes):
+    """Three pairs of convolutions: for a shorter way to 90 % on CIFAR-10, with Muon.
+
+    A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer is
+    computed from the images and not trained. Convolutions begin as the identity; after the first, without a border,
+    pooling has an odd side to halve, which saves a quarter of the work.
+    """
+    yield "stem", nn.Sequential(nn.Conv2d(channels, 24, 2), nn.GELU())
+    fan_in = 24
+    for stage, out in enumerate((64, 128, 256), start=1):
+        for index, pool in enumerate(([nn.MaxPool2d(2)], []), start=1):
+            convolution = nn.Conv2d(fan_in, out, 3, padding=1, bias=False)
+            nn.init.dirac_(convolution.weight.data[:fan_in])
+            yield f"conv{stage}_{index}", nn.Sequential(convolution, *pool, nn.BatchNorm2d(out), nn.GELU())
+            fan_in = out
+    yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
+
+
 def _resnet18(channels, _height, _width, classes):
     """ResNet-18 (He et al., 2016) from torchvision's blocks, with a 3 x 3 stem and no max-pool, for small images."""
     from torchvision.models.resnet import BasicBlock
@@ -242,7 +260,8 @@ def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
 
 
-BUILDERS = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8, "resnet18": _resnet18}
+BUILDERS = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8,
+            "airbench": _airbench, "resnet18": _resnet18}
 
 
 def refuse_uncut(model: nn.Sequential) -> None:

@@ -13,6 +13,11 @@ def own_share(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
+def put_together(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor where it is; all ranks call it for one that is cut."""
+    return tensor.full_tensor() if is_cut(tensor) else tensor
+
+
 def whole(value, keep: bool = True):
     """Return a state_dict in which every tensor that was cut is whole and on the CPU; of other tensors, themselves.
 
@@ -23,7 +28,7 @@ def whole(value, keep: bool = True):
         return {name: whole(part, keep) for name, part in value.items()}
     if not is_cut(value):
         return value
-    tensor = value.full_tensor()
+    tensor = put_together(value)
     return tensor.cpu() if keep else None
 
 

@@ -64,7 +64,8 @@ def assert_same(value, other):
         assert value == other
 
 
-@pytest.mark.parametrize("workers, optimizer", [(0, "adam"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers, optimizer", [
+    (0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
 def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
     same = {"num_workers": workers, "optimizer": optimizer}
     whole, last = train("whole", epochs=4, **same)
@@ -82,12 +83,14 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
 @pytest.mark.parametrize("script, ranks, model", [
     ("ddp_train.py", 2, "mlp"), ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
     ("fsdp_train.py", 2, "strided"), ("fsdp_train.py", 3, "lenet")])  # shares of the optimizer's state, uneven ones too
-def test_ranks_go_on_too(script, ranks, model, project, data_root, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_ranks_go_on_too(script, ranks, model, optimizer, project, data_root, tmp_path):
     def ranked(name, epochs, *flags):
         done = project(script, "--spawn", ranks, "--model", model, "--output", tmp_path / f"{name}.json",
                        "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
                        tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
-                       "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, *flags, tiny=False)
+                       "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, "--optimizer", optimizer, *flags,
+                       tiny=False)
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 

@@ -104,12 +104,23 @@ def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ("--model", "lenet", "--optimizer", "sgd", "--lr", 0.05),
+    ("--model", "lenet", "--optimizer", "sgd", "--lr", 0.05), ("--model", "strided", "--optimizer", "muon"),
     ("--model", "strided", "--optimizer", "nesterov", "--precision", "bf16", "--allow-slow-precision")])
 def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
     (_, weights, _), (_, others, _) = (train(script, "--spawn", 2, *THREE_STEPS, *flags)
                                        for script in ("ddp_train.py", "fsdp_train.py"))
     assert distance(weights, others) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("ddp_train.py",), ("ddp_train.py", "--zero"), ("fsdp_train.py",),
+                                     ("pipeline_train.py",)])
+def test_filters_are_turned_as_on_one_device(command, train):
+    same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
+    (_, weights, _), (_, others, _) = train(*command, "--spawn", 2, *same), train("data_parallel_train.py", *same)
+    for name in others:  # Adam turns a gradient near zero, which is rounding, into a step of full size
+        assert (weights[name] - others[name]).abs().max() < (1e-4 if name.startswith("conv") and
+                                                             name.endswith("weight") else 6 * 0.001)
 
 
 TIED = """from torch import nn

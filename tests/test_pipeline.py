@@ -99,7 +99,7 @@ def test_nothing_is_copied_on_the_way_into_rows_and_back():
     assert rows.data_ptr() == features.data_ptr() == from_rows(rows, 4, (5, 3, 2)).data_ptr()
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])
 def test_the_states_of_parts_are_those_of_the_whole(kind):
     config = make_config(optimizer=kind)
 
