@@ -21,7 +21,7 @@ from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns",
-           "planted_causes", "sharding")
+           "planted_causes", "sharding", "shortest")
 FAST = ("--recipe", "fast", "--methods", "single")
 COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from measure import paired
 from planted_causes import PLANTS, read_trials, scores
+from shortest import RECIPE
 from turns import residual, run_seconds
 
 from comparison.analysis import analyse
@@ -170,10 +171,27 @@ def sharding(results: dict) -> str:
     return lay_out(rows, (f"{results['model']}, {results['ranks']} ranks", *parts, *times), "github")
 
 
+def shortest(results: dict) -> str:
+    rows, of_recipe = [], results["runs"][RECIPE]
+    for name, runs in results["runs"].items():
+        seconds = [run["seconds"] for run in runs.values()]
+        accuracies = [100 * run["accuracy"] for run in runs.values()]
+        rows.append((name, f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f}–{max(accuracies):.2f})",
+                     median(seconds, ".0f"), _beside(runs, of_recipe, "seconds"), str(len(runs))))
+    header = ("Training", "Accuracy (%), mean (range)", "Seconds, median (range)", "÷ the recipe [95 %]", "Seeds")
+    return lay_out(rows, header, "github")
+
+
+def _beside(runs, others, what):
+    """The ratio over the seeds that both have; of one, without an interval."""
+    both = [[one[seed][what] for seed in runs.keys() & others.keys()] for one in (runs, others)]
+    return str(paired(*both)) if len(both[0]) > 1 else f"{both[0][0] / both[1][0]:.2f}"
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "overhead": overhead, "loaders": loaders, "options": options, "peers": peers, "scaling": scaling,
     "roofline": roofline, "startup": startup, "turns": turns, "planted_causes": planted_causes,
-    "sharding": sharding,
+    "sharding": sharding, "shortest": shortest,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10")
 

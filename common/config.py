@@ -33,6 +33,7 @@ OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
 OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
 LOADERS = ("workers", "resident")
 OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
+CROP_PADDING = ("zeros", "reflect")
 SCHEDULES = ("steps", "one-cycle", "linear")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "resnet18")
 
@@ -100,6 +101,9 @@ class RunConfig:
         10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
         "(%(default)s)", niceness, equal=True)
     augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
+    crop_padding: str = flag(
+        "zeros", "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
+        "which mirror the edge", one_of(CROP_PADDING), "NAME", **TRAINS)
     model: str | None = flag(
         None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
         one_of(MODELS, OWN_MODELS), "NAME", several=True, **TRAINS)
@@ -112,8 +116,8 @@ class RunConfig:
     cuda_graph: bool = flag(
         False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
     optimizer: str = flag(
-        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, but for the filters of "
-        "convolutions, which Muon turns", one_of(OPTIMIZERS), "NAME", **TRAINS)
+        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
+        "filters of convolutions", one_of(OPTIMIZERS), "NAME", **TRAINS)
     lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
     weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
     schedule: str = flag(

@@ -75,7 +75,8 @@ class ParallelContext:
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
 
-    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them (2.15).
+    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them
+    (2.15).
     """
     parameters = list(parameters)
     if config.optimizer == "muon":

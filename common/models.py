@@ -222,21 +222,31 @@ class ScaledLinear(nn.Linear):
 
 
 def _airbench(channels, _height, _width, classes):
-    """Three pairs of convolutions: for a shorter way to 90 % on CIFAR-10, with Muon.
+    """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90 % on CIFAR-10, with Muon.
 
-    A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer is
-    computed from the images and not trained. Convolutions begin as the identity; after the first, without a border,
-    pooling has an odd side to halve, which saves a quarter of the work.
+    A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer has
+    the principal components of the images' patches; here it has the cosine transform, which is close to those of
+    photographs (N. Ahmed, T. Natarajan, K. Rao, "Discrete Cosine Transform", 1974), and BatchNorm makes their variances
+    equal. It has no border, which leaves an odd side to halve, and a quarter less to do.
     """
-    yield "stem", nn.Sequential(nn.Conv2d(channels, 24, 2), nn.GELU())
-    fan_in = 24
+    stem = nn.Conv2d(channels, 8 * channels, 2, bias=False)
+    transform = torch.kron(_cosines(channels), torch.kron(_cosines(2), _cosines(2))).view(-1, channels, 2, 2)
+    stem.weight = nn.Parameter(torch.cat((transform, -transform)), requires_grad=False)
+    yield "stem", nn.Sequential(stem, nn.BatchNorm2d(8 * channels), nn.ReLU())
+    fan_in = 8 * channels
     for stage, out in enumerate((64, 128, 256), start=1):
         for index, pool in enumerate(([nn.MaxPool2d(2)], []), start=1):
-            convolution = nn.Conv2d(fan_in, out, 3, padding=1, bias=False)
-            nn.init.dirac_(convolution.weight.data[:fan_in])
-            yield f"conv{stage}_{index}", nn.Sequential(convolution, *pool, nn.BatchNorm2d(out), nn.GELU())
+            *layers, _ = _conv_norm_relu(fan_in, out, *pool)
+            yield f"conv{stage}_{index}", nn.Sequential(*layers, nn.GELU())
             fan_in = out
     yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
+
+
+def _cosines(count):
+    """The orthonormal cosine transform (DCT-II) of so many values: (count, count), a frequency in each row."""
+    frequency, place = torch.arange(count)[:, None], torch.arange(count)
+    rows = torch.cos(torch.pi * frequency * (2 * place + 1) / (2 * count))
+    return rows / rows.norm(dim=1, keepdim=True)
 
 
 def _resnet18(channels, _height, _width, classes):

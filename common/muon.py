@@ -11,7 +11,7 @@ MEAN_DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.95, 1e-8  # Adam's
 
 
 class Muon(torch.optim.Optimizer):
-    """K. Jordan's Muon for filters (github.com/KellerJordan/Muon, 2024), and Adam (D. Kingma, J. Ba, 2015) for the rest.
+    """Muon for filters (K. Jordan, github.com/KellerJordan/Muon, 2024), Adam (D. Kingma, J. Ba, 2015) for the rest.
 
     As in his airbench94_muon, a convolution's filters, one in each row of a matrix (out, in · height · width), keep the
     norm √out, and what they learn is their direction; weight decay is for all other weights. torch.optim.Muon takes
@@ -47,15 +47,19 @@ def _turn(weights, state, lr):
 def nearest_orthogonal(matrix: torch.Tensor, steps: int = 3) -> torch.Tensor:
     """Return, roughly, U Vᵀ of a matrix (M, N) = U S Vᵀ: of its singular values, most end between 0.7 and 1.2.
 
-    By steps of Newton and Schulz with K. Jordan's coefficients, chosen so that small singular values grow fast.
+    By steps of Newton and Schulz with K. Jordan's coefficients, chosen so that small singular values grow fast: each
+    takes a matrix X to 3.4445 X - 4.775 X Xᵀ X + 2.0315 X Xᵀ X Xᵀ X. That is a polynomial of X Xᵀ times X, and so the
+    steps are taken of X Xᵀ, which is smaller.
     """
     if len(matrix) > matrix.shape[1]:
         return nearest_orthogonal(matrix.T, steps).T
     matrix = matrix / (matrix.norm() + 1e-7)
+    square = matrix @ matrix.T  # (M, M)
+    identity = product = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     for _ in range(steps):
-        square = matrix @ matrix.T  # (M, M)
-        matrix = 3.4445 * matrix + (2.0315 * square @ square - 4.775 * square) @ matrix
-    return matrix
+        factor = 3.4445 * identity - 4.775 * square + 2.0315 * square @ square
+        product, square = factor @ product, factor @ square @ factor
+    return product @ matrix
 
 
 def _adam(weights, state, lr, weight_decay):

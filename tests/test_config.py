@@ -19,7 +19,8 @@ from comparison.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
     "image_size": 32,
-    "loader": "resident", "num_workers": 4, "worker_nice": 3, "augment": False, "model": "mlp", "precision": "bf16",
+    "loader": "resident", "num_workers": 4, "worker_nice": 3, "augment": False, "crop_padding": "reflect",
+    "model": "mlp", "precision": "bf16",
     "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
     "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
     "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,
@@ -88,7 +89,7 @@ def test_a_checkpoint_belongs_to_what_decides(name):
 
 def test_traits_go_together():
     assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
-    assert len(flags_that("decides")) == 19 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    assert len(flags_that("decides")) == 20 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
     assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
     assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
     assert {*flags_that("own")} < {field.name for field in fields(Planned)}

@@ -98,7 +98,7 @@ def test_the_nearest_orthogonal_matrix_has_the_same_singular_vectors_and_values_
     made = left.T @ nearest_orthogonal(100 * matrix, steps=5) @ right.T
     torch.testing.assert_close(made, made.diag().diag(), atol=1e-4, rtol=0)
     large = made.diag()[values > 0.1 * values.max()]
-    assert len(large) > 14 and 0.6 < large.min() and large.max() < 1.3
+    assert len(large) > 14 and large.min() > 0.6 and large.max() < 1.3
 
 
 def test_muon_turns_filters_as_torchs_own_turns_matrices():
@@ -111,7 +111,7 @@ def test_muon_turns_filters_as_torchs_own_turns_matrices():
         gradient = torch.randn(8, 3, 3, 3)
         filters.grad, matrix.grad = gradient, gradient.flatten(1)
         with torch.no_grad():
-            matrix.mul_(8 ** 0.5 / matrix.norm())
+            matrix.mul_(8**0.5 / matrix.norm())
         before = matrix.detach().clone()
         optimizer.step()
         theirs.step()

@@ -140,8 +140,9 @@ def test_real_twins_are_not_told_apart_and_5_percent_are_found():
     assert scores == benchmark("twins").scores([benchmark("twins").Comparison(**entry) for entry in comparisons])
     blocks = statistics.median(entry["blocks"] for entry in comparisons)
     assert len(comparisons) == 10 and scores["twins_told_apart"] == 0 and scores["slower_found"] >= 8
-    sentence = (f"The twins were told apart in none of ten comparisons, the 5 % were found in {scores['slower_found']}, "
-                f"after {blocks:g} blocks (median), and {scores['true_in_interval']} of the ten intervals held the truth.")
+    found, held = scores["slower_found"], scores["true_in_interval"]
+    sentence = ("The twins were told apart in none of ten comparisons, the 5 % were found in "
+                f"{found}, after {blocks:g} blocks (median), and {held} of the ten intervals held the truth.")
     assert sentence in " ".join(text_of(PAGES).split())
 
 

@@ -15,7 +15,7 @@ from common.data import image_set as data
 from common.data import loaders
 from common.data.augment import Affine, CropAndMirror, batch_transform, image_transform, peak_bytes, uniform
 from common.data.image_set import load_image_set
-from common.errors import MACHINE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 from pretended_gpus import pretended_gpus
 from test_data import make_config, make_image_set
 from training import CPU, make_loaders
@@ -30,14 +30,16 @@ def as_pil(image):
     return Image.fromarray(image.squeeze(2).numpy())
 
 
-def test_crop_and_mirror_are_torchvisions_pixel_for_pixel():
+@pytest.mark.parametrize("crop_padding, pixels, mode", [("zeros", 4, "constant"), ("reflect", 2, "reflect")])
+def test_crop_and_mirror_are_torchvisions_pixel_for_pixel(crop_padding, pixels, mode):
     images = random_images(50, 3)
-    augmentation = CropAndMirror(images)
+    augmentation = CropAndMirror(images, crop_padding)
     index = torch.randperm(50)
     mirrored, top, left = augmentation.draw(1, index)
     for place, image in enumerate(augmentation.take(index, mirrored, top, left)):
         edges = int(top[place]), int(left[place])
-        expected = functional.crop(functional.pad(as_pil(images[index[place]]), 4), *edges, 32, 32)
+        padded = functional.pad(as_pil(images[index[place]]), pixels, padding_mode=mode)
+        expected = functional.crop(padded, *edges, 32, 32)
         assert np.array_equal(image, functional.hflip(expected) if mirrored[place] else expected)
 
 
@@ -61,6 +63,7 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     index = torch.arange(count)
     mirrored, top, left = CropAndMirror(random_images(count, 3)).draw(1, index)
     assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert len(CropAndMirror(random_images(count, 3), "reflect").draw(1, index)[1].bincount()) == 5
     crop = transforms.RandomCrop(32, padding=4)
     for drawn, place in ((top, 0), (left, 1)):
         theirs = torch.tensor([crop.get_params(torch.empty(3, 40, 40), (32, 32))[place] for _ in range(count)])
@@ -151,16 +154,16 @@ def test_workers_give_way_to_the_training(nice):
     assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + nice)] * 2
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels, crop_padding", [(1, "zeros"), (3, "zeros"), (3, "reflect")])
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, augment):
+def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, crop_padding, augment):
     mean, std, size = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels], 60
     image_set = data.replace(make_image_set(size, channels), mean=mean, std=std)
     image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
-    loader, _ = make_loaders(image_set, make_config(augment=augment, num_workers=0, batch_size=12, seed=5), CPU)
-    shape = image_set.image_shape
-    transform = transforms.Compose(
-        [image_transform(shape, augment), transforms.ToTensor(), transforms.Normalize(mean, std)])
+    config = make_config(augment=augment, crop_padding=crop_padding, num_workers=0, batch_size=12, seed=5)
+    loader, _ = make_loaders(image_set, config, CPU)
+    augmentation = image_transform(image_set.image_shape, augment, crop_padding)
+    transform = transforms.Compose([augmentation, transforms.ToTensor(), transforms.Normalize(mean, std)])
     expected, keys = [], [3, 59, 3 * size + 3]  # of the first epoch, and of the fourth
     for key in keys:
         torch.manual_seed(hash((5, key)) % 2**32)
@@ -171,12 +174,21 @@ def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, au
     assert torch.equal(images[0], images[2]) != augment
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("loader", ["workers", "resident"])
+def test_grey_images_are_not_cropped(loader):
+    with pytest.raises(SuiteError, match="--crop-padding is for colour images, .*; these are grey; leave") as caught:
+        make_loaders(make_image_set(60), make_config(loader=loader, crop_padding="reflect"), CPU)
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("channels, crop_padding", [(1, "zeros"), (3, "zeros"), (3, "reflect")])
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(channels, augment, monkeypatch):
-    image_set, config = make_image_set(60, channels), make_config(loader="resident", augment=augment)
-    needed = peak_bytes((60, *image_set.image_shape[1:], channels), augment)
-    transform = batch_transform(random_images(60, channels), augment)
+def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(channels, crop_padding, augment,
+                                                                              monkeypatch):
+    image_set = make_image_set(60, channels)
+    config = make_config(loader="resident", augment=augment, crop_padding=crop_padding)
+    needed = peak_bytes((60, *image_set.image_shape[1:], channels), augment, crop_padding)
+    transform = batch_transform(random_images(60, channels), augment, crop_padding)
     held = {id(value.untyped_storage()): value.untyped_storage().nbytes() for value in vars(transform).values()
             if isinstance(value, torch.Tensor) and value.dtype == torch.uint8}
     on_the_way = (channels == 3) + 1 if augment else 0  # the images as they came, and the mirrored ones

@@ -1,8 +1,8 @@
 """The same random augmentations twice: for one image, by torchvision, and for a whole batch, by tensor operations.
 
 Colour images (three channels): crop of the image padded by 4, then a mirror image half of the time, as in He et al.,
-"Deep Residual Learning", 2016, section 4.2. Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1,
-by the nearest neighbour.
+"Deep Residual Learning", 2016, section 4.2; or padded as CROP_PADDING says. Grey images: rotation up to 10 degrees,
+shift up to 10 %, scale 0.9 to 1.1, by the nearest neighbour.
 
 The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
 (M,), as a list of tensors whose first dimension is M, on the device of the index. take(index, *drawn) → images
@@ -13,11 +13,11 @@ import math
 
 import torch
 
-PADDING = 4  # pixels
+CROP_PADDING = {"zeros": (4, "constant"), "reflect": (2, "reflect")}  # pixels, torchvision's padding_mode
 DEGREES, SHIFT, SCALE = 10, 0.1, 0.1
 
 
-def image_transform(shape: tuple[int, int, int], augment: bool):
+def image_transform(shape: tuple[int, int, int], augment: bool, crop_padding: str = "zeros"):
     """Return the torchvision transform that augments one image of a shape (C, H, W): a PIL image in, another out."""
     from torchvision import transforms
 
@@ -25,21 +25,23 @@ def image_transform(shape: tuple[int, int, int], augment: bool):
     if not augment:
         return transforms.Compose([])
     if channels == 3:
-        return transforms.Compose([transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()])
+        pixels, mode = CROP_PADDING[crop_padding]
+        crop = transforms.RandomCrop(size, padding=pixels, padding_mode=mode)
+        return transforms.Compose([crop, transforms.RandomHorizontalFlip()])
     return transforms.RandomAffine(DEGREES, translate=(SHIFT, SHIFT), scale=(1 - SCALE, 1 + SCALE))
 
 
-def batch_transform(images: torch.Tensor, augment: bool):
+def batch_transform(images: torch.Tensor, augment: bool, crop_padding: str = "zeros"):
     """Return the object that augments batches of `images` (N, H, W, C) uint8, on the device where they are."""
     if not augment:
         return Unchanged(images)
-    return CropAndMirror(images) if images.shape[3] == 3 else Affine(images)
+    return CropAndMirror(images, crop_padding) if images.shape[3] == 3 else Affine(images)
 
 
-def peak_bytes(shape: tuple[int, int, int, int], augment: bool) -> int:
+def peak_bytes(shape: tuple[int, int, int, int], augment: bool, crop_padding: str = "zeros") -> int:
     """Return the bytes that batch_transform() needs at most for images of shape (N, H, W, C), these included."""
     count, height, width, channels = shape
-    padding = 0 if not augment else PADDING if channels == 3 else _affine_padding(height, width)
+    padding = 0 if not augment else CROP_PADDING[crop_padding][0] if channels == 3 else _affine_padding(height, width)
     plain, padded = (count * (height + 2 * edge) * (width + 2 * edge) * channels for edge in (0, padding))
     if not augment:
         return plain
@@ -82,27 +84,42 @@ class Unchanged:
 
 
 class CropAndMirror:
-    """RandomCrop(padding=4) and RandomHorizontalFlip.
+    """RandomCrop(padding=4), or as CROP_PADDING says, and RandomHorizontalFlip.
 
     The padded images and their mirror images lie in memory, seen through a sliding window: a batch is one gather.
     """
 
-    def __init__(self, images: torch.Tensor):
+    def __init__(self, images: torch.Tensor, crop_padding: str = "zeros"):
+        self.padding, mode = CROP_PADDING[crop_padding]
         self.count, self.height, self.width, channels = images.shape
-        both = images.new_zeros(2, self.count, self.height + 2 * PADDING, self.width + 2 * PADDING, channels)
-        both[0, :, PADDING:-PADDING, PADDING:-PADDING] = images
-        both[1, :, PADDING:-PADDING, PADDING:-PADDING] = images.flip(2)
-        both = both.flatten(3)  # (2, N, H + 8, (W + 8) C)
-        # (2, N, 9, 9, H, W C): [mirrored, image, top, left]
+        inner = slice(self.padding, -self.padding)
+        size = (self.height + 2 * self.padding, self.width + 2 * self.padding)
+        both = images.new_zeros(2, self.count, *size, channels)
+        both[0, :, inner, inner] = images
+        both[1, :, inner, inner] = images.flip(2)
+        if mode == "reflect":
+            _reflect(both, 2, self.padding)
+            _reflect(both, 3, self.padding)
+        both = both.flatten(3)  # (2, N, H + 2 P, (W + 2 P) C)
+        # (2, N, 2 P + 1, 2 P + 1, H, W C): [mirrored, image, top, left]
         self.windows = both.unfold(2, self.height, 1).unfold(3, self.width * channels, channels)
 
     def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
         mirrored, top, left = uniform(key, index, 3)
-        return [(mirrored * 2).long(), *((edge * (2 * PADDING + 1)).long() for edge in (top, left))]
+        return [(mirrored * 2).long(), *((edge * (2 * self.padding + 1)).long() for edge in (top, left))]
 
     def take(self, index: torch.Tensor, mirrored: torch.Tensor, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        left = torch.where(mirrored == 1, 2 * PADDING - left, left)  # the same window, in the mirror image
+        left = torch.where(mirrored == 1, 2 * self.padding - left, left)  # the same window, in the mirror image
         return self.windows[mirrored, index, top, left].view(len(index), self.height, self.width, -1)
+
+
+def _reflect(images, dimension, padding):
+    """Fill both edges of a dimension, in place, with what lies as far from the image's outermost pixel inside of it."""
+    first, last = padding, images.shape[dimension] - 1 - padding
+    for distance in range(1, padding + 1):
+        for pixel, way in ((first, 1), (last, -1)):
+            edge = images.select(dimension, pixel - way * distance)
+            edge.copy_(images.select(dimension, pixel + way * distance))
 
 
 class Affine:

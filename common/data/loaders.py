@@ -12,7 +12,7 @@ from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
 
 from common.config import RunConfig
 from common.data.augment import batch_transform, image_transform, peak_bytes
@@ -36,9 +36,9 @@ class AugmentedImages:
     was interrupted.
     """
 
-    def __init__(self, image_set: ImageSet, augment: bool, seed: int):
+    def __init__(self, image_set: ImageSet, augment: bool, seed: int, crop_padding: str = "zeros"):
         self.images, self.labels, self.seed = image_set.train_images, image_set.train_labels, seed
-        self.transform = image_transform(image_set.image_shape, augment)
+        self.transform = image_transform(image_set.image_shape, augment, crop_padding)
         self.mean, self.std = torch.tensor(image_set.mean), torch.tensor(image_set.std)
 
     def __len__(self) -> int:
@@ -58,7 +58,14 @@ class AugmentedImages:
 
 
 def _as_it_is(batch):
-    """A DataLoader's collate_fn, for batches that are put together already."""
+    """A DataLoader's collate_fn, for batches that are put together already.
+
+    A worker puts them into shared memory here: where there is no room, the queue by which they go to the parent would
+    drop them, and the parent would wait for ever.
+    """
+    if get_worker_info():
+        for part in batch:
+            part.share_memory_()
     return batch
 
 
@@ -87,11 +94,12 @@ class ResidentLoader:
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, image_set: ImageSet, batch_size: int,
-                 device: torch.device, augment: bool = False, sampler: DistributedSampler | None = None):
+                 device: torch.device, augment: bool = False, sampler: DistributedSampler | None = None,
+                 crop_padding: str = "zeros"):
         channels = len(image_set.mean)
         images = images.reshape(*images.shape[:3], channels)  # (N, H, W, C) uint8
-        _check_memory(peak_bytes(images.shape, augment), device)
-        self.transform = batch_transform(torch.from_numpy(images).to(device), augment)
+        _check_memory(peak_bytes(images.shape, augment, crop_padding), device)
+        self.transform = batch_transform(torch.from_numpy(images).to(device), augment, crop_padding)
         self.labels = torch.from_numpy(labels).to(device)
         self.batch_size, self.device, self.sampler = batch_size, device, sampler
         self.shape, pixels = images.shape[1:], images[0].size // channels
@@ -169,9 +177,12 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
     training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
     labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas; (MACHINE) if a resident data set
-    does not fit.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas, or if grey images are to be
+    cropped; (MACHINE) if a resident data set does not fit.
     """
+    if config.crop_padding != "zeros" and image_set.image_shape[0] != 3:
+        raise SuiteError("--crop-padding is for colour images, which are cropped", "these are grey", "leave it out",
+                         USAGE)
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
         image_set, config = replace(image_set, **pixels), replace(config, loader="resident", augment=False)
@@ -184,12 +195,14 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
         raise SuiteError("every rank needs an image, to train with and to test with", f"{fewest} images for {shares} "
                          "ranks", "give a larger --train-size, or start fewer ranks", USAGE)
     if config.loader == "resident":
-        train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler)
+        train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler,
+                                      config.crop_padding)
     else:
         most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
-            AugmentedImages(image_set, config.augment, config.seed), batch_size, sampler=KeySampler(sampler, most),
-            collate_fn=_as_it_is, num_workers=workers, pin_memory=device.type == "cuda", persistent_workers=workers > 0,
+            AugmentedImages(image_set, config.augment, config.seed, config.crop_padding), batch_size,
+            sampler=KeySampler(sampler, most), collate_fn=_as_it_is, num_workers=workers,
+            pin_memory=device.type == "cuda", persistent_workers=workers > 0,
             worker_init_fn=partial(_begin, config.worker_nice), multiprocessing_context=FORK if workers else None,
             generator=torch.Generator(),  # or it draws from the one that training uses
         )
