@@ -183,9 +183,8 @@ def shortest(results: dict) -> str:
 
 
 def _beside(runs, others, what):
-    """The ratio over the seeds that both have; of one, without an interval."""
-    both = [[one[seed][what] for seed in runs.keys() & others.keys()] for one in (runs, others)]
-    return str(paired(*both)) if len(both[0]) > 1 else f"{both[0][0] / both[1][0]:.2f}"
+    """The ratio over the seeds that both have."""
+    return str(paired(*([one[seed][what] for seed in runs.keys() & others.keys()] for one in (runs, others))))
 
 
 TABLES: dict[str, Callable[[dict], str]] = {

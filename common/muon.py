@@ -40,7 +40,7 @@ def _turn(weights, state, lr):
         state["momentum"] = torch.zeros_like(weights)
     momentum = state["momentum"].mul_(MOMENTUM).add_(weights.grad)
     direction = put_together(weights.grad.add(momentum, alpha=MOMENTUM))  # Nesterov's
-    own_share(weights).mul_(len(weights) ** 0.5 / put_together(weights).norm())
+    own_share(weights).mul_(len(weights) ** 0.5 / put_together(weights).flatten(1).norm())  # in any layout the same
     weights.sub_(cut_like(lr * nearest_orthogonal(direction.flatten(1)).reshape(direction.shape), weights))
 
 
