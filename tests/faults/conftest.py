@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
 
 from common.errors import SuiteError
 from common.writing import write_json
+from processes import PROJECT
 
 FOUND = []
 
@@ -34,6 +36,7 @@ def keep(request, record_property):
     def keep(fault, exit_code, message, seconds):
         group = request.path.stem.removeprefix("test_").replace("_", " ")
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
+        message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
         record_property("fault", json.dumps({"group": group, "fault": fault, "exit_code": exit_code,
                                              "message": message, "seconds": seconds}))
 
