@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,6 @@ def write(path: str, measured: dict, witness: Witness) -> None:
         print(f"warning: other programs kept {witness.foreign_cores:.1f} of {cores} cores busy: run it again",
               file=sys.stderr)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     write_json({"command": command, "environment": describe_environment(), "foreign_cores": witness.foreign_cores,
                 **measured}, path)
