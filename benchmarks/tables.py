@@ -177,14 +177,14 @@ def shortest(results: dict) -> str:
         seconds = [run["seconds"] for run in runs.values()]
         accuracies = [100 * run["accuracy"] for run in runs.values()]
         rows.append((name, f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f}–{max(accuracies):.2f})",
-                     median(seconds, ".0f"), _beside(runs, of_recipe, "seconds"), str(len(runs))))
+                     median(seconds, ".0f"), _beside(runs, of_recipe), str(len(runs))))
     header = ("Training", "Accuracy (%), mean (range)", "Seconds, median (range)", "÷ the recipe [95 %]", "Seeds")
     return lay_out(rows, header, "github")
 
 
-def _beside(runs, others, what):
+def _beside(runs, others):
     """The ratio over the seeds that both have."""
-    return str(paired(*([one[seed][what] for seed in runs.keys() & others.keys()] for one in (runs, others))))
+    return str(paired(*([one[seed]["seconds"] for seed in runs.keys() & others.keys()] for one in (runs, others))))
 
 
 TABLES: dict[str, Callable[[dict], str]] = {

@@ -1,4 +1,4 @@
-"""Seven networks, each an nn.Sequential of named blocks, so that any can be cut; torchvision's, and a reader's own."""
+"""A network by its name: one of the seven, torchvision's, or a reader's own; as named blocks, so that it can be cut."""
 
 import contextlib
 import copy
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from common.errors import USAGE, SuiteError
+from common.networks import BUILDERS
 from common.sharded import whole
 from common.timing import CALLS, Stopwatch
 
@@ -151,127 +152,6 @@ def _try(network, name, image_shape, classes):
                              f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
                              "let its last layer have one output for each class" if alone else
                              "return the logits alone, in training too", USAGE)
-
-
-def _lenet(channels, height, width, classes):
-    """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling: 28 x 28 images are padded to 32 x 32, as there.
-
-    The convolutions have 16 and 32 channels instead of 6 and 16, which stayed below 99 % on MNIST after ten epochs.
-    """
-    padding = max(0, (32 - height) // 2)
-    sides = [((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width)]  # 5 and 5 for MNIST and CIFAR-10
-    yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
-    yield "conv2", nn.Sequential(nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
-    yield "full1", nn.Sequential(nn.Linear(32 * sides[0] * sides[1], 120), nn.ReLU())
-    yield "full2", nn.Sequential(nn.Linear(120, 84), nn.ReLU())
-    yield "head", nn.Linear(84, classes)
-
-
-def _mlp(channels, height, width, classes):
-    yield "hidden", nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 512), nn.ReLU())
-    yield "head", nn.Linear(512, classes)
-
-
-def _strided(channels, height, width, classes):
-    """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99 % on MNIST."""
-    yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
-    yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
-    yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
-    sides = [(side + 1) // 2 // 2 - 2 for side in (height, width)]
-    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * sides[0] * sides[1], classes))
-
-
-def _vgg(channels, height, width, classes):
-    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32.
-
-    Pooling comes right after the convolution: what follows has a quarter of the work.
-    """
-    for stage, out in enumerate((32, 64, 128), start=1):
-        yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
-        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
-        channels = out
-    yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), classes))
-
-
-def _resnet8(channels, _height, _width, classes):
-    """Three stages of two convolutions, the second with a shortcut: for the shortest way to 90 % on CIFAR-10.
-
-    A thinner relative of D. Page's ResNet-9 ("How to train your ResNet", 2018), whose logits are scaled by 1/8 too.
-    """
-    yield "stem", nn.Sequential(*_conv_norm_relu(channels, 24))
-    fan_in = 24
-    for stage, out in enumerate((64, 128, 256), start=1):
-        yield f"conv{stage}", nn.Sequential(*_conv_norm_relu(fan_in, out, nn.MaxPool2d(2)))
-        yield f"residual{stage}", Residual(*_conv_norm_relu(out, out))
-        fan_in = out
-    yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
-
-
-class Residual(nn.Sequential):
-    """Layers with a shortcut around them."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return features + super().forward(features)
-
-
-class ScaledLinear(nn.Linear):
-    """A linear layer whose outputs are an eighth: large logits would make the first steps wild."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return super().forward(features) / 8
-
-
-def _airbench(channels, _height, _width, classes):
-    """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90 % on CIFAR-10, with Muon.
-
-    A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer has
-    the principal components of the images' patches; here it has the cosine transform, which is close to those of
-    photographs (N. Ahmed, T. Natarajan, K. Rao, "Discrete Cosine Transform", 1974), and BatchNorm makes their variances
-    equal. It has no border, which leaves an odd side to halve, and a quarter less to do.
-    """
-    stem = nn.Conv2d(channels, 8 * channels, 2, bias=False)
-    transform = torch.kron(_cosines(channels), torch.kron(_cosines(2), _cosines(2))).view(-1, channels, 2, 2)
-    stem.weight = nn.Parameter(torch.cat((transform, -transform)), requires_grad=False)
-    yield "stem", nn.Sequential(stem, nn.BatchNorm2d(8 * channels), nn.ReLU())
-    fan_in = 8 * channels
-    for stage, out in enumerate((64, 128, 256), start=1):
-        for index, pool in enumerate(([nn.MaxPool2d(2)], []), start=1):
-            *layers, _ = _conv_norm_relu(fan_in, out, *pool)
-            yield f"conv{stage}_{index}", nn.Sequential(*layers, nn.GELU())
-            fan_in = out
-    yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
-
-
-def _cosines(count):
-    """The orthonormal cosine transform (DCT-II) of so many values: (count, count), a frequency in each row."""
-    frequency, place = torch.arange(count)[:, None], torch.arange(count)
-    rows = torch.cos(torch.pi * frequency * (2 * place + 1) / (2 * count))
-    return rows / rows.norm(dim=1, keepdim=True)
-
-
-def _resnet18(channels, _height, _width, classes):
-    """ResNet-18 (He et al., 2016) from torchvision's blocks, with a 3 x 3 stem and no max-pool, for small images."""
-    from torchvision.models.resnet import BasicBlock
-
-    yield "stem", nn.Sequential(*_conv_norm_relu(channels, 64))
-    fan_in = 64
-    for stage, out in enumerate((64, 128, 256, 512), start=1):
-        for index, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
-            shortcut = None
-            if stride != 1:
-                shortcut = nn.Sequential(nn.Conv2d(fan_in, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-            yield f"block{stage}_{index}", BasicBlock(fan_in, out, stride, shortcut)
-            fan_in = out
-    yield "head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, classes))
-
-
-def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
-    # no bias: the BatchNorm that follows has one
-    return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
-
-
-BUILDERS = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8,
-            "airbench": _airbench, "resnet18": _resnet18}
 
 
 def refuse_uncut(model: nn.Sequential) -> None:

@@ -30,11 +30,11 @@ class BlockTime:
 class Bucket:
     """Gradients that DistributedDataParallel exchanges at once, in bytes.
 
-    left: how much of a step's time the backward pass still takes when the last of them is computed.
+    left: how much of a step's time the backward pass still takes when the last of them is computed; None if not known.
     """
 
     size: int
-    left: float
+    left: float | None
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def _bus_milliseconds(model, ranks):
 
 
 def _ranks_here(report):
-    return max(2, len(report.environment["gpus"]) if report.first.device == "gpu" else 2)
+    return max(2, len(report.environment["gpus"])) if report.first.device == "gpu" else 2
 
 
 def _step(basis, devices, along=Link.ring):
