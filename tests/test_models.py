@@ -31,6 +31,16 @@ def test_a_seed_gives_the_same_weights():
     assert torch.equal(weight, same) and not torch.equal(weight, other)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_airbench_begins_with_a_cosine_transform_both_ways_that_is_not_trained(channels):
+    weights = build_model("airbench", (channels, 32, 32), 0).stem[0].weight
+    rows, negative = weights.flatten(1).chunk(2)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(4 * channels), atol=1e-6, rtol=0)
+    assert torch.equal(negative, -rows) and not weights.requires_grad
+    sums = rows.sum(1)  # the first is a mean, and all others are differences
+    assert sums[0] > 1 and sums[1:].abs().max() < 1e-6
+
+
 def test_the_vgg_stays_small():
     multiplications = 0
 
