@@ -166,7 +166,7 @@ def draw(found: list[Forecast], path: Path) -> Path:
     for (model, colour), (ranks, marker) in itertools.product(COLOURS.items(), MARKERS.items()):
         some = [forecast for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
         axis.plot([forecast.measured for forecast in some], [forecast.projected for forecast in some], marker,
-                  color=colour, label=f"{model}, {ranks} machines")
+                  color=colour, label=f"{model}, {ranks} ranks")
     ends = [min(forecast.measured for forecast in found) / 1.3, max(forecast.measured for forecast in found) * 1.3]
     axis.plot(ends, ends, color="#777777", linestyle=":")
     axis.fill_between(ends, [0.75 * end for end in ends], [1.25 * end for end in ends], color="#BBBBBB", alpha=0.4,
@@ -174,7 +174,7 @@ def draw(found: list[Forecast], path: Path) -> Path:
     errors = [abs(forecast.error) for forecast in found]
     finding = f"The projection is off by {statistics.median(errors):.0%} in the median, by {max(errors):.0%} at most"
     axis.set(xscale="log", yscale="log", xlabel="measured (ms per step)", ylabel="projected (ms per step)",
-             title=f"{finding}\nDDP over links of 0.1 to 10 Gbit/s and 0 to 5 ms")
+             title=f"{finding}\nDDP over imitated links of 0.1 to 10 Gbit/s and 0 to 5 ms, all on one machine")
     axis.legend(fontsize=9)
     return save_figure(figure, path)
 
