@@ -21,6 +21,7 @@ from common.arguments import OneLineParser, one_of, percentage, positive_float, 
 from common.config import FOLDER, RunConfig, add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
 from common.errors import DATA, FAILED, USAGE, SuiteError
+from common.tensorboard import EpochLog, check_tensorboard
 from common.totals import per_process
 from common.words import count
 from common.writing import check_writable
@@ -32,12 +33,12 @@ from comparison.figures import find_font
 from comparison.language import ENGLISH, LANGUAGES
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
 from comparison.nodes import find_nodes
-from comparison.plan import given_flags, guess, make_order, make_plan, parse_method, type_flags
+from comparison.plan import file_name, given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
 from comparison.report import PROOF, keep_earlier, present, read_proof
 from comparison.results_file import read_results, resumed, write_results
-from comparison.session import find_blocks, find_machine, only_writer, print_commands, run_comparison
+from comparison.session import find_blocks, find_machine, only_writer, print_commands, print_estimate, run_comparison
 from comparison.statistics import EQUAL_WITHIN
 from comparison.terminal import terminal_text
 
@@ -96,7 +97,9 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
     add("--lang", type=one_of(LANGUAGES), default=ENGLISH, metavar="LANG",
         help="of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)")
-    add("--dry-run", action="store_true", help="print the commands and run none of them")
+    add("--tensorboard", metavar="DIR",
+        help="write the epochs of every run there as a TensorBoard log, DIR/ROW-BLOCK (pip install tensorboard)")
+    add("--dry-run", action="store_true", help="print the commands, and how long they would take, and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
     add("--diff", nargs=2, metavar="FILE", help="compare two results.json; run nothing")
     arguments = parse_with_recipe(parser, several=True)
@@ -109,7 +112,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     if arguments.repeats and arguments.margin:
         parser.error("--repeats says how often, --margin how exactly; give one of them")
     if arguments.source or arguments.diff:
-        allowed = ("source", "output_dir", "lang", "debug") if arguments.source else ("diff", "debug")
+        allowed = ("source", "output_dir", "lang", "tensorboard", "debug") if arguments.source else ("diff", "debug")
         for name, value in vars(arguments).items():
             if value != parser.get_default(name) and name not in allowed:
                 shown = "--from shows" if arguments.source else "--diff shows"
@@ -193,7 +196,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
         raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
                          "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
-                if name not in ("source", "diff", "dry_run", "resume", "lang", "debug")}
+                if name not in ("source", "diff", "dry_run", "resume", "lang", "tensorboard", "debug")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats or FEWEST_BLOCKS, arguments.seed))
@@ -230,6 +233,9 @@ def read_sound(file: str) -> Report:
 def main() -> None:
     arguments, shared_flags = parse()
     find_font(arguments.lang)  # raises before anything runs
+    if arguments.tensorboard:
+        check_tensorboard()
+        check_writable(arguments.tensorboard)
     if arguments.diff:
         print(describe_difference(*map(read_sound, arguments.diff)))
         return
@@ -251,6 +257,7 @@ def main() -> None:
         report, shared_flags = plan_comparison(arguments, shared_flags, directory)
         if arguments.dry_run:
             print_commands(report)
+            print_estimate(report, shared_flags)
             return
         with only_writer(directory):
             if arguments.resume:
@@ -259,6 +266,10 @@ def main() -> None:
                 keep_earlier(directory)
             measure(report, shared_flags, directory, arguments.resume, arguments.lang)
     report = present(directory, arguments.lang)
+    for outcome in report.outcomes if arguments.tensorboard else ():
+        log = EpochLog(Path(arguments.tensorboard, f"{file_name(outcome.configuration)}-{outcome.block}"))
+        for record in outcome.result.epochs if outcome.result else ():
+            log.add(record)
     if report.failed:
         sys.exit(FAILED)
 

@@ -17,6 +17,7 @@ from common.arguments import (
 )
 from common.errors import USAGE, SuiteError
 from common.recipes import RECIPES
+from common.tensorboard import check_tensorboard
 from common.totals import check_workers
 from common.writing import check_writable, file_behind
 
@@ -154,6 +155,9 @@ class RunConfig:
     output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
     curves: bool = flag(True, "draw loss and accuracy over the epochs", **PRIVATE)
     figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
+    tensorboard: str | None = flag(
+        None, "add every epoch to the TensorBoard log in this directory (pip install tensorboard)", str, "DIR",
+        **PRIVATE)
     save: str | None = flag(
         None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
     checkpoint: str | None = flag(
@@ -250,6 +254,9 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
         values["num_workers"] = 0
     config = RunConfig(**{name: values.pop(name) for name in FLAGS})
     check_writable(config.figure_dir)
+    if config.tensorboard:
+        check_tensorboard()
+        check_writable(config.tensorboard)
     _check_files(config)
     return config, argparse.Namespace(**values)
 

@@ -37,6 +37,7 @@ from common.plots import draw_curves
 from common.progress import Progress
 from common.results import RunResult, write_result
 from common.sharded import whole
+from common.tensorboard import EpochLog
 from common.timing import command_start
 from common.totals import total_workers
 from common.tracing import spans_of, trace_steps, write_trace
@@ -88,6 +89,8 @@ def run(
         say(describe_start(result))
         _write_unfinished(result, records, config)
 
+    log = EpochLog(config.tensorboard)
+
     def keep(records, begun=()):
         """Write what is needed to go on from here; all ranks have to take part."""
         random_states = context.gather(random_state(gpus))
@@ -108,6 +111,8 @@ def run(
             return
         if context.rank == 0:
             _write_unfinished(result, records, config)
+            if config.tensorboard:
+                log.add(records[-1])
         if config.checkpoint:
             keep(records)
 

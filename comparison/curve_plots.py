@@ -15,23 +15,27 @@ from comparison.row_analysis import RowAnalysis
 
 def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis], dict]) -> Path:
     """Draw all rows that learn. style_of: a row's look, in matplotlib's words."""
-    figure, (loss, difference, time) = new_figure(columns=3, width=13.0, height=4.4 + 0.15 * len(analysis.done))
+    compared = any(_has_rival(entry) for entry in analysis.done)
+    figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=8.8 + 4.2 * compared,
+                                                   height=4.4 + 0.15 * len(analysis.done))
     for entry in analysis.done:
         style = {"linewidth": 2, "markersize": 5, **style_of(entry), "label": entry.label}
         epochs = range(1, 1 + _epochs(entry.row))
         loss.plot(epochs, _means(entry.row, lambda epoch: epoch.train_loss), **style)
         if entry.row.times_only:
             continue
-        if (baseline := entry.standing.baseline) and (apart := differences(entry.row, baseline)):
-            difference.plot(epochs[:len(apart)], [statistics.mean(sample) for sample in apart], **style)
-            difference.fill_between(epochs[:len(apart)], [min(sample) for sample in apart],
-                                    [max(sample) for sample in apart], color=style["color"], alpha=0.12, linewidth=0)
+        if compared and entry.standing.baseline and (apart := differences(entry.row, entry.standing.baseline)):
+            (axis,) = difference
+            axis.plot(epochs[:len(apart)], [statistics.mean(sample) for sample in apart], **style)
+            axis.fill_between(epochs[:len(apart)], [min(sample) for sample in apart], [max(sample) for sample in apart],
+                              color=style["color"], alpha=0.12, linewidth=0)
         if not entry.row.simulated:  # its seconds say nothing
             time.plot(_seconds(entry.row), _means(entry.row, lambda epoch: 100 * epoch.test_accuracy), **style)
     loss.set(ylabel="training loss (nats per image)")
-    difference.set(ylabel="test accuracy − the baseline's,\nsame seed (percentage points)")
+    for axis in difference:
+        axis.set(ylabel="test accuracy − the baseline's,\nsame seed (percentage points)")
     time.set(ylabel="test accuracy (%)", xlabel="seconds of training", xlim=(0, None))
-    for axis in (loss, difference):
+    for axis in (loss, *difference):
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=4)
@@ -56,12 +60,16 @@ def differences(row: Row, baseline: Row) -> list[list[float]]:
 def finding(analysis: Analysis) -> str:
     """Return what the figure shows, in one line."""
     apart = {entry.label: statistics.mean(points[-1]) for entry in analysis.done
-             if not entry.is_baseline and not entry.row.times_only and entry.standing.baseline
-             and (points := differences(entry.row, entry.standing.baseline))}
+             if _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))}
     if not apart:
         return "Loss and accuracy"
     most = max(apart, key=lambda label: abs(apart[label]))
     return f"At the end, no row is further than {abs(apart[most]):.1f} points from its baseline (“{most}”)"
+
+
+def _has_rival(entry):
+    """Whether there is another row than itself that it is compared with, and both learn."""
+    return bool(entry.standing.baseline) and not entry.is_baseline and not entry.row.times_only
 
 
 def _epochs(row: Row) -> int:

@@ -1,10 +1,16 @@
 """How long a comparison will take: a guess from a step's time before the first run, corrected by every run."""
 
+import shlex
 import statistics
 
 from common.probe import Probe
+from common.words import duration
 from comparison.launch import Outcome
 from comparison.plan import Configuration
+from comparison.record import Report
+
+LONG, SHORT = 1800.0, 600.0  # seconds: a shorter command is named where more is expected, and takes so few if it can
+SHORTER = (100, 50, 20)  # training steps of an epoch
 
 
 def guess_seconds(configuration: Configuration, settings: dict, probe: Probe) -> float:
@@ -37,3 +43,27 @@ def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float])
                                                                         for outcome in outcomes)
     return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name]
                for _, name in left)
+
+
+def shorter_command(report: Report) -> str | None:
+    """Return, as a sentence, the command that answers the same question in fewer epochs and steps.
+
+    None where the comparison is not long, goes on with what was measured, or is about whole trainings.
+    """
+    whole_trainings = report.settings.get("target_accuracy") is not None or report.settings.get("fit_batch")
+    if whole_trainings or report.outcomes or (expected := _seconds_in_all(report, report.settings)) <= LONG:
+        return None
+    epochs = min(2, report.settings["epochs"])
+    times = {steps: _seconds_in_all(report, {**report.settings, "epochs": epochs, "max_steps": steps})
+             for steps in SHORTER}
+    steps = next((steps for steps, seconds in times.items() if seconds <= SHORT), SHORTER[-1])
+    if times[steps] > expected / 2:
+        return None
+    typed = [word for word in shlex.split(report.command) if word not in ("--dry-run", "--resume")]
+    command = shlex.join([*typed, "--epochs", str(epochs), "--max-steps", str(steps)])
+    return f"Which row is fastest, this tells in about {duration(times[steps])}:\n{command}"
+
+
+def _seconds_in_all(report, settings):
+    plan = {configuration.name: configuration for configuration in report.plan}
+    return sum(guess_seconds(plan[name], settings, report.probe) for _, name in report.order)

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from common.arguments import MOST
 from common.config import MODELS
+from common.data.archives import are_there
 from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count, duration
@@ -25,7 +26,7 @@ from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.nodes import by_hand
 from comparison.plan import file_name, type_flags, with_cut
-from comparison.progress import guess_seconds, seconds_left
+from comparison.progress import guess_seconds, seconds_left, shorter_command
 from comparison.record import Report
 from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
@@ -103,9 +104,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     plan = {configuration.name: configuration for configuration in report.plan}
-    guesses = {name: guess_seconds(row, report.settings, report.probe) for name, row in plan.items()}
-    print(f"About {duration(seconds_left(_left(report), report.outcomes, guesses))} from here on (a guess from the "
-          "time of a training step; every run corrects it)", flush=True)
+    guesses = _guesses(report)
+    print("\n".join(_how_long(report, guesses)), flush=True)
     if report.settings.get("budget"):
         print(expectation(report, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
     used, longest = (report.looks[-1][1] * report.settings["budget"] if report.looks else 0.0), 0.0
@@ -269,3 +269,31 @@ def print_commands(report: Report) -> None:
         print(f"# {configuration.label}{skipped}", shlex.join(configuration.launched), sep="\n")
         if configuration.nodes > 1:
             print("# the same without SLURM, to be typed on each host", by_hand(configuration), sep="\n")
+
+
+def print_estimate(report: Report, shared_flags: list[str]) -> None:
+    """Print how long the comparison would take, from a step that is measured now; each line is a shell's comment.
+
+    Nothing is downloaded for that, and of other nodes nothing is told.
+    """
+    dataset, root = report.settings["dataset"], report.settings["data_root"]
+    if max(report.settings["nodes"]) > 1:
+        return
+    if not are_there(dataset, Path(root)):
+        print(f"# How long it takes is told once {dataset} is in {root}")
+        return
+    report = replace(report, probe=_probe(report, shared_flags))
+    for sentence in _how_long(report, _guesses(report)):
+        print("#", sentence.replace("\n", "\n# "))
+
+
+def _guesses(report):
+    """How long a run of every row may take, by its name."""
+    return {row.name: guess_seconds(row, report.settings, report.probe) for row in report.plan}
+
+
+def _how_long(report, guesses):
+    """Sentences about the time from here on; where it is long, one with a shorter command."""
+    seconds = seconds_left(_left(report), report.outcomes, guesses)
+    about = f"About {duration(seconds)} from here on (a guess from the time of a training step; every run corrects it)"
+    return list(filter(None, (about, shorter_command(report))))

@@ -23,7 +23,7 @@ from comparison.fairness import refuse_unequal
 from comparison.launch import run_child, run_once
 from comparison.methods import METHODS, Machine, ladder
 from comparison.plan import baseline_of, make_order, make_plan, parse_method, with_cut
-from comparison.progress import guess_seconds, seconds_left
+from comparison.progress import guess_seconds, seconds_left, shorter_command
 from comparison.results_file import read_results
 from processes import PROJECT, child_environment
 from reports import PROBE, configuration, report_of, runs
@@ -250,6 +250,7 @@ def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_p
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert len(commands) == 2 and not (tmp_path / "out dir").exists()
+    assert done.stdout.splitlines()[-1].startswith("# About ") and done.stderr == ""
     pasted = subprocess.run(f"{commands[0]} --figure-dir {shlex.quote(str(tmp_path))}", shell=True, cwd=PROJECT,
                             env=child_environment(), capture_output=True)
     assert pasted.returncode == 0
@@ -286,6 +287,22 @@ def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # its wall time is 9 s: 4.5 times the guess
     assert seconds_left(order[1:], done, guesses) == pytest.approx(4.5 * 8 + 9)
     assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
+
+
+@pytest.mark.parametrize("epochs, settings, flags, minutes", [
+    (200, {}, "--epochs 2 --max-steps 100", 6.4),  # of 110 s a run
+    (200, {"max_steps": 50}, None, None),  # half an hour less a minute
+    (1, {}, None, None),
+    (200, {"target_accuracy": 0.9}, None, None),
+    (200, {"fit_batch": True}, None, None),
+])
+def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(epochs, settings, flags, minutes):
+    probe = {"train_images": 60_000, "test_images": 3, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 60.0}]}
+    report = replace(report_of(*((configuration(name), runs()) for name in ("single", "ddp", "fsdp")), epochs=epochs,
+                               probe=probe, **settings), command="python compare_parallel.py --dry-run", outcomes=())
+    sentence = shorter_command(report)
+    assert sentence == (flags and f"Which row is fastest, this tells in about {minutes} min:\n"
+                                  f"python compare_parallel.py {flags}")
 
 
 # ---- one child

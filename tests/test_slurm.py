@@ -1,5 +1,6 @@
 """Training by SLURM: what srun tells ranks; where SLURM is installed, real jobs of two nodes, both on this machine."""
 
+import contextlib
 import json
 import os
 import re
@@ -191,7 +192,10 @@ def free_ports(number):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """Run a SLURM command: slurm("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine."""
+    """Run a SLURM command: slurm("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
+
+    slurm.place: where its processes write who they are.
+    """
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
         pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
     place = tmp_path_factory.mktemp("slurm")
@@ -213,6 +217,7 @@ def slurm(tmp_path_factory):
     for node in ("n1", "n2"):
         run("slurmd", "-N", node)
     wait_for(lambda: run("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 20)
+    run.place = place
     yield run
     run("scancel", "--user=root", check=False)
     wait_for(lambda: not run("squeue", "-h", check=False), 20)
@@ -288,6 +293,28 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
     gone(str(data_root))
 
 
+@pytest.mark.slow
+def test_a_job_at_its_time_limit_leaves_a_checkpoint_and_nothing_else(slurm, data_root, tmp_path):
+    job = submit(slurm, tmp_path, *small(data_root, "--epochs", 5000, "--figure-dir", tmp_path),
+                 options=("--time=2", "--signal=TERM@30"))  # SLURM sends it up to a minute earlier
+    wait_for(lambda: not state(slurm, job), 150)
+    assert "SIGTERM" in (tmp_path / "log").read_text()
+    assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
+    gone(str(data_root))
+
+
+def kill_node(slurm, node):
+    """End all of a node at once, as if its power were gone."""
+    daemon = psutil.Process(int((slurm.place / f"slurmd.{node}.pid").read_text()))
+    tasks = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            tasks += [process] * (process.environ().get("SLURMD_NODENAME") == node)
+    for process in (daemon, *tasks, *(parent for task in tasks for parent in task.parents() if parent.pid != 1)):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
 def compare(slurm, directory, *flags):
     printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
                     f"--export=ALL,OUTPUT_DIR={directory}/out", "cluster/compare.sbatch", "--nproc", 1, "--device",
@@ -296,16 +323,18 @@ def compare(slurm, directory, *flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", [("requeue", "{job}"), ("update", "NodeName=n2", "State=DOWN", "Reason=dead")],
-                         ids=["requeued", "a node died"])
-def test_a_comparison_over_two_nodes_goes_on_after(event, slurm, data_root, tmp_path):
+@pytest.mark.parametrize("dies", [False, True], ids=["it was requeued", "a node died"])
+def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_path):
     job, log = compare(slurm, tmp_path, *small(data_root, "--epochs", 2)), tmp_path / "log"
     wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
-    slurm("scontrol", *(word.format(job=job) for word in event))
+    if dies:
+        kill_node(slurm, "n2")
+    else:
+        slurm("scontrol", "requeue", job)
     wait_for(lambda: state(slurm, job) == "PENDING", 90)
     gone(str(data_root))
-    if event[0] == "update":
-        slurm("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)  # it may have come back by itself
+    if dies:
+        slurm("slurmd", "-N", "n2")
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
