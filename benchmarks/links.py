@@ -3,10 +3,11 @@
     sudo .venv/bin/python benchmarks/links.py
 
 Machines of their own are network namespaces here, with links of known speed and delay (network.py), and share this
-machine's cores. For each network: a comparison of one device with --project, then one device and DDP, FSDP and the
-pipeline on 2 machines, and DDP on 4, in turns, epoch by epoch, while the link changes. What the projection makes of
-each link, from the comparison and --link-gbps and --link-ms alone, is set beside what DDP took. Draws links.png beside
-the JSON file.
+machine's cores with this process, which hands on what they send. For each network: a comparison of one device with
+--project, then one device and DDP, FSDP and the pipeline on 2 machines, and DDP on 4, in turns, epoch by epoch, while
+the link changes. What the projection makes of each link, from the comparison and --link-gbps and --link-ms alone, is
+set beside what DDP took; the work of this process, which a real link would not need, is added to that of the cores.
+Draws links.png beside the JSON file.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from comparison.tables import lay_out
 
 GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)
 LINKS = tuple(itertools.product(GBPS, MILLISECONDS))
-STEPS = 5
+STEPS = 15
 NETWORKS = {"lenet": ("synthetic-mnist", 128), "vgg": ("synthetic-cifar10", 32),
             "resnet8": ("synthetic-cifar10", 16)}
 COLOURS = {"lenet": "#0072B2", "vgg": "#E69F00", "resnet8": "#009E73"}  # Okabe and Ito
@@ -50,6 +52,9 @@ ROWS = {  # label → script, its flags, ranks
     "FSDP ×2": ("fsdp_train.py", (), 2),
     "pipeline ×2": ("pipeline_train.py", (), 2),
 }
+
+
+Epochs = list[tuple[float, float, float, float]]  # gbps, milliseconds; seconds it trained, and of a core for the link
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,9 @@ def compare(model: str, path: Path) -> None:
         shutil.copy(Path(directory, "results.json"), path)
 
 
-def train(model: str, blocks: int, directory: Path) -> dict[str, list[tuple[float, float, float]]]:
-    """Return row → (gbps, milliseconds of the link, training seconds of an epoch over it), `blocks` times each link."""
-    links, shuffle, runs = [LINKS[0]], random.Random(0), {}  # the first epoch warms up
+def train(model: str, blocks: int, directory: Path) -> dict[str, Epochs]:
+    """Return row → its epochs, `blocks` of them over each link."""
+    links, shuffle, runs, work = [LINKS[0]], random.Random(0), {}, {label: [] for label in ROWS}  # the first warms up
     for _ in range(blocks):
         links += shuffle.sample(LINKS, len(LINKS))
     planned, seconds = Planned(model, 1, 0, "cpu", 1, 1), {}
@@ -104,28 +109,39 @@ def train(model: str, blocks: int, directory: Path) -> dict[str, list[tuple[floa
             run.take_turn()
         for network.gbps, network.milliseconds in links:
             for label in shuffle.sample(list(ROWS), len(ROWS)):
-                if outcome := runs[label].take_turn():
+                begin = time.process_time()
+                outcome = runs[label].take_turn()
+                work[label].append(time.process_time() - begin)
+                if outcome:
                     if outcome.status != "ok":
                         raise SuiteError(f"{label}, {model}", outcome.reason, "try it alone", FAILED)
-                    epochs = zip(links, outcome.result.epochs, strict=True)
-                    seconds[label] = [(*link, epoch.train_seconds) for link, epoch in epochs][1:]
+                    epochs = zip(links, outcome.result.epochs, work[label], strict=True)
+                    seconds[label] = [(*link, epoch.train_seconds, taken) for link, epoch, taken in epochs][1:]
     return seconds
 
 
-def forecasts(model: str, report: Report, seconds: dict[str, list[tuple[float, float, float]]]) -> list[Forecast]:
+def forecasts(model: str, report: Report, seconds: dict[str, Epochs]) -> list[Forecast]:
     """Return what the projection makes of each link, from a comparison's report, beside what DDP took over it.
 
     The machine has become faster or slower since the comparison: one device's epochs are those measured beside DDP's.
     """
-    alone = statistics.median(values[-1] for values in seconds[ALONE])
+    alone = statistics.median(trained for *_, trained, _ in seconds[ALONE])
     drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
     report = replace(report, outcomes=tuple(_slower(outcome, drift) for outcome in report.outcomes))
     for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
         settings = {**report.settings, "link_gbps": gbps, "link_ms": milliseconds, "project": [ranks]}
-        projected = analyse(replace(report, settings=settings)).projection.points[-1].step.milliseconds
-        measured = [values[-1] for values in seconds[f"DDP ×{ranks}"] if tuple(values[:2]) == (gbps, milliseconds)]
-        found.append(Forecast(model, ranks, gbps, milliseconds, projected, statistics.median(measured) * 1000 / STEPS))
+        step = analyse(replace(report, settings=settings)).projection.points[-1].step
+        measured, taken = over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
+        projected = replace(step, cores=step.cores + taken / report.environment["cores"]).milliseconds
+        found.append(Forecast(model, ranks, gbps, milliseconds, projected, measured))
     return found
+
+
+def over(epochs: Epochs, link: tuple[float, float]) -> tuple[float, float]:
+    """Return the milliseconds of a step over a link, and those that handing on its packets took of a core: medians."""
+    pairs = [values[2:] for values in epochs if tuple(values[:2]) == link]
+    trained, taken = (1000 * statistics.median(seconds) / STEPS for seconds in zip(*pairs, strict=True))
+    return trained, taken
 
 
 def _slower(outcome, factor):
@@ -144,9 +160,8 @@ def step_table(seconds: dict) -> str:
     rows = []
     for model, of_row in seconds.items():
         for link in LINKS:
-            times = [[values[-1] for values in of_row[label] if tuple(values[:2]) == link] for label in ROWS]
             rows.append((model, *(f"{value:g}" for value in link),
-                         *(f"{1000 * statistics.median(row) / STEPS:.0f}" for row in times)))
+                         *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS)))
     return lay_out(rows, ("Network", "Gbit/s", "Delay (ms)", *(f"{label} (ms)" for label in ROWS)), "github")
 
 

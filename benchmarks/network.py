@@ -7,14 +7,16 @@ netem). Nothing is lost on the way, and packets of 60 kB let TCP's windows open 
 
 import contextlib
 import fcntl
+import heapq
+import itertools
 import os
+import select
 import shlex
 import shutil
 import struct
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA  # linux/if_tun.h
@@ -59,32 +61,24 @@ class Network:
                         f"addr add {self.address(machine)}/24 dev link0", "link set link0 up"):
             ip("-n", name, *command.split())
 
-    def _relay(self, machine):
-        """Hand on what a machine sends, in a thread that reads and one that waits."""
-        waiting, ready = deque(), threading.Semaphore(0)
-
-        def deliver():
-            os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread: the link is no program that waits for a core
-            while True:
-                ready.acquire()
-                due, packet = waiting.popleft()
-                if (left := due - time.perf_counter()) > 0:
-                    time.sleep(left)
+    def _relay(self):
+        """Hand on what machines send, when it is due, until their interfaces are closed: one thread is the cheapest."""
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread: the link is no program that waits for a core
+        sent, waiting, number = dict.fromkeys(self._files, 0.0), [], itertools.count()
+        while True:
+            while waiting and waiting[0][0] <= time.perf_counter():
+                packet = heapq.heappop(waiting)[-1]
                 with contextlib.suppress(OSError, IndexError):  # for nobody here, or the machine is gone
                     os.write(self._files[packet[19] - 1], packet)  # the last byte of the receiver's address
-
-        threading.Thread(target=deliver, daemon=True).start()
-        os.setpriority(os.PRIO_PROCESS, 0, -20)
-        sent = 0.0
-        while True:
             try:
-                packet = os.read(self._files[machine], 65536)
-            except OSError:
+                left = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
+                packets = [(file, os.read(file, 65536)) for file in select.select(self._files, [], [], left)[0]]
+            except (OSError, ValueError):
                 return
-            if packet[0] >> 4 == 4:  # IPv4
-                sent = max(sent, time.perf_counter()) + len(packet) * 8e-9 / self.gbps
-                waiting.append((sent + self.milliseconds / 1000, packet))
-                ready.release()
+            for file, packet in packets:
+                if packet[0] >> 4 == 4:  # IPv4
+                    sent[file] = max(sent[file], time.perf_counter()) + len(packet) * 8e-9 / self.gbps
+                    heapq.heappush(waiting, (sent[file] + self.milliseconds / 1000, next(number), packet))
 
 
 @contextlib.contextmanager
@@ -96,8 +90,7 @@ def machines(count: int, gbps: float = 10.0, milliseconds: float = 0.0) -> Itera
         for machine, name in enumerate(names):
             ip("netns", "add", name)
             network._connect(machine)
-        for machine in range(count):
-            threading.Thread(target=network._relay, args=(machine,), daemon=True).start()
+        threading.Thread(target=network._relay, daemon=True).start()
         yield network
     finally:
         for name in names:

@@ -1,6 +1,7 @@
 """How long do the README's recipes take here?
 
     python benchmarks/recipes.py
+    python benchmarks/recipes.py --only fit-batch --output figures/benchmark/recipes-fit-batch.json
 
 Runs every row of the README's table of questions that has a time, as it stands there, and writes the seconds into
 figures/benchmark/recipes.json; the README rounds them up to minutes.
@@ -19,6 +20,7 @@ from measure import PROJECT, Witness, arguments_of, write
 from common.entry import run_script
 from common.errors import FAILED, SuiteError
 
+README = PROJECT / "README.md"
 ROW = re.compile(r"^\| [^|]+ \| `(--[^`]+)`[^|]* \| (\d+) min \|$", re.MULTILINE)
 
 
@@ -33,10 +35,11 @@ def minutes(seconds: float) -> int:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__)
+    arguments = arguments_of(__doc__, more=lambda parser: parser.add_argument(
+        "--only", default="", metavar="WORD", help="run the recipes in which it stands (all)"))
     seconds = {}
     with Witness() as witness:
-        for flags in recipes((PROJECT / "README.md").read_text(encoding="utf-8")):
+        for flags in filter(lambda flags: arguments.only in flags, recipes(README.read_text(encoding="utf-8"))):
             command = [sys.executable, "compare_parallel.py", *shlex.split(flags), "--data-root", arguments.data_root]
             start = time.perf_counter()
             with tempfile.TemporaryDirectory() as place:

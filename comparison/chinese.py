@@ -616,6 +616,9 @@ CATALOGUE = {
     "The devices take nothing else from one another (memory, power).": "除此之外设备之间互不争抢（内存、功率）。",
     "An all-reduce moves 2 (N-1)/N x {#b} bytes of gradients per step at {#g} Gbit/s ({how}), round a ring.":
         "一次 all-reduce 每步以 {g} Gbit/s（{how}）沿环传送 2 (N-1)/N × {b} 字节的梯度。",
+    "Besides, each message goes over a link of {#g} Gbit/s, as given.": "此外，每条消息还要经过一条 {g} Gbit/s 的链路（给定）。",
+    "Where ranks share a core, what each does for the exchange takes as many times as long.":
+        "几个 rank 共用一个核时，各自为交换所做的工作就慢几倍。",
     "A ring's {#k} (N-1) messages follow one another, and each takes {#x} ms to start.":
         "环上的 {k} (N-1) 条消息一条接一条，每条的启动用时 {x} 毫秒。",
     "That messages take time to start is not in it.": "消息启动所需的时间没有计入。",

@@ -91,17 +91,33 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the devices: a message takes `start` milliseconds, and 8e-6 of them ÷ `gbps` for each of its bytes.
+    """What joins the devices: a message takes milliseconds to start, and 8e-6 of them ÷ gigabit/s for each byte.
 
-    segments: into how many messages each step of the ring is cut, one after the other: 2 by gloo (seen on a link of
-    known delay, benchmarks/links.py), 1 by NCCL. at_once: how many exchanges can be under way: 2 by gloo, which has two
-    threads for them (torch, ProcessGroupGloo.hpp), 1 by NCCL.
+    start, gbps: of both, what two devices here take. cores: that of a CPU's ranks is their own work, and takes longer
+    where more ranks share so many cores; None on GPUs. delay, wire: what a given link takes besides, one after the
+    other, as a message is copied whole before it is sent. segments: into how many messages each step of the ring is
+    cut, one after the other: 2 by gloo (seen on a link of known delay, benchmarks/links.py), 1 by NCCL. at_once: how
+    many exchanges can be under way: 2 by gloo, which has two threads for them (torch, ProcessGroupGloo.hpp), 1 by NCCL.
     """
 
     start: float
     gbps: float
     segments: int
     at_once: int
+    cores: int | None = None
+    delay: float = 0.0
+    wire: float = math.inf
+
+    def message(self, devices: int) -> float:
+        """Return how many milliseconds a message takes to start, of so many devices."""
+        return self.start * self._crowd(devices) + self.delay
+
+    def byte(self, devices: int) -> float:
+        """Return how many milliseconds each further byte takes, of so many devices."""
+        return 8e-6 * (self._crowd(devices) / self.gbps + 1 / self.wire)
+
+    def _crowd(self, devices):
+        return max(1.0, devices / self.cores) if self.cores else 1.0
 
     def ring(self, size: float, devices: int) -> tuple[float, float]:
         """Return how many milliseconds messages take to start in a ring all-reduce of `size` bytes, and the bytes.
@@ -109,14 +125,14 @@ class Link:
         In 2 (N-1) steps of an Nth of the bytes each: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009.
         """
         steps = 2 * (devices - 1)
-        return steps * self.segments * self.start, steps * 8e-6 * size / devices / self.gbps
+        return steps * self.segments * self.message(devices), steps * size / devices * self.byte(devices)
 
     def tree(self, size: float, devices: int) -> tuple[float, float]:
         """Return the same along two trees, up and down, each for half of the bytes: messages are log2 N deep.
 
         P. Sanders, J. Speck, J. L. Träff, Parallel Computing 35, 2009. The bytes at best, as round a ring.
         """
-        return 2 * (devices - 1).bit_length() * self.start, self.ring(size, devices)[1]
+        return 2 * (devices - 1).bit_length() * self.message(devices), self.ring(size, devices)[1]
 
     def waited_for(self, buckets: Sequence[Bucket], step: float, devices: int, along: Callable = ring) -> float:
         """Return the milliseconds for which ranks still exchange gradients when their backward pass is over.
@@ -173,16 +189,21 @@ def _basis(report):
 
 
 def _link(report, model):
-    """The link between two devices: what ranks measured here, unless settings say otherwise."""
+    """The link between two devices: what ranks measured here and, of other machines, what settings say comes on top.
+
+    Of GPUs, a given speed is all of it: they copy nothing themselves.
+    """
     ranks, on_cpu = _ranks_here(report), report.first.device == "cpu"
     segments = at_once = 2 if on_cpu else 1
-    short, gbps = model.short_milliseconds or 0.0, report.settings["link_gbps"]
-    if not gbps:
+    short, given = model.short_milliseconds or 0.0, report.settings["link_gbps"]
+    gbps = math.inf
+    if on_cpu or not given:
         waiting = _bus_milliseconds(model, ranks)
         rest = (model.long_milliseconds or waiting) - short  # what a short exchange takes, a long one does too
         gbps = model.link_gbps * waiting / rest if rest > 0 else math.inf
-    start = short / (2 * (ranks - 1) * segments)
-    return Link(start + (report.settings.get("link_ms") or 0.0), gbps, segments, at_once)
+    return Link(short / (2 * (ranks - 1) * segments), gbps, segments, at_once,
+                report.environment["cores"] if on_cpu else None, report.settings.get("link_ms") or 0.0,
+                given or math.inf)
 
 
 def _wait(report, model):
@@ -242,11 +263,14 @@ def _assumptions(report, basis, factor):
                    f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
                    f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
                    "nothing else from one another (memory, power).")
-    link = f"measured here between {_ranks_here(report)} ranks that train"
+    link, speed, wire = basis.link, basis.link.gbps, ()
+    how = f"measured here between {_ranks_here(report)} ranks that train"
     if basis.old:
-        link = "measured here by an older probe, between two idle ranks: more than ranks that train have"
-    if report.settings["link_gbps"]:
-        link = "as given"
+        how = "measured here by an older probe, between two idle ranks: more than ranks that train have"
+    if report.settings["link_gbps"] and speed < math.inf:
+        wire = (f"Besides, each message goes over a link of {link.wire:.2f} Gbit/s, as given.",)
+    elif report.settings["link_gbps"]:
+        speed, how = link.wire, "as given"
     scale = "No row shows what one device takes, to adjust this to."
     if factor:
         scale = (f"One device was measured to take {factor:.2f} times what this makes of its own step and loader; "
@@ -259,9 +283,12 @@ def _assumptions(report, basis, factor):
         loader,
         sharing,
         f"An all-reduce moves 2 (N-1)/N x {sum(bucket.size for bucket in basis.buckets):,} bytes of gradients "
-        f"per step at {basis.link.gbps:.2f} Gbit/s ({link}), round a ring.",
-        f"A ring's {2 * basis.link.segments} (N-1) messages follow one another, and each takes {basis.link.start:.2f} "
-        "ms to start." if basis.link.start else "That messages take time to start is not in it.",
+        f"per step at {speed:.2f} Gbit/s ({how}), round a ring.",
+        *wire,
+        f"A ring's {2 * link.segments} (N-1) messages follow one another, and each takes {link.message(1):.2f} "
+        "ms to start." if link.message(1) else "That messages take time to start is not in it.",
+        *(["Where ranks share a core, what each does for the exchange takes as many times as long."]
+          if link.cores else ()),
         *([f"Besides, ranks wait {basis.wait:.2f} ms for one another, as measured here."] if basis.wait else ()),
         _overlap(basis.buckets),
         f"What this makes of up to {TESTED} devices was set beside measurements over links of known speed; of more, "

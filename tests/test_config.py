@@ -25,8 +25,8 @@ CHANGED = {  # a value that is not the default
     "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
     "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,
     "threads": 3, "memory_limit": 2**31, "bind": True, "profile": 2,
-    "output": "o.json", "curves": False, "figure_dir": "f", "save": "s", "checkpoint": "c", "resume": "c",
-    "quiet": True, "debug": True,
+    "output": "o.json", "curves": False, "figure_dir": "f", "tensorboard": "t", "save": "s",
+    "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
 }
 
 

@@ -292,13 +292,13 @@ def test_a_step_takes_as_long_as_the_slowest_of_devices_loader_and_cores():
     slow = {**LINK["loaders"][0], "images_per_second": 2000.0}
     assert modelled(cores=8) == pytest.approx([40, 24 + 10, 15 + 15])  # the devices
     assert modelled(cores=8, loader=slow) == pytest.approx([50, 50, 50])
-    assert modelled(cores=2) == pytest.approx([40, (30 + 2 * 24) / 2 + 10, (30 + 4 * 15) / 2 + 15])
-    assert modelled(cores=8, link_gbps=80.0) == pytest.approx([40, 24 + 1, 20])  # a fast link: then the loader
+    assert modelled(cores=2) == pytest.approx([40, (30 + 2 * 24) / 2 + 10, (30 + 4 * 15) / 2 + 2 * 15])  # 2 on a core
+    assert modelled(cores=8, link_gbps=80.0) == pytest.approx([40, 24 + 10 + 1, 15 + 15 + 1.5])  # copied, then sent
 
 
 def test_a_device_of_several_threads_takes_as_many_cores():
     row = (configuration("ddp", num_workers=2, threads=2), runs("ddp"))
-    assert modelled(row, cores=2) == pytest.approx([(30 + 80) / 2, (30 + 96) / 2 + 10, (30 + 120) / 2 + 15])
+    assert modelled(row, cores=2) == pytest.approx([(30 + 80) / 2, (30 + 96) / 2 + 10, (30 + 120) / 2 + 2 * 15])
 
 
 def test_gpus_do_not_compute_on_the_cores():
@@ -312,14 +312,15 @@ def test_gpus_do_not_compute_on_the_cores():
 def test_without_workers_every_process_loads_its_part_before_the_step():
     loader, row = {"num_workers": 0, "images_per_second": 5000.0, "cpu_seconds_per_image": 2e-4}, row_of("ddp", 1, 0)
     assert modelled(row, cores=8, loader=loader) == pytest.approx([40 + 20, 24 + 10 + 10, 15 + 5 + 15])
-    assert modelled(row, cores=1, loader=loader) == pytest.approx([40 + 20, 2 * 24 + 20 + 10, 4 * 15 + 20 + 15])
+    assert modelled(row, cores=1, loader=loader) == pytest.approx([60, 2 * 24 + 20 + 2 * 10, 4 * 15 + 20 + 4 * 15])
 
 
 def test_an_older_probe_did_not_measure_what_the_loader_takes_of_the_cores():
     old = {"num_workers": 2, "images_per_second": 5000.0}
     assert modelled(cores=2, loader=old)[1] == pytest.approx((2 * 20 + 2 * 24) / 2 + 10)
-    assert modelled(cores=1, loader=old)[1] == pytest.approx(20 + 2 * 24 + 10)
-    assert modelled(row_of("ddp", 1, 0), cores=1, loader={**old, "num_workers": 0})[1] == pytest.approx(20 + 48 + 10)
+    assert modelled(cores=1, loader=old)[1] == pytest.approx(20 + 2 * 24 + 2 * 10)
+    alone = {**old, "num_workers": 0}
+    assert modelled(row_of("ddp", 1, 0), cores=1, loader=alone)[1] == pytest.approx(20 + 48 + 2 * 10)
     text = " ".join(projected(loader=old).projection.assumptions)
     assert "which an older probe did not measure" in text and "between two idle ranks" in text
 
@@ -410,9 +411,26 @@ def test_the_exchange_starts_messages_and_begins_in_the_backward_pass():
                   "first 6,000,000 bytes", "10% of a step", "round a ring, 2 devices are fastest, of 50 images each",
                   "along trees, 4 devices"):
         assert words in text, words
-    given, text = steps(link_gbps=80.0, link_ms=1.0)
-    assert given == pytest.approx([0, 2 + 0.4 + 8, 2 + 0.6 + 24]) and "each takes 2.00 ms" in text
+    given, text = steps(link_gbps=20.0, link_ms=1.0)  # twice as long: copied at 20 Gbit/s, then sent at as many
+    assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, 2 + 10.5 + 24]) and "each takes 2.00 ms" in text
+    assert "a link of 20.00 Gbit/s, as given" in text and "Where ranks share a core" in text
     assert steps(link_gbps=0.8)[1].count("no number of devices is faster than one") == 2
+
+
+@pytest.mark.parametrize("cores, times", [(None, 1), (8, 1), (4, 2), (2, 4)])
+def test_ranks_that_share_a_core_exchange_more_slowly_and_a_given_link_does_not(cores, times):
+    link = Link(start=1.0, gbps=8.0, segments=1, at_once=1, cores=cores, delay=3.0, wire=4.0)
+    assert (link.message(8), link.byte(8)) == (times + 3, pytest.approx(times * 1e-6 + 2e-6))
+    assert (link.message(2), link.byte(2)) == (1 + 3, pytest.approx(3e-6))
+
+
+def test_of_gpus_a_given_speed_is_all_of_the_link():
+    planned = {"device": "gpu", "threads": 1}
+    report = report_of((configuration("single", **planned), runs("single")), project=[2], link_gbps=80.0,
+                       probe={**LINK, "loaders": [{**LINK["loaders"][0], "num_workers": 0}]})
+    points, assumptions = (analyse(report).projection.points, " ".join(analyse(report).projection.assumptions))
+    assert points[1].step.all_reduce == pytest.approx(1) and "at 80.00 Gbit/s (as given)" in assumptions
+    assert "Besides" not in assumptions and "share a core" not in assumptions
 
 
 # ---- files
