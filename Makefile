@@ -6,7 +6,7 @@ PYTHON ?= python3
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3
 
-# The same in one to two minutes, with three methods and few steps.
+# The same in less than a minute, with three methods and few steps.
 demo: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 2 --max-steps 25 \
 	  --methods single single-all-cores ddp --repeats 3 --output-dir figures/demo

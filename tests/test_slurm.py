@@ -340,7 +340,8 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     report = read_results(tmp_path / "out" / "results.json")
     assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
         ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes]
-    assert len(report.outcomes) >= 6 and not report.in_turns and "of which 1 are kept" in log.read_text()
+    assert len(report.outcomes) >= 6 and not report.in_turns
+    assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
     assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
     gone(str(data_root))
 
