@@ -11,3 +11,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage of two digits: 0.0123 as "1.2 %", 1.1 as "110 %"."""
+    return f"{float(f'{100 * share:.2g}'):g} %"

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from common.words import count, duration
+from common.words import count, duration, percent
 from comparison.analysis import analyse
 from comparison.counterparts import BEFORE
 from comparison.plan import make_order
@@ -23,7 +23,7 @@ def expectation(report: Report, block_seconds: float) -> str:
     blocks = max(report.wanted_blocks, int(budget / block_seconds))
     difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
     finds = "" if difference == math.inf else (f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
-                                               f"differences above about {100 * difference:.2g} % would be found")
+                                               f"differences above about {percent(difference)} would be found")
     return (f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
             f"least{finds}. It ends earlier if every row is decided.")
 

@@ -1,7 +1,7 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
 from common.errors import OUT_OF_MEMORY
-from common.words import count
+from common.words import count, percent
 from comparison.analysis import Analysis, Sweep
 from comparison.counterparts import TWIN
 from comparison.fitting import Trial, trials_of
@@ -112,9 +112,9 @@ def resolution(analysis: Analysis) -> list[str]:
     noise = analysis.resolution
     if not noise:
         return twins
-    shares = " and ".join(f"above about {100 * share:.2g} % in {count(blocks, 'block')}" for blocks, share in
+    shares = " and ".join(f"above about {percent(share)} in {count(blocks, 'block')}" for blocks, share in
                           noise.differences.items())
-    return [f"This machine, this hour: the times of runs have a standard deviation of {100 * noise.deviation:.2g} %, "
+    return [f"This machine, this hour: the times of runs have a standard deviation of {percent(noise.deviation)}, "
             f"without what rows and blocks have in common; differences {shares} are found, in four of five cases.",
             *twins]
 
