@@ -674,7 +674,7 @@ CATALOGUE = {
     "{row} (simulated)": "{row}（模拟）",
     "{row}, measured": "{row}，实测",
     "ideal: in proportion to the devices": "理想：与设备数成正比",
-    "speed-up over {name}": "相对于 {name} 的加速比",
+    "speed-up over the baseline": "相对于基准的加速比",
     "milliseconds per step, mean over the epochs without the warm-up": "每步毫秒，各轮（预热除外）的平均",
     "milliseconds per step, mean over the epochs with the warm-up": "每步毫秒，各轮（含预热）的平均",
     "Where a step's time goes": "一步的时间花在哪里",

@@ -207,8 +207,10 @@ def _scaling(analysis, path):
         ratios = [entry.standing.speed_up for entry in entries]
         whiskers = [[ratio.value - (ratio.low or ratio.value) for ratio in ratios],
                     [(ratio.high or ratio.value) - ratio.value for ratio in ratios]]
+        name = method_of(first.row.configuration.method).called or first.row.configuration.method
+        label = first.label if len(entries) == 1 else f"{name}{first.row.values(without='nproc')}"
         axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=whiskers, capsize=5, **_style(analysis, first),
-                      label=f"{first.row.configuration.method}{first.row.values()}, measured")
+                      label=f"{label}, measured")
         most = max(most, devices[-1])
         baseline_devices = len(first.standing.baseline.results[0].devices)
     points = analysis.projection.points
@@ -220,8 +222,9 @@ def _scaling(analysis, path):
         most = max(most, points[-1].devices)
     axis.plot([1, most], [1 / baseline_devices, most / baseline_devices], color="#BBBBBB", linestyle=":",
               label="ideal: in proportion to the devices")
-    axis.set(xlabel="devices", ylabel=f"speed-up over {analysis.report.settings['baseline']}",
-             title=analysis.report.title, xlim=(0.8, most + 0.2), ylim=(0, None))
+    entries = [entry for entries in series.values() for entry in entries]
+    axis.set(xlabel="devices", ylabel="speed-up over the baseline",
+             title=f"{_speed_up_finding(entries)}\n{analysis.report.title}", xlim=(0.8, most + 0.2), ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize=9)
     return keep_figure(figure, path)

@@ -504,6 +504,16 @@ def test_every_sweep_has_a_figure(tmp_path):
     assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(analyse(report)))
 
 
+def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_does(tmp_path, monkeypatch):
+    shown, keep = {}, plots.keep_figure
+    monkeypatch.setattr(plots, "keep_figure", lambda figure, path: shown.setdefault(path.name, figure) and
+                        keep(figure, path))
+    draw_all(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8), tmp_path)
+    (axis,) = shown["scaling.png"].axes
+    assert axis.get_title().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
+    assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in axis.get_legend().get_texts()}
+
+
 def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
     assert "scaling.png" not in [figure.name for figure in draw_all(analyse(report_of(*RANKS)), tmp_path)]
     assert "scaling.png" in [figure.name for figure in draw_all(analyse(report_of(SINGLE, *RANKS)), tmp_path)]
