@@ -305,6 +305,8 @@ def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(epochs, sett
     sentence = shorter_command(report)
     assert sentence == (flags and f"Which row is fastest, this tells in about {minutes}:\n"
                                   f"python compare_parallel.py {flags}")
+    evaluates = replace(report, probe=replace(report.probe, test_images=3_000_000))  # which fewer steps do not shorten
+    assert shorter_command(replace(evaluates, settings={**report.settings, "epochs": 2})) is None
 
 
 # ---- one child
