@@ -12,7 +12,7 @@ from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
 from common.probe import Bucket
-from comparison import analysis, equivalence, plots, results_file
+from comparison import analysis, curve_plots, equivalence, plots, results_file
 from comparison.analysis import analyse
 from comparison.curve_plots import differences as differences_of
 from comparison.curve_plots import finding
@@ -502,6 +502,14 @@ def test_every_sweep_has_a_figure(tmp_path):
     first, second = sweep_tables(analyse(report), "simple")[2:]
     assert cells(first)[0][0] == "SINGLE (model lenet)" and cells(second)[0][0] == "SINGLE (model mlp)"
     assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(analyse(report)))
+
+
+@pytest.mark.parametrize("rows, panels", [((SINGLE,), 2), ((SINGLE, DDP), 3)])
+def test_curves_of_one_row_alone_have_no_panel_of_differences(rows, panels, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(curve_plots, "keep_figure", lambda figure, path: shown.append(figure) or path)
+    draw_all(analyse(report_of(*rows)), tmp_path)
+    assert len(shown[0].axes) == panels and all(axis.has_data() for axis in shown[0].axes)
 
 
 def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_does(tmp_path, monkeypatch):
