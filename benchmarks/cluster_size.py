@@ -33,7 +33,7 @@ NETWORKS = {"lenet": "synthetic-mnist", "vgg": "synthetic-cifar10", "resnet8": "
             "torchvision:resnet50": "synthetic-cifar10"}
 GBPS = {100.0: "#0072B2", 10.0: "#E69F00", 1.0: "#009E73"}  # Okabe and Ito
 RANKS = tuple(2**power for power in range(11))
-GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.projection.Link)
+GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.link.Link)
 
 
 def ring(ready: np.ndarray, size: int, start: float, gbps: float) -> np.ndarray:

@@ -89,7 +89,7 @@ def run(
         say(describe_start(result))
         _write_unfinished(result, records, config)
 
-    log = EpochLog(config.tensorboard)
+    log = config.tensorboard and EpochLog(config.tensorboard)
 
     def keep(records, begun=()):
         """Write what is needed to go on from here; all ranks have to take part."""
@@ -111,7 +111,7 @@ def run(
             return
         if context.rank == 0:
             _write_unfinished(result, records, config)
-            if config.tensorboard:
+            if log:
                 log.add(records[-1])
         if config.checkpoint:
             keep(records)

@@ -24,8 +24,8 @@ def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis]
         loss.plot(epochs, _means(entry.row, lambda epoch: epoch.train_loss), **style)
         if entry.row.times_only:
             continue
-        if compared and entry.standing.baseline and (apart := differences(entry.row, entry.standing.baseline)):
-            (axis,) = difference
+        for axis in difference if entry.standing.baseline else ():
+            apart = differences(entry.row, entry.standing.baseline)
             axis.plot(epochs[:len(apart)], [statistics.mean(sample) for sample in apart], **style)
             axis.fill_between(epochs[:len(apart)], [min(sample) for sample in apart], [max(sample) for sample in apart],
                               color=style["color"], alpha=0.12, linewidth=0)

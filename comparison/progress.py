@@ -45,17 +45,21 @@ def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float])
                for _, name in left)
 
 
+def guesses_of(report: Report, **settings) -> dict[str, float]:
+    """Return how long one run of every row may take, by its name; settings: of the comparison, that are others now."""
+    return {row.name: guess_seconds(row, {**report.settings, **settings}, report.probe) for row in report.plan}
+
+
 def shorter_command(report: Report) -> str | None:
     """Return, as a sentence, the command that answers the same question in fewer epochs and steps.
 
     None where the comparison is not long, goes on with what was measured, or is about whole trainings.
     """
     whole_trainings = report.settings.get("target_accuracy") is not None or report.settings.get("fit_batch")
-    if whole_trainings or report.outcomes or (expected := _seconds_in_all(report, report.settings)) <= LONG:
+    if whole_trainings or report.outcomes or (expected := _seconds_in_all(report)) <= LONG:
         return None
     epochs = min(2, report.settings["epochs"])
-    times = {steps: _seconds_in_all(report, {**report.settings, "epochs": epochs, "max_steps": steps})
-             for steps in SHORTER}
+    times = {steps: _seconds_in_all(report, epochs=epochs, max_steps=steps) for steps in SHORTER}
     steps = next((steps for steps, seconds in times.items() if seconds <= SHORT), SHORTER[-1])
     if times[steps] > expected / 2:
         return None
@@ -64,6 +68,6 @@ def shorter_command(report: Report) -> str | None:
     return f"Which row is fastest, this tells in about {duration(times[steps])}:\n{command}"
 
 
-def _seconds_in_all(report, settings):
-    plan = {configuration.name: configuration for configuration in report.plan}
-    return sum(guess_seconds(plan[name], settings, report.probe) for _, name in report.order)
+def _seconds_in_all(report, **settings):
+    guesses = guesses_of(report, **settings)
+    return sum(guesses[name] for _, name in report.order)

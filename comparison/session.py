@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from common.arguments import MOST
 from common.config import MODELS
-from common.data.archives import are_there
 from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
 from common.probe import probe_from_dict
 from common.words import count, duration
@@ -26,7 +25,7 @@ from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.nodes import by_hand
 from comparison.plan import file_name, type_flags, with_cut
-from comparison.progress import guess_seconds, seconds_left, shorter_command
+from comparison.progress import guesses_of, seconds_left, shorter_command
 from comparison.record import Report
 from comparison.results_file import write_results
 from comparison.stopping import expectation, look, wants_block, with_another_block
@@ -36,11 +35,7 @@ from comparison.verdict import resolution, tell_trial
 
 def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    printed = ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir", str(directory),
-                  "--device", arguments.device, fine=(0, MACHINE))
-    if not printed:  # a package is missing, as stderr says by now
-        sys.exit(MACHINE)
-    description = json.loads(printed)
+    description = _describe(arguments.data_root, "--output-dir", str(directory), "--device", arguments.device)
     environment = description["environment"]
     for check in description["checks"]:
         if check["status"] == "bad":
@@ -49,6 +44,14 @@ def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
     if not environment:
         sys.exit(MACHINE)
     return Machine(0 if arguments.device == "cpu" else len(environment["gpus"]), environment["cores"]), environment
+
+
+def _describe(data_root, *flags):
+    """What common.programs.check finds."""
+    printed = ask("common.programs.check", "--json", "--data-root", data_root, *flags, fine=(0, MACHINE))
+    if not printed:  # a package is missing, as stderr says by now
+        sys.exit(MACHINE)
+    return json.loads(printed)
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
@@ -104,7 +107,7 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     plan = {configuration.name: configuration for configuration in report.plan}
-    guesses = _guesses(report)
+    guesses = guesses_of(report)
     print("\n".join(_how_long(report, guesses)), flush=True)
     if report.settings.get("budget"):
         print(expectation(report, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
@@ -279,17 +282,13 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     dataset, root = report.settings["dataset"], report.settings["data_root"]
     if max(report.settings["nodes"]) > 1:
         return
-    if not are_there(dataset, Path(root)):
-        print(f"# How long it takes is told once {dataset} is in {root}")
+    found = {check["name"]: check["status"] for check in _describe(root)["checks"]}
+    if found.get(f"data: {dataset}", "ok") != "ok":
+        print(f"# How long it takes is told once {dataset} is in {root}, whole")
         return
     report = replace(report, probe=_probe(report, shared_flags))
-    for sentence in _how_long(report, _guesses(report)):
+    for sentence in _how_long(report, guesses_of(report)):
         print("#", sentence.replace("\n", "\n# "))
-
-
-def _guesses(report):
-    """How long a run of every row may take, by its name."""
-    return {row.name: guess_seconds(row, report.settings, report.probe) for row in report.plan}
 
 
 def _how_long(report, guesses):

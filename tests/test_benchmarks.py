@@ -15,6 +15,7 @@ import torch
 from common.errors import FAILED, SuiteError
 from common.probe import Bucket
 from comparison import projection
+from comparison.link import Link
 from comparison.measures import summarize
 from comparison.results_file import read_results
 from processes import PROJECT
@@ -63,7 +64,7 @@ def test_the_page_shows_what_was_measured_over_links():
 @pytest.mark.parametrize("ranks", [1, 2, 4, 64])
 @pytest.mark.parametrize("along", ["ring", "tree"])
 def test_ranks_that_are_ready_together_take_what_the_projection_says(along, ranks):
-    link = projection.Link(start=0.3, gbps=2.0, segments=cluster_size.GLOO, at_once=1)
+    link = Link(start=0.3, gbps=2.0, segments=cluster_size.GLOO, at_once=1)
     ends = getattr(cluster_size, along)(np.full(ranks, 5.0), 10**6, 0.3, 2.0)
     assert ends == pytest.approx(5.0 + sum(getattr(link, along)(10**6, ranks)))
 

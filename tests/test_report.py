@@ -19,12 +19,12 @@ from comparison.curve_plots import finding
 from comparison.diff import describe_difference
 from comparison.fairness import differences
 from comparison.launch import Outcome
+from comparison.link import Link
 from comparison.map import _finding, axes_of, find_maps
 from comparison.measures import block_times, summarize
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plan import type_flags
 from comparison.plots import FIGURES, draw_all
-from comparison.projection import Link
 from comparison.record import Equivalence
 from comparison.remarks import definitions, notes, warnings
 from comparison.report import present, write_csv, write_markdown

@@ -68,13 +68,6 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def are_there(name: str, root: Path) -> bool:
-    """Return whether all files of a data set lie under `root`, whole or not; those that are made or own always do."""
-    if name != "cifar10" and name not in IDX_MD5:
-        return True
-    return all((root / file).is_file() for archive in archives(name) for file in archive.files)
-
-
 def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
     """Return (what is wrong, what was found) for the first of `files` that is not as it should be, or None."""
     known = _read_verified(root)

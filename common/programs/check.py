@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from common.data.archives import IDX_MD5, archives, are_there, first_problem
+from common.data.archives import IDX_MD5, archives, first_problem
 from common.entry import run_script, skip_teardown
 from common.errors import MACHINE, SuiteError
 from common.machine.environment import (
@@ -142,7 +142,7 @@ def _data(root):
     """One check for each real data set. Missing is no fault: it is downloaded when it is asked for."""
     for name in ("cifar10", *IDX_MD5):
         files = {file: md5 for archive in archives(name) for file, md5 in archive.files.items()}
-        if not are_there(name, root):
+        if not all((root / file).is_file() for file in files):
             yield Check(f"data: {name}", NOTE, f"not in {root}", "downloaded when it is first used")
         elif problem := first_problem(root, files):
             yield Check(f"data: {name}", BAD, "; ".join(problem), "delete it and run again")
