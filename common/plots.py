@@ -5,6 +5,7 @@ from pathlib import Path
 
 from common.describe import result_name
 from common.results import RunResult, Span, phase_names
+from common.words import count
 from common.writing import replacing
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
@@ -96,6 +97,8 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
         axis.xaxis.get_major_locator().set_params(integer=True)
     devices = f"{len(result.devices)} × {result.devices[0]}"
     label = "SIMULATED: " if result.simulated else ""
-    figure.suptitle(f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
+    last = result.epochs[-1]
+    figure.suptitle(f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
+                    f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
                     + (f"\n{label}{result.reason}" if result.reason else ""), fontsize=11)
     return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

@@ -6,6 +6,7 @@ from pathlib import Path
 from common.plots import new_figure
 from comparison.analysis import Analysis
 from comparison.figures import keep_figure
+from comparison.phrases import series_name
 from comparison.plan import SWEEPS
 from comparison.row_analysis import RowAnalysis
 from comparison.statistics import FASTER
@@ -42,9 +43,9 @@ def draw_map(analysis: Analysis, path: Path) -> Path:
     rows, columns = (list(dict.fromkeys(place[axis] for cells in maps.values() for place in cells)) for axis in (0, 1))
     figure, axes = new_figure(columns=len(maps), width=2.2 + len(maps) * (0.8 + 1.2 * len(columns)),
                               height=2.4 + 0.8 * len(rows))
-    for axis, (method, cells) in zip(axes, maps.items(), strict=True):
+    for axis, cells in zip(axes, maps.values(), strict=True):
         _draw_cells(axis, {(rows.index(row), columns.index(column)): entry for (row, column), entry in cells.items()})
-        axis.set(title=_label(method, cells), xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5),
+        axis.set(title=_label(cells), xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5),
                  xlabel=SWEEPS[horizontal].lower(), ylabel=SWEEPS[vertical].lower() if axis is axes[0] else "")
         axis.set_xticks(range(len(columns)), map(str, columns))
         axis.set_yticks(range(len(rows)), map(str, rows) if axis is axes[0] else [""] * len(rows))
@@ -71,15 +72,13 @@ def _draw_cells(axis, cells):
                   bbox=None if speed_up.decided else {"facecolor": "white", "edgecolor": "none", "pad": 2})
 
 
-def _label(method, cells):
-    """What a method is called, where its rows' labels do not name a swept value."""
-    labels = {entry.row.configuration.label for entry in cells.values()}
-    return labels.pop() if len(labels) == 1 else method
+def _label(cells):
+    return series_name(entry.row for entry in cells.values())
 
 
 def _finding(analysis, maps):
     counts = []
-    for method, cells in maps.items():
+    for cells in maps.values():
         faster = sum(entry.standing.speed_up.words == FASTER for entry in cells.values())
-        counts.append(f"“{_label(method, cells)}” in {faster} of {len(cells)}")
+        counts.append(f"“{_label(cells)}” in {faster} of {len(cells)}")
     return f"Faster than {analysis.report.settings['baseline']}: {', '.join(counts)} cases"

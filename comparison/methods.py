@@ -202,7 +202,7 @@ METHODS = {
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
-        default_gpus=2),
+        default_gpus=2, called="model parallel with micro-batches"),
     "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False),
     "pipeline": Method(
         _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True),

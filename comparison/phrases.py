@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from comparison.analysis import Analysis
+from comparison.methods import method_of
 from comparison.record import Row
 from comparison.row_analysis import RowAnalysis
 from comparison.statistics import Ratio
@@ -29,6 +30,13 @@ def longer(ratio: Ratio) -> str:
 def mebibytes(size: float) -> str:
     """Return bytes in MiB, with a decimal where there are few."""
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
+
+
+def series_name(rows: Iterable[Row]) -> str:
+    """Return what the rows of one method are called together, which may differ in a swept value."""
+    rows = tuple(rows)
+    labels, method = {row.configuration.label for row in rows}, rows[0].configuration.method
+    return labels.pop() if len(labels) == 1 else method_of(method).called or method
 
 
 def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:

@@ -10,7 +10,7 @@ from comparison.curve_plots import draw_curves
 from comparison.figures import keep_figure
 from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
-from comparison.phrases import mebibytes
+from comparison.phrases import mebibytes, series_name
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL, TESTED
 from comparison.row_analysis import MUCH_MEMORY, RowAnalysis
@@ -178,17 +178,19 @@ def _sweep(analysis, sweeps, path):
         values = [str(sweep.value(entry)) for entry in sweep.rows]
         numbers = [entry.summary for entry in sweep.rows]
         data = [summary.epoch_seconds * summary.waiting_share for summary in numbers]
-        whiskers = [[summary.epoch_seconds - summary.fastest_epoch for summary in numbers],
-                    [summary.slowest_epoch - summary.epoch_seconds for summary in numbers]]
+        # a mean may be outside of its values by what was rounded
+        whiskers = [[max(0.0, summary.epoch_seconds - summary.fastest_epoch) for summary in numbers],
+                    [max(0.0, summary.slowest_epoch - summary.epoch_seconds) for summary in numbers]]
         axis.bar(values, data, color=waiting, label="waiting for data")
         axis.bar(values, [summary.epoch_seconds - wait for summary, wait in zip(numbers, data, strict=True)],
                  bottom=data, color=rest, hatch="////", edgecolor="white",
                  label="the rest: transfer, forward, backward, update", yerr=whiskers, capsize=5, ecolor="#777777")
         axis.grid(visible=False, axis="x")
-        first = sweep.rows[0].row
+        first, shortest = sweep.rows[0].row, min(sweep.rows, key=lambda entry: entry.summary.epoch_seconds)
+        name = series_name(entry.row for entry in sweep.rows) + first.values(without=sweep.name)
         axis.set(xlabel=SWEEPS[sweep.name].lower(), ylabel="time per epoch (s)", ylim=(0, None),
-                 title=first.configuration.method + first.values(without=sweep.name)
-                 + (" (simulated)" if first.simulated else ""))
+                 title=f"{name}\nsimulated: its times say nothing about its speed" if first.simulated else
+                 f"{name}\nshortest at {sweep.value(shortest)}: {shortest.summary.epoch_seconds:.2f} s per epoch")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{analysis.report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
     return keep_figure(figure, path)
@@ -207,8 +209,7 @@ def _scaling(analysis, path):
         ratios = [entry.standing.speed_up for entry in entries]
         whiskers = [[ratio.value - (ratio.low or ratio.value) for ratio in ratios],
                     [(ratio.high or ratio.value) - ratio.value for ratio in ratios]]
-        name = method_of(first.row.configuration.method).called or first.row.configuration.method
-        label = first.label if len(entries) == 1 else f"{name}{first.row.values(without='nproc')}"
+        label = series_name(entry.row for entry in entries) + first.row.values(without="nproc")
         axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=whiskers, capsize=5, **_style(analysis, first),
                       label=f"{label}, measured")
         most = max(most, devices[-1])

@@ -26,9 +26,20 @@ def draw_phases(analysis: Analysis, path: Path) -> Path:
     axis.grid(visible=False, axis="y")
     warm_up = "without the warm-up" if analysis.report.settings["epochs"] > 1 else "with the warm-up"
     axis.set_xlabel(f"milliseconds per step, mean over the epochs {warm_up}")
-    figure.suptitle(f"Where a step's time goes\n{analysis.report.title}", fontsize=11)
+    figure.suptitle(f"{_phase_finding(done)}\n{analysis.report.title}", fontsize=11)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
     return keep_figure(figure, path)
+
+
+def _phase_finding(entries):
+    """Where most of the longest step goes that was measured, in one line."""
+    steps = [(sum(entry.summary.phases.known.values()), entry) for entry in entries
+             if entry.summary.phases.known and not entry.row.simulated]
+    if not steps:
+        return "Where a step's time goes"
+    total, longest = max(steps, key=lambda step: step[0])
+    phase, most = max(longest.summary.phases.known.items(), key=lambda known: known[1])
+    return f"“{longest.label}” has the longest step: {total:.1f} ms, {most:.1f} of them in the phase {phase}"
 
 
 def draw_excess(analysis: Analysis, path: Path) -> Path:

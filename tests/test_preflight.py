@@ -1,6 +1,7 @@
 """The pre-flight check: green on this machine, red with the cause where something is planted."""
 
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -86,8 +87,9 @@ def test_processes_of_other_runs(parent, status, tmp_path):
     try:
         left.stdout.read(1)
         check = named(check_all(tmp_path, tmp_path)[0], "other runs")
-        assert check.status == status
-        assert (f"kill -9 {left.pid}" if status == BAD else "process 1") in check.found + check.advice
+        killed = re.findall(r"\d+", check.advice.partition("kill -9")[2])  # other tests may have left some too
+        assert (str(left.pid) in killed) == (status == BAD)
+        assert killed or (check.status == NOTE and "process 1" in check.found)
     finally:
         left.kill()
         left.communicate()

@@ -12,7 +12,7 @@ from common.config import RunConfig, flags_that
 from common.errors import SuiteError
 from common.plots import draw_curves
 from common.probe import Bucket
-from comparison import analysis, curve_plots, equivalence, plots, results_file
+from comparison import analysis, curve_plots, equivalence, plots, results_file, step_plots
 from comparison.analysis import analyse
 from comparison.curve_plots import differences as differences_of
 from comparison.curve_plots import finding
@@ -520,6 +520,27 @@ def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_do
     (axis,) = shown["scaling.png"].axes
     assert axis.get_title().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
     assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in axis.get_legend().get_texts()}
+
+
+def test_titles_of_phases_and_sweeps_say_what_was_found(tmp_path, monkeypatch):
+    titles = []
+    for module in (plots, step_plots):
+        monkeypatch.setattr(module, "keep_figure", lambda figure, path: titles.append(figure) or path)
+    simulated = runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True)
+    draw_all(analyse(report_of(SINGLE, (configuration("dp"), simulated))), tmp_path)
+    assert any(figure.get_suptitle().startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 of them in the phase "
+                                                "backward\n") for figure in titles)
+    titles.clear()
+    swept = [(configuration("mp", values={"num_workers": count}), runs("mp", (time, time))) for count, time in
+             ((0, 3.0), (2, 1.5))]
+    draw_all(analyse(report_of(*swept)), tmp_path)
+    shown = [axis.get_title() for figure in titles for axis in figure.axes]
+    assert "MP\nshortest at 2: 1.50 s per epoch" in shown, shown
+    titles.clear()
+    draw_all(analyse(report_of(*((row, [replace(result, simulated=True) for result in results])
+                                 for row, results in swept))), tmp_path)
+    assert "MP\nsimulated: its times say nothing about its speed" in [
+        axis.get_title() for figure in titles for axis in figure.axes]
 
 
 def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
