@@ -101,8 +101,9 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (tmp_path / "MNIST" / "raw" / f"{name}-ubyte").touch()
-    done = project("compare_parallel.py", "--dry-run", "--data-root", tmp_path, tiny=False)
+    done = project("compare_parallel.py", "--dry-run", "--dataset", "mnist", "--data-root", tmp_path, tiny=False)
     assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == f"# How long it takes is told once mnist is in {tmp_path}, whole"
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty, with the md5 ")
 
