@@ -5,8 +5,9 @@
 Machines of their own are network namespaces here, with links of known speed and delay (network.py), and share this
 machine's cores with this process, which hands on what they send. For each network: a comparison of one device with
 --project, then one device and DDP, FSDP and the pipeline on 2 machines, and DDP on 4, in turns, epoch by epoch, while
-the link changes. What the projection makes of each link, from the comparison and --link-gbps and --link-ms alone, is
-set beside what DDP took; the work of this process, which a real link would not need, is added to that of the cores.
+the link changes. What the projection makes of each link, from the comparison, --link-gbps and --link-ms alone, is set
+beside what DDP took. --link-gbps is what the link was seen to carry, as this process hands on less than 10 Gbit/s; what
+it does while ranks compute, which a real link would not need, is added to the work of the cores.
 Draws links.png beside the JSON file.
 """
 
@@ -54,6 +55,7 @@ ROWS = {  # label → script, its flags, ranks
 }
 
 
+Carried = dict[str, float]  # "GBPS, RANKS" → gigabits per second that were seen to arrive
 Epochs = list[tuple[float, float, float, float]]  # gbps, milliseconds; seconds it trained, and of a core for the link
 
 
@@ -120,7 +122,17 @@ def train(model: str, blocks: int, directory: Path) -> dict[str, Epochs]:
     return seconds
 
 
-def forecasts(model: str, report: Report, seconds: dict[str, Epochs]) -> list[Forecast]:
+def measure_links() -> Carried:
+    """Return what links of each speed really carry, between as many machines as train: medians of three streams."""
+    carried = {}
+    for ranks in MARKERS:
+        with machines(ranks) as network:
+            for network.gbps in GBPS:
+                carried[f"{network.gbps:g}, {ranks}"] = statistics.median(network.carries(ranks) for _ in range(3))
+    return carried
+
+
+def forecasts(model: str, report: Report, seconds: dict[str, Epochs], carried: Carried) -> list[Forecast]:
     """Return what the projection makes of each link, from a comparison's report, beside what DDP took over it.
 
     The machine has become faster or slower since the comparison: one device's epochs are those measured beside DDP's.
@@ -129,10 +141,13 @@ def forecasts(model: str, report: Report, seconds: dict[str, Epochs]) -> list[Fo
     drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
     report = replace(report, outcomes=tuple(_slower(outcome, drift) for outcome in report.outcomes))
     for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
-        settings = {**report.settings, "link_gbps": gbps, "link_ms": milliseconds, "project": [ranks]}
-        step = analyse(replace(report, settings=settings)).projection.points[-1].step
+        settings = {**report.settings, "link_gbps": carried[f"{gbps:g}, {ranks}"], "link_ms": milliseconds,
+                    "project": [ranks]}
+        over_it = replace(report, settings=settings)
+        step, unhidden = (analyse(one).projection.points[-1].step for one in (over_it, _without_overlap(over_it)))
         measured, taken = over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
-        projected = replace(step, cores=step.cores + taken / report.environment["cores"]).milliseconds
+        beside_computing = taken * (1 - step.all_reduce / unhidden.all_reduce)
+        projected = replace(step, cores=step.cores + beside_computing / report.environment["cores"]).milliseconds
         found.append(Forecast(model, ranks, gbps, milliseconds, projected, measured))
     return found
 
@@ -149,10 +164,18 @@ def _slower(outcome, factor):
     return replace(outcome, result=replace(outcome.result, epochs=epochs))
 
 
-def all_forecasts(seconds: dict, directory: Path) -> list[Forecast]:
-    """Return those of all networks, whose comparisons lie in `directory`."""
-    return [forecast for model in seconds
-            for forecast in forecasts(model, read_results(directory / f"links-{model}.json"), seconds[model])]
+def _without_overlap(report):
+    """As if all gradients were exchanged after the backward pass."""
+    models = tuple(replace(model, buckets=tuple(replace(bucket, left=0.0) for bucket in model.buckets))
+                   for model in report.probe.models)
+    return replace(report, probe=replace(report.probe, models=models))
+
+
+def all_forecasts(found: dict, directory: Path) -> list[Forecast]:
+    """Return those of all networks from what the JSON file holds; their comparisons lie in `directory`."""
+    reports = {model: read_results(directory / f"links-{model}.json") for model in found["seconds"]}
+    return [forecast for model, seconds in found["seconds"].items()
+            for forecast in forecasts(model, reports[model], seconds, found["carried"])]
 
 
 def step_table(seconds: dict) -> str:
@@ -163,6 +186,12 @@ def step_table(seconds: dict) -> str:
             rows.append((model, *(f"{value:g}" for value in link),
                          *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS)))
     return lay_out(rows, ("Network", "Gbit/s", "Delay (ms)", *(f"{label} (ms)" for label in ROWS)), "github")
+
+
+def carried_table(carried: Carried) -> str:
+    """Return what links really carry, by their speed and how many machines send at once."""
+    rows = [(f"{gbps:g}", *(f"{carried[f'{gbps:g}, {ranks}']:.2g}" for ranks in MARKERS)) for gbps in GBPS]
+    return lay_out(rows, ("Link (Gbit/s)", *(f"carries between {ranks} machines" for ranks in MARKERS)), "github")
 
 
 def error_table(found: list[Forecast]) -> str:
@@ -200,14 +229,17 @@ def main() -> None:
         raise SuiteError("machines on this machine", f"it {lacking}", "run it elsewhere", MACHINE)
     output, seconds = Path(arguments.output), {}
     with Witness() as witness:
+        carried = measure_links()
         for model in NETWORKS:
             print(model, flush=True)
             compare(model, output.with_name(f"links-{model}.json"))
             with tempfile.TemporaryDirectory() as directory:
                 seconds[model] = train(model, arguments.blocks, Path(directory))
-    write(arguments.output, {"steps": STEPS, "seconds": seconds}, witness)
-    found = all_forecasts(seconds, output.parent)
-    print(step_table(seconds), error_table(found), draw(found, output.with_suffix(".png")), sep="\n\n")
+    found = {"steps": STEPS, "carried": carried, "seconds": seconds}
+    write(arguments.output, found, witness)
+    foreseen = all_forecasts(found, output.parent)
+    print(step_table(seconds), carried_table(carried), error_table(foreseen),
+          draw(foreseen, output.with_suffix(".png")), sep="\n\n")
 
 
 if __name__ == "__main__":

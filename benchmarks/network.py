@@ -13,14 +13,36 @@ import os
 import select
 import shlex
 import shutil
+import statistics
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
 IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA  # linux/if_tun.h
 MTU = 60000  # bytes; at 1500, this process would be what limits the link
+STREAM = """
+import socket, sys, threading, time
+here, there, size, begin = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+socket.setdefaulttimeout(30)
+server = socket.create_server((here, 29000))
+def receive():
+    count = 0
+    with server.accept()[0] as incoming:
+        while some := len(incoming.recv(1 << 20)):
+            count += some
+            if count < size / 2:  # TCP's window opens
+                half, start = count, time.perf_counter()
+    print(count - half, time.perf_counter() - start)
+receiving = threading.Thread(target=receive)
+receiving.start()
+time.sleep(max(0.0, begin - time.time()))
+with socket.create_connection((there, 29000)) as outgoing:
+    outgoing.sendall(bytes(size))
+receiving.join()
+"""
 
 
 class Network:
@@ -50,6 +72,18 @@ class Network:
         """Return the address of a machine, counted from 0."""
         return f"10.77.0.{machine + 1}"
 
+    def carries(self, count: int, seconds: float = 1.0) -> float:
+        """Return with how many gigabits per second streams arrive from each of the first `count` machines at the next.
+
+        All at once; seconds: for which they would send at the link's speed. This process hands on no more than it can.
+        """
+        size, begin = round(seconds * self.gbps * 1e9 / 8), time.time() + 1
+        ends = ((self.address(machine), self.address((machine + 1) % count)) for machine in range(count))
+        streams = [subprocess.Popen(self.command(machine, [sys.executable, "-c", STREAM, *pair, str(size), str(begin)]),
+                                    stdout=subprocess.PIPE) for machine, pair in enumerate(ends)]
+        found = [map(float, stream.communicate(timeout=60)[0].split()) for stream in streams]
+        return statistics.mean(8e-9 * received / taken for received, taken in found)
+
     def _connect(self, machine):
         """Make the interface of a machine; whoever holds its file sees and sends its packets."""
         name, device = self.names[machine], f"{self.names[machine]}t"
@@ -61,8 +95,20 @@ class Network:
                         f"addr add {self.address(machine)}/24 dev link0", "link set link0 up"):
             ip("-n", name, *command.split())
 
-    def _relay(self):
-        """Hand on what machines send, when it is due, until their interfaces are closed: one thread is the cheapest."""
+    @contextlib.contextmanager
+    def _relaying(self):
+        end, stop = os.pipe()
+        relay = threading.Thread(target=self._relay, args=(end,), daemon=True)
+        relay.start()
+        try:
+            yield
+        finally:
+            os.close(stop)
+            relay.join()  # its files' numbers are those of the next network's
+            os.close(end)
+
+    def _relay(self, end):
+        """Hand on what machines send, when it is due, until `end` can be read: one thread is the cheapest."""
         os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread: the link is no program that waits for a core
         sent, waiting, number = dict.fromkeys(self._files, 0.0), [], itertools.count()
         while True:
@@ -72,8 +118,11 @@ class Network:
                     os.write(self._files[packet[19] - 1], packet)  # the last byte of the receiver's address
             try:
                 left = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
-                packets = [(file, os.read(file, 65536)) for file in select.select(self._files, [], [], left)[0]]
-            except (OSError, ValueError):
+                ready = select.select([end, *self._files], [], [], left)[0]
+                if end in ready:
+                    return
+                packets = [(file, os.read(file, 65536)) for file in ready]
+            except OSError:
                 return
             for file, packet in packets:
                 if packet[0] >> 4 == 4:  # IPv4
@@ -90,8 +139,8 @@ def machines(count: int, gbps: float = 10.0, milliseconds: float = 0.0) -> Itera
         for machine, name in enumerate(names):
             ip("netns", "add", name)
             network._connect(machine)
-        threading.Thread(target=network._relay, daemon=True).start()
-        yield network
+        with network._relaying():
+            yield network
     finally:
         for name in names:
             for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
