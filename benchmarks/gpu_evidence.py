@@ -37,7 +37,7 @@ STEPS = {
     "worker-study": (COMPARE, "--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8",
                      "--epochs", "3"),
     "options": ("benchmarks/options.py", "--blocks", "3"),
-    "loaders": ("benchmarks/loaders.py", "--blocks", "5"),
+    "loaders": ("benchmarks/loaders.py", "--blocks", "5", "--cores", "4"),
     "peers": ("benchmarks/peers.py",),
     "roofline": ("benchmarks/roofline.py",),
     "time-to-99-mnist": (COMPARE, "--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),

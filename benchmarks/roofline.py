@@ -7,10 +7,12 @@ bytes are those of the tensors that every operation of the step reads and writes
 all threads, batch 128, without a loader) they are its FLOP/s and its bytes/s. The peaks beside them are the best rates
 of a product of two square matrices and of the forward pass of a 3 x 3 convolution, of some sizes, and of a copy of
 256 MiB; they take turns with the steps. What a cache holds is moved without the memory, so that a step may show more
-bytes/s than the copy. Draws roofline.png beside the JSON file.
+bytes/s than the copy. One network's step is also taken apart into its operations. Draws roofline.png beside the JSON
+file.
 """
 
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -37,28 +39,32 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
 COPIED = 2**28  # bytes
+TAKEN_APART, STEPS = "vgg", 20  # the network whose operations are measured one by one, and in how many steps
 COLOURS = {"fp32": "#0072B2", "bf16": "#E69F00"}  # Okabe and Ito
 
 
-class ByteCounter(TorchDispatchMode):
-    """Adds up in `bytes` the tensors that each operation reads and writes; views move nothing.
+class Meter(TorchDispatchMode):
+    """Adds up of each operation, by its name, the `bytes` of the tensors that it reads and writes, and its `seconds`.
 
-    A fused optimizer returns nothing: what it writes is what its schema says, but for the gradients, which it would
-    only write to unscale them.
+    Views move nothing. A fused optimizer returns nothing: what it writes is what its schema says, but for the
+    gradients, which it would only write to unscale them.
     """
 
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.bytes = 0
+        self.device, self.bytes, self.seconds = device, Counter(), Counter()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = written = operation(*args, **(kwargs or {}))
-        schema = operation._schema
+        with Stopwatch([self.device]) as watch:
+            result = written = operation(*args, **(kwargs or {}))
+        schema, name = operation._schema, str(operation.overloadpacket)
+        self.seconds[name] += watch.seconds
         if not schema.returns:
             written = [value for argument, value in zip(schema.arguments, args, strict=False)
                        if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"]
         if not operation.is_view:
-            self.bytes += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, written)) if torch.is_tensor(leaf))
+            self.bytes[name] += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, written))
+                                    if torch.is_tensor(leaf))
         return result
 
 
@@ -103,9 +109,21 @@ def step_of(name: str, precision: str, device):
 
     with FlopCounterMode(display=False) as flop:
         step()
-    with ByteCounter() as moved:
+    with Meter(device) as meter:
         step()
-    return step, flop.get_total_flops(), moved.bytes
+    return step, flop.get_total_flops(), meter.bytes.total()
+
+
+def operations(step, device) -> dict[str, dict[str, float]]:
+    """Return the FLOP, bytes and seconds of each operation of a training step, one after the other: means of some."""
+    with FlopCounterMode(display=False) as flop:
+        step()
+    flops = {str(operation): count for operation, count in flop.get_flop_counts()["Global"].items()}
+    with Meter(device) as meter:
+        for _ in range(STEPS):
+            step()
+    return {name: {"flop": flops.get(name, 0), "bytes": meter.bytes[name] / STEPS, "seconds": seconds / STEPS}
+            for name, seconds in meter.seconds.most_common()}
 
 
 def draw(results: dict, path: Path, logarithmic: bool) -> None:
@@ -165,10 +183,12 @@ def main() -> None:
     with Witness() as witness:
         seconds = interleave({key: lambda work=work: shortest(work, device)
                               for key, (work, *_) in {**limits, **steps}.items()}, arguments.blocks)
+        apart = operations(steps[TAKEN_APART, types[-1]][0], device)
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
     results = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
                "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-               "peaks": {precision: {} for precision in types}}
+               "peaks": {precision: {} for precision in types},
+               "operations": {"network": TAKEN_APART, "precision": types[-1], "of": apart}}
     for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
         results["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
     for (name, precision), (_, flop, moved) in steps.items():

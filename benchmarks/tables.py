@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from loaders import DEFAULT, best_by_hand
 from measure import paired
 from planted_causes import PLANTS, read_trials, scores
+from roofline import rate_of
 from shortest import RECIPE
 from turns import residual, run_seconds
 
@@ -40,7 +42,15 @@ def loaders(results: dict) -> str:
     rows = [(dataset, name, median(values, ",.0f"), str(paired(values, speeds["0 workers"])))
             for dataset, speeds in results["images_per_second"].items() for name, values in speeds.items()]
     header = ("Data set", "Loader", "Images/s, median (range)", "÷ 0 workers [95 %]")
-    return lay_out(rows, header, "github", left=(0, 1))
+    alone, rows = lay_out(rows, header, "github", left=(0, 1)), []
+    for case in results["beside_training"]:
+        of_choice = case["milliseconds"]
+        best = best_by_hand(of_choice)
+        rows.append((case["model"], str(case["cores"]), str(case["ranks"]), median(of_choice[DEFAULT], ".0f"), best,
+                     median(of_choice[best], ".0f"), str(paired(of_choice[DEFAULT], of_choice[best]))))
+    header = ("Network", "Cores", "Processes", "Default (ms per step)", "Best set by hand", "(ms per step)",
+              "Default ÷ best [95 %]")
+    return f"{alone}\n\nBeside a training:\n\n{lay_out(rows, header, 'github', left=(0, 4))}"
 
 
 def options(results: dict) -> str:
@@ -106,7 +116,29 @@ def roofline(results: dict) -> str:
              for kind, values in peaks[precision].items()]
     tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if results["tf32"] else ""
     copied = median(rates(results["copy"]), ",.0f")
-    return f"{table}\n\nPeaks, median (range): {', '.join(texts)}; copy {copied} GB/s.{tf32}"
+    return (f"{table}\n\nPeaks, median (range): {', '.join(texts)}; copy {copied} GB/s.{tf32}\n\n"
+            f"{_operations(results, best)}")
+
+
+def _operations(results, best):
+    """The operations of one network's step that take one per cent of it, and the others together."""
+    about, total = results["operations"], sum(taken["seconds"] for taken in results["operations"]["of"].values())
+    peak, copy = statistics.median(best[about["precision"]]), rate_of(results["copy"])
+    kept, others = {}, Counter()
+    for name, taken in about["of"].items():
+        if taken["seconds"] >= 0.01 * total:
+            kept[f"`{name}`"] = taken
+        else:
+            others.update(taken)
+    rows = []
+    for name, taken in {**kept, "all others": others}.items():
+        gflops, gigabytes = (taken[work] / taken["seconds"] / 1e9 for work in ("flop", "bytes"))
+        rows.append((name, f"{1000 * taken['seconds']:.1f}", f"{taken['seconds'] / total:.0%}",
+                     *((f"{gflops:,.0f}", f"{gflops / peak:.0%}") if taken["flop"] else ("–", "–")),
+                     f"{taken['bytes'] / 1e6:,.0f}", f"{gigabytes:,.0f}", f"{gigabytes / copy:.0%}"))
+    header = (f"{about['network']}, {about['precision']}, batch {results['batch']}", "ms", "of the step", "GFLOP/s",
+              "of the peak", "MB", "GB/s", "of a copy's")
+    return lay_out(rows, header, "github")
 
 
 def startup(results: dict) -> str:
@@ -172,14 +204,17 @@ def sharding(results: dict) -> str:
 
 
 def shortest(results: dict) -> str:
-    rows, of_recipe = [], results["runs"][RECIPE]
-    for name, runs in results["runs"].items():
-        seconds = [run["seconds"] for run in runs.values()]
-        accuracies = [100 * run["accuracy"] for run in runs.values()]
-        rows.append((name, f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f}–{max(accuracies):.2f})",
-                     median(seconds, ".0f"), _beside(runs, of_recipe), str(len(runs))))
-    header = ("Training", "Accuracy (%), mean (range)", "Seconds, median (range)", "÷ the recipe [95 %]", "Seeds")
-    return lay_out(rows, header, "github")
+    rows = []
+    for dataset, of_training in results["runs"].items():
+        for name, runs in of_training.items():
+            seconds = [run["seconds"] for run in runs.values()]
+            accuracies = [100 * run["accuracy"] for run in runs.values()]
+            reached = f"{statistics.mean(accuracies):.2f} ({min(accuracies):.2f}–{max(accuracies):.2f})"
+            rows.append((dataset, name, reached, median(seconds, ".3g"), _beside(runs, of_training[RECIPE]),
+                         str(len(runs))))
+    header = ("Data set", "Training", "Accuracy (%), mean (range)", "Seconds, median (range)", "÷ the recipe [95 %]",
+              "Seeds")
+    return lay_out(rows, header, "github", left=(0, 1))
 
 
 def _beside(runs, others):

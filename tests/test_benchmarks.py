@@ -20,6 +20,7 @@ from comparison.measures import summarize
 from comparison.results_file import read_results
 from processes import PROJECT
 from reports import report_of, runs
+from training import CPU
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
@@ -55,8 +56,9 @@ def test_the_page_shows_the_slower_hour_too():
 def test_the_page_shows_what_was_measured_over_links():
     page = (PROJECT / "docs" / "findings.md").read_text(encoding="utf-8")
     measured = json.loads((FIGURES / "links.json").read_text(encoding="utf-8"))
-    found = links.all_forecasts(measured["seconds"], FIGURES)
+    found = links.all_forecasts(measured, FIGURES)
     assert links.step_table(measured["seconds"]) in page and links.error_table(found) in page
+    assert links.carried_table(measured["carried"]) in page
     assert f"`{measured['command']}`" in page and measured["steps"] == links.STEPS
     assert max(forecast.ranks for forecast in found) == projection.TESTED
 
@@ -108,12 +110,13 @@ def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
 def test_the_table_of_shorter_trainings_compares_seed_by_seed():
     runs = {"the recipe": {"42": (50, 0.9), "43": (100, 0.91)}, "longer": {"43": (210, 0.9), "42": (100, 0.92)},
             "once": {"43": (150, 0.5)}}
-    results = {"runs": {name: {seed: {"seconds": seconds, "accuracy": accuracy}
-                               for seed, (seconds, accuracy) in of_seed.items()} for name, of_seed in runs.items()}}
+    of_dataset = {name: {seed: {"seconds": seconds, "accuracy": accuracy}
+                         for seed, (seconds, accuracy) in of_seed.items()} for name, of_seed in runs.items()}
+    results = {"runs": {"cifar10": of_dataset}}
     _, _, recipe, longer, once = ([text.strip() for text in line.strip("| ").split("|")]
                                   for line in tables.shortest(results).splitlines())
-    assert recipe[:3] == ["the recipe", "90.50 (90.00–91.00)", "75 (50–100)"] and recipe[4] == "2"
-    assert longer[3] == "2.05" and once[1:] == ["50.00 (50.00–50.00)", "150 (150–150)", "1.50", "1"]
+    assert recipe[:4] == ["cifar10", "the recipe", "90.50 (90.00–91.00)", "75 (50–100)"] and recipe[5] == "2"
+    assert longer[4] == "2.05" and once[2:] == ["50.00 (50.00–50.00)", "150 (150–150)", "1.50", "1"]
 
 
 def test_every_benchmark_has_a_table():
@@ -126,11 +129,17 @@ def test_tables_are_put_between_their_markers_and_the_rest_stays(tmp_path):
     (tmp_path / "loaders.json").write_text(json.dumps({
         "command": "python x.py", "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
         "foreign_cores": 0.25,
-        "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}}}))
+        "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
+        "beside_training": [{"model": "lenet", "cores": 2, "ranks": 1, "milliseconds": {
+            "default": [20.0, 21.0, 22.0], "1 threads, 0 workers": [30.0] * 3, "2 threads, 0 workers": [10.0] * 3}}]}))
     tables.update(page, tmp_path)
     text = page.read_text()
     assert text.startswith("before\n<!-- loaders -->\n\n| Data set")
     assert "2,450 (2,000–3,000)" in text and "24.49 [" in text  # the geometric mean of 20 and 30
+    beside = next(line for line in text.splitlines() if line.startswith("| lenet"))
+    cells = [cell.strip() for cell in beside.strip("|").split("|")]
+    assert cells[:6] == ["lenet", "2", "1", "21 (20–22)", "2 threads, 0 workers", "10 (10–10)"]
+    assert cells[6].startswith("2.10 [")
     assert "2 cores of C, torch 2.11; other programs kept 0.25 cores busy.\n\n<!-- end -->\nbetween\n" in text
     assert text.endswith("<!-- startup -->\nold\n<!-- end -->\n")
 
@@ -187,26 +196,50 @@ def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys
 
 def test_bytes_are_those_that_operations_read_and_write_and_views_move_none():
     numbers = torch.ones(10, 100)
-    with roofline.ByteCounter() as counter:
+    with roofline.Meter(CPU) as counter:
         numbers.view(100, 10).t()
-    assert counter.bytes == 0
-    with roofline.ByteCounter() as counter:
+    assert counter.bytes.total() == 0
+    with roofline.Meter(CPU) as counter:
         torch.relu(numbers)
-    assert counter.bytes == 2 * 4000
-    with roofline.ByteCounter() as counter:
+    assert counter.bytes.total() == 2 * 4000
+    with roofline.Meter(CPU) as counter:
         numbers.add_(1)
-    assert counter.bytes == 2 * 4000
-    with roofline.ByteCounter() as counter, torch.autocast("cpu", torch.bfloat16):
+    assert counter.bytes.total() == 2 * 4000
+    with roofline.Meter(CPU) as counter, torch.autocast("cpu", torch.bfloat16):
         numbers @ numbers.t()
-    assert counter.bytes == 2 * (4000 + 2000) + (2000 + 2000 + 200)  # two casts, then the product
+    assert counter.bytes.total() == 2 * (4000 + 2000) + (2000 + 2000 + 200)  # two casts, then the product
     weights = torch.nn.Parameter(numbers)
     weights.grad = torch.ones_like(weights)
     optimizer = torch.optim.Adam([weights], fused=True)
     optimizer.step()
-    with roofline.ByteCounter() as counter:
+    with roofline.Meter(CPU) as counter:
         optimizer.step()
     # reads weights, gradients and two moments, writes all but the gradients; and a scalar: the number of steps
-    assert counter.bytes == pytest.approx(7 * 4000, abs=20)
+    assert counter.bytes.total() == pytest.approx(7 * 4000, abs=20)
+
+
+def test_a_step_is_taken_apart_into_its_operations(monkeypatch):
+    monkeypatch.setattr(roofline, "STEPS", 2)
+    weights = torch.ones(64, 32, requires_grad=True)
+    apart = roofline.operations(lambda: (torch.ones(16, 64) @ weights).relu().sum().backward(), CPU)
+    assert apart["aten.mm"]["flop"] == 2 * (2 * 16 * 64 * 32)  # the product, and that for the weights' gradients
+    assert apart["aten.relu"] == {"flop": 0, "bytes": 2 * 4 * 16 * 32, "seconds": apart["aten.relu"]["seconds"]}
+    seconds = [taken["seconds"] for taken in apart.values()]
+    assert min(seconds) > 0 and seconds == sorted(seconds, reverse=True)
+
+
+def test_operations_that_take_little_are_one_row():
+    best = {"bf16": [100.0]}
+    results = {"batch": 8, "copy": {"work": 2e9, "seconds": [0.1]}, "operations": {
+        "network": "net", "precision": "bf16", "of": {
+            "aten.convolution": {"flop": 3e9, "bytes": 2e8, "seconds": 0.06},
+            "aten.relu": {"flop": 0, "bytes": 1e8, "seconds": 0.0395},
+            "aten.add": {"flop": 0, "bytes": 1e6, "seconds": 0.0003},
+            "aten.sum": {"flop": 0, "bytes": 1e6, "seconds": 0.0002}}}}
+    _, _, convolution, relu, others = ([text.strip() for text in line.strip("| ").split("|")]
+                                       for line in tables._operations(results, best).splitlines())
+    assert convolution == ["`aten.convolution`", "60.0", "60%", "50", "50%", "200", "3", "17%"]
+    assert relu[3:5] == ["–", "–"] and others[:2] == ["all others", "0.5"] and others[5] == "2"
 
 
 def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_path):
