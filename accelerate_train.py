@@ -48,7 +48,7 @@ def train(config, options) -> None:
     accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     device = numbered(accelerator.device)  # ACC:
-    prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
+    config = prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
     image_set = load_image_set(config)
     if world_size > 1:  # ACC:
         refuse_different_ranks(group_store(), rank, world_size, device, config, options, image_set)  # ACC:

@@ -108,7 +108,7 @@ def main() -> None:
 def train(config, options) -> None:
     devices = choose_devices(config, options)  # DP:
     device = devices[0]  # DP: it gets the whole batch, and collects the outputs
-    prepare_process(config, device, tune=len(devices) == 1)  # DP: see UNTUNED
+    config = prepare_process(config, device, tune=len(devices) == 1)  # DP: see UNTUNED
     image_set = load_image_set(config)
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, device, sampler)

@@ -68,7 +68,7 @@ def main() -> None:
 def train(config, options) -> None:
     devices = choose_devices(config, options)  # MP: two, or the same one twice
     device = devices[0]  # MP: it gets the images
-    prepare_process(config, device)  # MP:
+    config = prepare_process(config, device)  # MP:
     image_set = load_image_set(config)
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, device, sampler)

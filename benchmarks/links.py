@@ -6,8 +6,8 @@ Machines of their own are network namespaces here, with links of known speed and
 machine's cores with this process, which hands on what they send. For each network: a comparison of one device with
 --project, then one device and DDP, FSDP and the pipeline on 2 machines, and DDP on 4, in turns, epoch by epoch, while
 the link changes. What the projection makes of each link, from the comparison, --link-gbps and --link-ms alone, is set
-beside what DDP took. --link-gbps is what the link was seen to carry, as this process hands on less than 10 Gbit/s; what
-it does while ranks compute, which a real link would not need, is added to the work of the cores.
+beside what DDP took. --link-gbps is what the link was seen to carry, as this process hands on less than 10 Gbit/s; its
+work, which a real link would not need, is added to that of the cores.
 Draws links.png beside the JSON file.
 """
 
@@ -143,11 +143,9 @@ def forecasts(model: str, report: Report, seconds: dict[str, Epochs], carried: C
     for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
         settings = {**report.settings, "link_gbps": carried[f"{gbps:g}, {ranks}"], "link_ms": milliseconds,
                     "project": [ranks]}
-        over_it = replace(report, settings=settings)
-        step, unhidden = (analyse(one).projection.points[-1].step for one in (over_it, _without_overlap(over_it)))
+        step = analyse(replace(report, settings=settings)).projection.points[-1].step
         measured, taken = over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
-        beside_computing = taken * (1 - step.all_reduce / unhidden.all_reduce)
-        projected = replace(step, cores=step.cores + beside_computing / report.environment["cores"]).milliseconds
+        projected = replace(step, cores=step.cores + taken / report.environment["cores"]).milliseconds
         found.append(Forecast(model, ranks, gbps, milliseconds, projected, measured))
     return found
 
@@ -162,13 +160,6 @@ def over(epochs: Epochs, link: tuple[float, float]) -> tuple[float, float]:
 def _slower(outcome, factor):
     epochs = tuple(replace(epoch, train_seconds=factor * epoch.train_seconds) for epoch in outcome.result.epochs)
     return replace(outcome, result=replace(outcome.result, epochs=epochs))
-
-
-def _without_overlap(report):
-    """As if all gradients were exchanged after the backward pass."""
-    models = tuple(replace(model, buckets=tuple(replace(bucket, left=0.0) for bucket in model.buckets))
-                   for model in report.probe.models)
-    return replace(report, probe=replace(report.probe, models=models))
 
 
 def all_forecasts(found: dict, directory: Path) -> list[Forecast]:

@@ -36,7 +36,7 @@ from comparison.plan import Configuration, Planned
 from comparison.turns import take_turns
 
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
-NETWORKS = {"lenet": (128, 60), "vgg": (128, 12), "resnet18": (32, 10)}  # batch, steps of an epoch
+NETWORKS = {"lenet": (128, 60), "vgg": (128, 8), "resnet18": (16, 8)}  # batch, steps of an epoch
 EPOCHS = 6  # the first of them warms up
 DEFAULT = "default"
 

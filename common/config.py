@@ -77,7 +77,8 @@ class RunConfig:
     """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
 
     `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: then they are,
-    in this order, 2 (but at least one per process), the machine's cores ÷ processes, all images, the whole epoch.
+    in this order, 2 (but one per process at least, and none where prepare_process() says so), the machine's cores ÷
+    processes, all images, the whole epoch.
     """
 
     dataset: str = flag(
@@ -96,7 +97,8 @@ class RunConfig:
         "workers", "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
         "device, augmented there a batch at a time", one_of(LOADERS), "NAME", **TRAINS)
     num_workers: int | None = flag(
-        None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks)",
+        None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
+        "where each core of a CPU has a process that trains)",
         non_negative_int, own=True, several=True)
     worker_nice: int = flag(
         10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "

@@ -16,8 +16,6 @@ from common.errors import FAILED, SuiteError
 from common.probe import Bucket
 from comparison import projection
 from comparison.link import Link
-from comparison.measures import summarize
-from comparison.results_file import read_results
 from processes import PROJECT
 from reports import report_of, runs
 from training import CPU
@@ -44,13 +42,6 @@ def test_the_page_shows_what_was_measured_or_what_it_waits_for(name):
         assert f"<!-- {name} -->\n\n{tables.table(name, FIGURES)}\n\n<!-- end -->" in text
     else:
         assert f"<!-- {name} -->\nnot measured yet\n<!-- end -->" in text
-
-
-def test_the_page_shows_the_slower_hour_too():
-    (row,) = read_results(FIGURES / "time-to-99-mnist-slower-hour.json").rows
-    summary = summarize(row)
-    epochs = f"{summary.fastest_epoch:.2f}–{summary.slowest_epoch:.2f}"
-    assert f"took {summary.epoch_seconds:.2f} s ({epochs}) in a slower one" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_shows_what_was_measured_over_links():

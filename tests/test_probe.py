@@ -43,8 +43,8 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
     (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
     done = subprocess.run(
         [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
-         "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--num-workers", "0", "--sizes",
-         "12", "48", "--threads", "1", "--ceiling", "--link", "--cut", "12"],
+         "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--sizes", "12", "48", "--threads",
+         "1", "--ceiling", "--link", "--cut", "12"],
         cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)

@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,19 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
         assert calls == ["memory"] * 3 + ["bf16"]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cores, processes, kind, typed, expected", [
+    (1, 1, "cpu", None, 0), (2, 2, "cpu", None, 0), (2, 3, "cpu", None, 0), (2, 1, "cpu", None, None),
+    (3, 2, "cpu", None, None), (1, 1, "cpu", 4, 4), (1, 1, "cuda", None, None)])
+def test_a_process_that_has_its_core_to_itself_gets_no_loader_workers_unless_they_are_typed(
+        cores, processes, kind, typed, expected, monkeypatch):
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(process, "available_cores", lambda: cores)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    config = make_config(num_workers=typed)
+    assert prepare_process(config, torch.device(kind), processes) == replace(config, num_workers=expected)
 
 
 @pytest.mark.parametrize("limit, threads, expected", [

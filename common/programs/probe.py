@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")
+    parser.set_defaults(num_workers=[0])
     arguments = parse_with_recipe(parser, several=True)
     print(json.dumps(asdict(measure(arguments, load_image_set(arguments)))))
 
