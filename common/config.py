@@ -98,7 +98,7 @@ class RunConfig:
         "device, augmented there a batch at a time", one_of(LOADERS), "NAME", **TRAINS)
     num_workers: int | None = flag(
         None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
-        "where each core of a CPU has a process that trains)",
+        "on a CPU that has no core for each of them besides one for each rank)",
         non_negative_int, own=True, several=True)
     worker_nice: int = flag(
         10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "

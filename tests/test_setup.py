@@ -39,9 +39,10 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
 
 
 @pytest.mark.parametrize("cores, processes, kind, typed, expected", [
-    (1, 1, "cpu", None, 0), (2, 2, "cpu", None, 0), (2, 3, "cpu", None, 0), (2, 1, "cpu", None, None),
-    (3, 2, "cpu", None, None), (1, 1, "cpu", 4, 4), (1, 1, "cuda", None, None)])
-def test_a_process_that_has_its_core_to_itself_gets_no_loader_workers_unless_they_are_typed(
+    (1, 1, "cpu", None, 0), (2, 1, "cpu", None, 0), (3, 1, "cpu", None, None), (3, 2, "cpu", None, 0),
+    (4, 2, "cpu", None, None), (5, 3, "cpu", None, 0), (6, 3, "cpu", None, None), (1, 1, "cpu", 4, 4),
+    (1, 1, "cuda", None, None)])
+def test_loader_workers_that_are_not_typed_need_cores_of_their_own(
         cores, processes, kind, typed, expected, monkeypatch):
     monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(process, "available_cores", lambda: cores)

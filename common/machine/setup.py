@@ -20,8 +20,8 @@ SYSFS = Path("/sys")
 def prepare_process(config: RunConfig, device: torch.device, processes: int = 1, tune: bool = True) -> RunConfig:
     """Make this process, one of `processes` on this machine, ready to train on `device`; return what it is to do.
 
-    That is `config`, but without loader workers where --num-workers was not typed and every core of a CPU has a process
-    that trains: there they cost lenet a fifth of its time (benchmarks/loaders.py).
+    That is `config`, but without loader workers where --num-workers was not typed and a CPU has no core for each of
+    them besides one for each process: there they cost lenet more time than they save (benchmarks/loaders.py).
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
     where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
@@ -37,7 +37,7 @@ def prepare_process(config: RunConfig, device: torch.device, processes: int = 1,
     torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
     check_precision(config, device)
-    crowded = device.type == "cpu" and available_cores() <= processes
+    crowded = device.type == "cpu" and available_cores() < processes + max(2, processes)
     return replace(config, num_workers=0) if crowded and config.num_workers is None else config
 
 
