@@ -156,8 +156,20 @@ def draw(results: dict, path: Path, logarithmic: bool) -> None:
         axis.invert_yaxis()
         if logarithmic:
             axis.set_xscale("log")
+    figure.suptitle(finding(results))
     figure.legend(loc="outside lower center", ncols=2)
     save_figure(figure, path)
+
+
+def finding(results: dict) -> str:
+    """Return which network comes closest to the machine's best rate in each type, in words."""
+    parts = []
+    for precision, peaks in results["peaks"].items():
+        reached = {name: rate_of({"work": steps[precision]["flop"], "seconds": steps[precision]["seconds"]})
+                   for name, steps in results["networks"].items()}
+        best = max(reached, key=reached.get)
+        parts.append(f"{reached[best] / max(map(rate_of, peaks.values())):.0%} in {precision} ({best})")
+    return f"Of what the machine can compute, a training step uses at most {' and '.join(parts)}"
 
 
 def rate_of(peak: dict) -> float:

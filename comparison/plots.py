@@ -36,7 +36,7 @@ def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
         figures.append(draw_excess(analysis, directory / "excess.png"))
     if any(entry.summary.memory for entry in analysis.done):
         figures.append(_memory(analysis, directory / "memory.png"))
-    if any(entry.summary.memory and not entry.row.simulated for entry in analysis.done):
+    if sum(bool(entry.summary.memory) and not entry.row.simulated for entry in analysis.done) > 1:  # one is no choice
         figures.append(_time_and_memory(analysis, directory / "time-memory.png"))
     if any(analysis.report.timelines.values()):  # where an epoch has one step, there are none after the first
         figures.append(draw_timelines(analysis, directory / "timeline.png"))

@@ -229,7 +229,8 @@ def test_figure_file_and_definition(tmp_path):
         assert tmp_path / name in drawn and (tmp_path / name).stat().st_size > 1e4
     old = (configuration(), runs(peak_memory_bytes=()))
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    for rows, figures in (([old], set()), ([old, simulated], {"memory.png"})):
+    one = (configuration(), runs(peak_memory_bytes=(900 * MIB,)))
+    for rows, figures in (([old], set()), ([old, simulated], {"memory.png"}), ([one, simulated], {"memory.png"})):
         names = {path.name for path in draw_all(analyse(report_of(*rows)), tmp_path)}
         assert names & {"memory.png", "time-memory.png"} == figures
     write_csv(analysis, tmp_path / "results.csv")
