@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, config_of, interleave, write
+from measure import Witness, arguments_of, config_of, interleave, paired, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -165,10 +165,13 @@ def finding(results: dict) -> str:
     """Return which network comes closest to the machine's best rate in each type, in words."""
     parts = []
     for precision, peaks in results["peaks"].items():
-        reached = {name: rate_of({"work": steps[precision]["flop"], "seconds": steps[precision]["seconds"]})
-                   for name, steps in results["networks"].items()}
+        peak = max(peaks.values(), key=rate_of)
+        reached = {}
+        for name, steps in results["networks"].items():
+            measured = steps[precision]
+            reached[name] = measured["flop"] / peak["work"] * paired(peak["seconds"], measured["seconds"]).value
         best = max(reached, key=reached.get)
-        parts.append(f"{reached[best] / max(map(rate_of, peaks.values())):.0%} in {precision} ({best})")
+        parts.append(f"{reached[best]:.0%} in {precision} ({best})")
     return f"Of what the machine can compute, a training step uses at most {' and '.join(parts)}"
 
 

@@ -220,10 +220,10 @@ def test_a_step_is_taken_apart_into_its_operations(monkeypatch):
 
 
 def test_the_rooflines_title_names_the_best_network_of_each_type():
-    peaks = {"fp32": {"matrix product": {"work": 1e9, "seconds": [0.01]},
-                      "convolution": {"work": 1e9, "seconds": [0.02]}},
-             "bf16": {"convolution": {"work": 1e9, "seconds": [0.005]}}}
-    networks = {name: {precision: {"flop": 1e9, "seconds": [seconds, 9.0, seconds]} for precision in peaks}
+    peaks = {"fp32": {"matrix product": {"work": 1e9, "seconds": [0.01] * 3},
+                      "convolution": {"work": 1e9, "seconds": [0.02] * 3}},
+             "bf16": {"convolution": {"work": 1e9, "seconds": [0.005] * 3}}}
+    networks = {name: {precision: {"flop": 1e9, "seconds": [seconds] * 3} for precision in peaks}
                 for name, seconds in (("small", 0.1), ("large", 0.02))}
     found = roofline.finding({"peaks": peaks, "networks": networks})
     assert found.endswith("at most 50% in fp32 (large) and 25% in bf16 (large)"), found
