@@ -30,6 +30,7 @@ from common.errors import FAILED, SuiteError
 from common.machine.environment import available_cores, available_devices
 from common.machine.setup import prepare_process
 from common.timing import synchronize
+from common.words import count
 from comparison.launch import Run
 from comparison.methods import python, script
 from comparison.plan import Configuration, Planned
@@ -49,15 +50,15 @@ def images_per_second(loader, sampler, resident: bool, device, threads: int) -> 
     torch.set_num_threads(threads)
     sampler.set_epoch(sampler.epoch + 1)
     synchronize([device])
-    start, count = time.perf_counter(), 0
+    start, delivered = time.perf_counter(), 0
     source = iter(loader)
     if not resident:
         next(source)
         start = time.perf_counter()
     for images, _ in source:
-        count += len(images)
+        delivered += len(images)
     synchronize([device])
-    return count / (time.perf_counter() - start)
+    return delivered / (time.perf_counter() - start)
 
 
 def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
@@ -107,7 +108,7 @@ def choices(cores: int, ranks: int) -> dict[str, list[str]]:
     for thread, worker, nice in itertools.product(sorted(threads), sorted(workers), (0, RunConfig.worker_nice)):
         if worker or nice:  # without workers, niceness says nothing
             niceness = f", niceness {nice}" if worker else ""
-            found[f"{thread} threads, {worker} workers{niceness}"] = [
+            found[f"{count(thread, 'thread')}, {count(worker, 'worker')}{niceness}"] = [
                 "--threads", str(thread), "--num-workers", str(worker), "--worker-nice", str(nice)]
     return found
 
@@ -148,12 +149,12 @@ def all_beside_training(cores: list[int]) -> list[dict]:
     with tempfile.TemporaryDirectory() as directory:
         images = Path(directory, "images")
         draw_folder(images)
-        for model, some, count in itertools.product(NETWORKS, cores, ranks):
-            if count <= some <= available_cores():
-                milliseconds = beside_training(model, count, some, images, Path(directory))
-                found.append({"model": model, "ranks": count, "cores": some, "milliseconds": milliseconds})
+        for model, some, number in itertools.product(NETWORKS, cores, ranks):
+            if number <= some <= available_cores():
+                milliseconds = beside_training(model, number, some, images, Path(directory))
+                found.append({"model": model, "ranks": number, "cores": some, "milliseconds": milliseconds})
                 best = best_by_hand(milliseconds)
-                print(f"{model}, {count} ranks, {some} cores: the default takes "
+                print(f"{model}, {count(number, 'rank')}, {count(some, 'core')}: the default takes "
                       f"{paired(milliseconds[DEFAULT], milliseconds[best])} times as long as {best}", flush=True)
     return found
 

@@ -64,6 +64,11 @@ def test_two_agents_meet_over_a_link_as_the_page_about_clusters_says(data_root, 
     assert (result["status"], result["world_size"]) == ("ok", 2)
 
 
+def test_streams_arrive_no_faster_than_the_link():
+    with network.machines(3, 0.2) as three:
+        assert 0.1 < three.carries(3, seconds=0.4) < 0.21
+
+
 def test_machines_are_gone_with_their_processes():
     with network.machines(2) as two:
         sleeper = subprocess.Popen(two.command(1, ("sleep", "600")))
