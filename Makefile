@@ -32,12 +32,10 @@ fuzz: .venv/installed-dev
 
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
 benchmark: .venv/installed-dev
-	.venv/bin/pip install lightning-fabric
 	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE))
 
 # On a machine with a GPU: all that is to be seen there, into figures/gpu-NAME/. STEP=2 for one step alone.
 gpu-evidence: .venv/installed-dev
-	.venv/bin/pip install lightning-fabric nvidia-ml-py
 	.venv/bin/python benchmarks/gpu_evidence.py $(if $(STEP),--step $(STEP))
 
 .venv/installed: requirements.txt

@@ -22,7 +22,7 @@ from common.agreement import refuse_different_ranks
 from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import group_store, rank_traits
+from common.distributed import group_store, group_timeout, rank_traits
 from common.engine import ParallelContext, build_loss, build_optimizer, to_device
 from common.entry import run_script
 from common.errors import MACHINE, USAGE, SuiteError
@@ -103,9 +103,12 @@ def make_accelerator(config, options):  # ACC:
         ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     on_cpu = rank_device(config.device, local_rank, local_world_size, all_visible=True).type == "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
-    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=options.dist_timeout))
+    timeout = timedelta(seconds=options.dist_timeout)
+    group = InitProcessGroupKwargs(timeout=group_timeout(timeout, not on_cpu))
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[timeout, wrapper])
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[group, wrapper])
+    if dist.is_initialized():
+        group_store().set_timeout(timeout)  # it has the group's
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", 1)):
         raise SuiteError("Accelerate did not join the other ranks", f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it "
                          f"counts {accelerator.num_processes}", "start it with torchrun, or set LOCAL_RANK too", USAGE)

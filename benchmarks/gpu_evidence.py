@@ -4,8 +4,8 @@
     python benchmarks/gpu_evidence.py --step 2
 
 runs every step that has not come to its end yet, or this one alone. Tables, figures, JSON and what was printed go into
-figures/gpu-NAME/, with a report.md. A comparison for which a step's time did not suffice goes on at the next call; a
-benchmark starts anew. No network is needed; the data sets have to lie in --data-root.
+figures/gpu-NAME/, with a report.md. A comparison for which a step's time did not suffice goes on at the next call, and
+so do the options; any other benchmark starts anew. No network is needed; the data sets have to lie in --data-root.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from common.writing import write_json, write_text
 from comparison.launch import TIMED_OUT, run_child
 from comparison.tables import lay_out
 
-COMPARE, FAST = "compare_parallel.py", ("--recipe", "fast", "--methods", "single")
+COMPARE, OPTIONS, FAST = "compare_parallel.py", "benchmarks/options.py", ("--recipe", "fast", "--methods", "single")
 RESIDENT = ("--loader", "resident", "--epochs", "3")
 STEPS = {
     "tests": ("-m", "pytest", "-m", "gpu", "-q"),
@@ -36,7 +36,7 @@ STEPS = {
                    "fsdp", "accelerate"),
     "worker-study": (COMPARE, "--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8",
                      "--epochs", "3"),
-    "options": ("benchmarks/options.py", "--blocks", "3"),
+    "options": (OPTIONS, "--blocks", "3"),
     "loaders": ("benchmarks/loaders.py", "--blocks", "5", "--cores", "4"),
     "peers": ("benchmarks/peers.py",),
     "roofline": ("benchmarks/roofline.py",),
@@ -54,15 +54,15 @@ def directory_of(gpus: list[str]) -> Path:
 
 
 def command_of(name: str, directory: Path, data_root: str) -> tuple[str, ...]:
-    """Return the command of a step, without the interpreter; a comparison goes on where it was stopped."""
-    command = STEPS[name]
+    """Return the command of a step, without the interpreter; what can go on where it was stopped is to do so."""
+    command, place = STEPS[name], directory / name
     if command[0] == "-m":
         return command
-    place = str((directory / name).relative_to(PROJECT))
-    if command[0] != COMPARE:
-        return *command, "--data-root", data_root, "--output", f"{place}.json"
-    resume = ("--resume",) if (directory / name / "results.json").exists() else ()
-    return *command, "--data-root", data_root, "--output-dir", place, *resume
+    flag, output, found = "--output", place.with_suffix(".json"), place.with_suffix(".json")
+    if command[0] == COMPARE:
+        flag, output, found = "--output-dir", place, place / "results.json"
+    resume = ("--resume",) if command[0] in (COMPARE, OPTIONS) and found.exists() else ()
+    return *command, "--data-root", data_root, flag, str(output.relative_to(PROJECT)), *resume
 
 
 def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> None:

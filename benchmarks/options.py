@@ -1,12 +1,13 @@
 """What does each way of making one device faster save, for which network and batch?
 
     python benchmarks/options.py
+    python benchmarks/options.py --resume
 
 Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
 not channels-last, an optimizer that is not fused, bfloat16 (with and without channels-last), torch.compile where it
 runs; on a GPU also a step recorded as a CUDA graph. Two cannot be switched within a process, and processes with and
 without them take turns: that glibc keeps freed memory, and on a GPU that cuDNN is tuned, which keeps the plans that it
-has once found.
+has once found. --resume: only the cases that --output has not yet.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -88,6 +90,7 @@ def run_one(arguments) -> None:
 
 def main() -> None:
     arguments = arguments_of(__doc__, blocks=5, more=lambda parser: (
+        parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped"),
         parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
         parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS),
         parser.add_argument("--untuned", action="store_true", help=argparse.SUPPRESS)))
@@ -105,17 +108,24 @@ def main() -> None:
     others = {"memory returned": "--glibc-defaults"}
     if available_devices("auto")[0].type == "cuda":
         others["cuDNN not tuned"] = "--untuned"
-    milliseconds = {}
-    with Witness() as witness:
-        for case in CASES:
+    milliseconds, foreign_cores = {}, []
+    if arguments.resume and Path(arguments.output).exists():
+        earlier = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
+        milliseconds, foreign_cores = earlier["milliseconds_per_step"], [earlier["foreign_cores"]]
+    for case in CASES:
+        if f"{case[0]}, {case[1]}" in milliseconds:
+            continue
+        with Witness() as witness:
             runs = interleave({"usual": lambda case=case: run(case),
                                **{name: lambda case=case, flag=flag: run(case, flag) for name, flag in others.items()}},
                               arguments.blocks, warm_up=False)
-            medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
-            medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
-            milliseconds[f"{case[0]}, {case[1]}"] = medians
-            print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
-    write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)
+        medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
+        medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
+        milliseconds[f"{case[0]}, {case[1]}"] = medians
+        print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
+        foreign_cores.append(witness.foreign_cores)
+        witness.foreign_cores = max(filter(None, foreign_cores), default=None)  # of all cases, the most
+        write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)
 
 
 if __name__ == "__main__":

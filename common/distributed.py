@@ -18,16 +18,21 @@ from common.timing import synchronize
 
 
 def join_group(place: Place, device: torch.device) -> None:
-    """Join the process group: NCCL between GPUs, gloo between CPU processes.
-
-    NCCL's watchdog would blame the rank that it ends, which waits: a Heartbeat comes before it.
-    """
+    """Join the process group: NCCL between GPUs, gloo between CPU processes."""
     on_gpu = device.type == "cuda"
-    timeout = place.timeout + timedelta(seconds=2 * GRACE_SECONDS if on_gpu else 0)
     if on_gpu:
         torch.cuda.set_device(device)  # collectives of objects use the current device
     dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
-                            world_size=place.world_size, timeout=timeout, device_id=device if on_gpu else None)
+                            world_size=place.world_size, timeout=group_timeout(place.timeout, on_gpu),
+                            device_id=device if on_gpu else None)
+
+
+def group_timeout(timeout: timedelta, on_gpu: bool) -> timedelta:
+    """Return for how long a collective may wait where a rank may stay behind for `timeout`.
+
+    NCCL's watchdog would blame the rank that it ends, which waits: a Heartbeat comes before it.
+    """
+    return timeout + timedelta(seconds=2 * GRACE_SECONDS if on_gpu else 0)
 
 
 def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
@@ -48,8 +53,18 @@ def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
         heartbeat = Heartbeat(group_store(), rank, world_size)
         heartbeat.start()
         beat = heartbeat.beat
-    return {"rank": rank, "world_size": world_size, "launched": has_launcher(), "gather": gather, "shutdown": shutdown,
-            "all_end_after": end_together(rank, world_size, device), "after_batch": beat}
+
+    def beat_and_gather(value):
+        beat()
+        return gather(value)
+
+    def beat_and_shut_down():
+        beat()
+        shutdown()
+
+    return {"rank": rank, "world_size": world_size, "launched": has_launcher(), "gather": beat_and_gather,
+            "shutdown": beat_and_shut_down, "all_end_after": end_together(rank, world_size, device),
+            "after_batch": beat}
 
 
 def group_store() -> dist.Store:

@@ -1,8 +1,9 @@
 """Which rank holds up the others, where these run ahead of their GPUs and cannot say it themselves.
 
 A rank that waits in one of NCCL's collectives is aborted by its watchdog, without a word of Python's, and its launcher
-blames the first rank that was: one that waited. So every rank tells the others once a second how many batches it has
-gone through. One that stays behind for --dist-timeout is named by the others, and NCCL's watchdog comes later.
+blames the first rank that was: one that waited. So every rank tells the others once a second how far it has come: how
+many batches it has gone through, and how often it has waited for all others besides. One that stays behind for
+--dist-timeout is named by the others, and NCCL's watchdog comes later.
 """
 
 import contextlib
@@ -25,12 +26,15 @@ EVERY = 1.0  # seconds
 
 
 class Heartbeat:
-    """Of one rank; beat() after each batch. store: the group's; its timeout is how long a rank may stay behind."""
+    """Of one rank; beat() after each batch, and before this rank waits for all others.
+
+    store: the group's; its timeout is how long a rank may stay behind.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int):
-        self.store, self.rank, self.batches = store, rank, 0
-        self.keys = [f"batches-{other}" for other in range(world_size)]
-        self.moved = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → batches, since when
+        self.store, self.rank, self.beats = store, rank, 0
+        self.keys = [f"beats-{other}" for other in range(world_size)]
+        self.moved = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → beats, since when
 
     def start(self) -> None:
         """Begin to tell and to watch, in a thread that ends with the process, or with the store."""
@@ -38,17 +42,21 @@ class Heartbeat:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def beat(self) -> None:
-        """Count a batch: the host is done with it, the GPU perhaps not."""
-        self.batches += 1
+        """Come further by one: the host is done with what came before, the GPU perhaps not."""
+        self.beats += 1
 
     def lost_ranks(self, now: float) -> list[int]:
-        """Tell the others how far this rank is; return those that are behind and have not moved for too long."""
-        self.store.set(self.keys[self.rank], str(self.batches))
+        """Tell the others how far this rank is; return who is furthest behind and has not moved for too long.
+
+        Hosts run ahead of their GPUs by different numbers of batches, but none that waits for another is behind it.
+        """
+        self.store.set(self.keys[self.rank], str(self.beats))
         for rank, text in enumerate(self.store.multi_get(self.keys)):
             if int(text) != self.moved[rank][0]:
                 self.moved[rank] = int(text), now
-        most, patience = max(batches for batches, _ in self.moved.values()), self.store.timeout.total_seconds()
-        return [rank for rank, (batches, since) in self.moved.items() if batches < most and now - since > patience]
+        beats, patience = [beats for beats, _ in self.moved.values()], self.store.timeout.total_seconds()
+        return [rank for rank, (come, since) in self.moved.items()
+                if come == min(beats) < max(beats) and now - since > patience]
 
     def _watch(self):
         with contextlib.suppress(RuntimeError):  # the store is gone, with the process that had it
@@ -61,9 +69,7 @@ class Heartbeat:
     def end(self, lost: list[int]) -> None:
         """Name the ranks that are lost, end those that hang, and this process: its main thread waits for a GPU."""
         if not told():
-            most = max(batches for batches, _ in self.moved.values())
-            where = ", ".join(f"rank {rank} did not answer in time, after {self.moved[rank][0]} batches of {most}"
-                              for rank in lost)
+            where = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
             tell(SuiteError("lost contact with another rank", where,
                             "see the log of that rank, or give it more time with --dist-timeout", FAILED), as_rank=True)
         kill_ranks(self.store, lost)

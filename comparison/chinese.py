@@ -519,6 +519,9 @@ CATALOGUE = {
     "As NVML gave it, five times a second in the timed epochs; means over the runs.":
         "由 NVML 给出，在计时的轮里每秒五次；各次运行的平均。",
     "Energy: the GPU alone, by its counter.": "能量：只是 GPU，按它的计数器。",
+    "An all-reduce of the {#bytes} bytes of gradients of {-model} between all {#n} GPUs has a bus bandwidth of {#speed} "
+    "Gbit/s, as NCCL's tests define it, between ranks that train.":
+        "全部 {n} 个 GPU 之间对 {model} 的 {bytes} 字节梯度做全归约，总线带宽为 {speed} Gbit/s（按 NCCL 测试的定义），在训练中的各进程之间测得。",
     "In use by all: at most, with every program's context.": "全部占用：最大值，含每个程序的上下文。",
     "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest rank; a "
     "run's median over its epochs ({warm}), then the geometric mean over the runs, as for all times.":

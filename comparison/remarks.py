@@ -43,6 +43,15 @@ def warnings(analysis: Analysis) -> list[str]:
     return sentences
 
 
+def bandwidths(report: Report) -> list[str]:
+    """Return how fast all GPUs together exchange the gradients of each model, as the probe measured it."""
+    gpus = report.environment["gpus"]
+    return [f"An all-reduce of the {link.gradient_bytes:,} bytes of gradients of {link.model} between all {len(gpus)} "
+            f"GPUs has a bus bandwidth of {link.link_gbps:,.1f} Gbit/s, as NCCL's tests define it, between ranks that "
+            "train."
+            for link in report.probe.models if gpus and link.link_gbps]
+
+
 def faults(analysis: Analysis) -> list[str]:
     """Return what did not go as planned: runs that are missing, do not count or failed, and rows that cannot run."""
     report, sentences = analysis.report, []

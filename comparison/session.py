@@ -214,15 +214,21 @@ def _tell_cuts(report):
 
 
 def starved(report: Report) -> list[str]:
-    """Return for which models the workers deliver fewer images than one GPU alone trains: rows would tell no more."""
+    """Return for which models the workers deliver fewer images than a row's GPUs train: rows would tell no more.
+
+    As many GPUs train as share a batch, each as fast as one alone.
+    """
     delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
     sentences = []
     for planned in (row.configuration.planned for row in report.rows if row.configuration.planned.device == "gpu"):
-        milliseconds = report.probe.step_milliseconds(planned.model).get(planned.batch_size, math.inf)
+        part = planned.per_device_batch_size
+        milliseconds = report.probe.step_milliseconds(planned.model).get(part, math.inf)
         trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
         if speed < trained:
+            gpus = -(-planned.batch_size // part)
+            train = "one GPU trains" if gpus == 1 else f"{gpus} GPUs train"
             sentences.append(f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, of which "
-                             f"one GPU trains {trained:,.0f} ({planned.model}): these rows would compare loaders; "
+                             f"{train} {trained:,.0f} ({planned.model}): these rows would compare loaders; "
                              "type --loader resident, or more --num-workers")
     return list(dict.fromkeys(sentences))
 
@@ -246,7 +252,7 @@ def _probe(report, shared_flags):
         flags += ["--cut", str(-(-first.batch_size // report.settings["micro_batches"][0]))]
     if report.settings["project"] or (first.device == "gpu" and report.settings["loader"] == "workers"):
         flags.append("--ceiling")
-    if report.settings["project"]:
+    if report.settings["project"] or (first.device == "gpu" and len(report.environment["gpus"]) > 1):
         flags.append("--link")
     start = time.perf_counter()
     probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))

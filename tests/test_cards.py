@@ -165,6 +165,17 @@ def test_what_the_cards_did_is_in_the_report(tmp_path):
     assert ",1.25," in (tmp_path / "results.csv").read_text()
 
 
+def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml(tmp_path):
+    links = [{"model": "vgg", "gradient_bytes": 1_157_000, "link_gbps": 123.4},
+             {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None}]
+    report = report_of((configuration("single"), runs()), probe={"models": links})
+    for gpus, bandwidth in (([], ""), (["H200"] * 8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gbit/s")):
+        write_markdown(analyse(replace(report, environment={**report.environment, "gpus": gpus})),
+                       tmp_path / "report.md", [])
+        text = (tmp_path / "report.md").read_text()
+        assert text.count("bus bandwidth") == text.count(bandwidth or "GPUs while they trained") == len(gpus) // 8
+
+
 def test_energy_that_is_not_whole_is_none(tmp_path):
     report = with_cards(USE, replace(USE, joules=None))
     assert summarize(report.rows[0]).images_per_joule is None

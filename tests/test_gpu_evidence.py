@@ -75,7 +75,10 @@ def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "results.json").touch()
-    assert gpu_evidence.command_of("mnist", tmp_path, "d")[-1] == "--resume"
+    for name in ("options", "roofline"):
+        (tmp_path / f"{name}.json").touch()
+    resumed = {name: "--resume" in gpu_evidence.command_of(name, tmp_path, "d") for name in gpu_evidence.STEPS}
+    assert [name for name, resumes in resumed.items() if resumes] == ["mnist", "options"]
 
 
 def test_every_comparison_can_be_typed(monkeypatch):

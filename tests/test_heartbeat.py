@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import accelerate_train
 from common import distributed, engine, heartbeat
 from common.engine import evaluate, train_one_epoch
 from common.heartbeat import Heartbeat
@@ -53,6 +54,16 @@ def test_a_rank_that_stays_behind_is_lost_and_one_that_waits_is_not(ranks):
     assert at(252.5) == [[1]] * 3
 
 
+def test_a_rank_that_waits_may_have_begun_fewer_batches_than_another(ranks):
+    """Stages of a pipeline have different numbers of kernels: their hosts run ahead by different numbers of batches."""
+    beats, at = ranks
+    for rank, batches in enumerate((9, 4, 6)):
+        for _ in range(batches):
+            beats[rank].beat()
+    at(50.0)
+    assert at(151.0) == [[1]] * 3
+
+
 def test_ranks_that_are_equally_far_may_take_as_long_as_they_like(ranks):
     """They compile, or wait for their turn."""
     beats, at = ranks
@@ -82,8 +93,8 @@ def test_it_is_named_and_ended_and_so_is_the_rank_that_waited(ranks, monkeypatch
         with pytest.raises(SystemExit) as caught:
             beats[0]._watch()
         assert caught.value.code == 1
-        line = ("lost contact with another rank; rank 1 did not answer in time, after 0 batches of 1; see the log of "
-                "that rank, or give it more time with --dist-timeout")
+        line = ("lost contact with another rank; rank 1 did not answer in time; see the log of that rank, or give it "
+                "more time with --dist-timeout")
         assert capsys.readouterr().err == f"error: {line}\n"
         assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == line
         assert hanging.wait(10) == -signal.SIGKILL
@@ -97,7 +108,20 @@ def test_gloo_says_itself_which_rank_is_lost(device, ranks, starts, monkeypatch)
     monkeypatch.setattr(distributed, "group_store", dist.HashStore)
     monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
     distributed.group_traits(0, ranks, torch.device(device))["after_batch"]()
-    assert [beat.batches for beat in started] == ([1] if starts else [])
+    assert [beat.beats for beat in started] == ([1] if starts else [])
+
+
+def test_a_rank_that_waits_for_all_others_is_further_than_one_that_has_not_come_there(monkeypatch):
+    """It may hang between two loops, after as many batches as all others: while it writes a checkpoint, say."""
+    started, seen = [], []
+    monkeypatch.setattr(distributed, "group_store", dist.HashStore)
+    monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
+    monkeypatch.setattr(distributed, "gather", lambda value: seen.append(started[0].beats) or [value] * 2)
+    monkeypatch.setattr(distributed, "shutdown", lambda: seen.append(started[0].beats))
+    traits = distributed.group_traits(0, 2, torch.device("cuda"))
+    assert traits["gather"]("epoch") == ["epoch"] * 2
+    traits["shutdown"]()
+    assert seen == [1, 2]
 
 
 def test_nccls_watchdog_comes_later(monkeypatch):
@@ -109,6 +133,29 @@ def test_nccls_watchdog_comes_later(monkeypatch):
         distributed.join_group(place, torch.device(device))
     (nccl, later), (gloo, usual) = groups
     assert (nccl, gloo, usual) == ("nccl", "gloo", place.timeout) and later > usual + timedelta(seconds=5)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_nccls_watchdog_comes_later_where_accelerate_makes_the_group(kind, monkeypatch):
+    """It gives the group's time to the store too, by which a rank is lost."""
+    accelerate, stores = pytest.importorskip("accelerate"), []
+
+    class Joining:
+        num_processes = 1
+
+        def __init__(self, cpu, mixed_precision, kwargs_handlers):
+            group, _ = kwargs_handlers
+            stores.append((group.timeout, dist.HashStore()))
+            stores[0][1].set_timeout(group.timeout)
+
+    monkeypatch.setattr(accelerate, "Accelerator", Joining)
+    monkeypatch.setattr(accelerate_train, "rank_device", lambda *_, **__: torch.device(kind))
+    monkeypatch.setattr(accelerate_train, "group_store", lambda: of_attempt(stores[0][1]))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    accelerate_train.make_accelerator(make_config(), SimpleNamespace(dist_timeout=60))
+    (watchdog, store), = stores
+    assert store.timeout == timedelta(seconds=60)
+    assert watchdog > timedelta(seconds=65) if kind == "cuda" else watchdog == timedelta(seconds=60)
 
 
 def test_every_batch_of_training_and_evaluation_counts_whether_this_rank_has_its_logits_or_not():

@@ -220,6 +220,24 @@ def test_accelerate_launch_runs_the_script(train, reference):
     assert_same(weights, reference)
 
 
+LEAVES = """import sys
+import torch.distributed as dist
+leave = dist.destroy_process_group
+dist.destroy_process_group = lambda: print("left", dist.get_world_size(), leave() or "")
+del sys.argv[0]
+import accelerate_train
+accelerate_train.main()
+"""
+
+
+def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port):
+    pytest.importorskip("accelerate")
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(free_port)}
+    done = project("accelerate_train.py", *SAME_STEPS, "--no-curves", launcher=("-c", LEAVES), environment=ranks)
+    assert done.returncode == 0 and "\nleft 1 " in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
     weights = tmp_path / "weights.pth"

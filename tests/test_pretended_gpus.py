@@ -196,7 +196,6 @@ def test_what_lets_the_host_wait_is_seen(wait):
             wait(value)
 
 
-@pytest.mark.slow
 def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
     methods = [*COMMANDS]
     done = project("compare_parallel.py", "--methods", *methods, "--nproc", 2, "--dataset", "synthetic-mnist",

@@ -160,10 +160,14 @@ def test_the_link_is_that_between_all_gpus(monkeypatch):
     monkeypatch.setattr(probe, "spawn", spawn)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
     images = SimpleNamespace(image_shape=(1, 28, 28), classes="0123456789")
     gbps, *milliseconds = probe.exchange(None, "lenet", 10**6, images, "cuda")
     assert gbps == pytest.approx(8e-3 / 0.002 * 2 * 3 / 4)  # nccl-tests: bytes ÷ seconds x 2 (N-1)/N
     assert milliseconds == [0.5, 1.0]
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: False)
+    assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
 

@@ -29,6 +29,7 @@ CHINESE = PROJECT / "README.zh-CN.md"
 LANGUAGES = pytest.mark.parametrize("pages", [PAGES, (CHINESE,)], ids=["English", "Chinese"])
 ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-vgg-single.json")
 COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
+ON_CIFAR10 = ("cifar10-vgg", "cifar10-resnet8")  # in English alone
 
 
 def text_of(pages) -> str:
@@ -46,8 +47,8 @@ def accuracy_row(name: str) -> str:
             f"| [JSON](figures/{name}) |")
 
 
-@LANGUAGES
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("pages, name", [
+    *((PAGES, name) for name in (*COMPARISONS, *ON_CIFAR10)), *(((CHINESE,), name) for name in COMPARISONS)])
 def test_tables_of_comparisons(pages, name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
     shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
@@ -82,7 +83,7 @@ def test_projections_come_close_to_what_was_measured():
     assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("name", [*COMPARISONS, *ON_CIFAR10])
 def test_verdicts_are_those_that_were_printed(name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(PAGES)
     paragraphs = verdict(analyse(report))

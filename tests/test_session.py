@@ -293,14 +293,21 @@ def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monke
     assert session.starved(delivering(1500.0)) == [
         "2 loader workers deliver 1,500 images/s, of which one GPU trains 2,000 (lenet): these rows would compare "
         "loaders; type --loader resident, or more --num-workers"]
+    rows = [(configuration("ddp", device="gpu", num_workers=2, batch_size=800), [])]
+    eight = report_of(*rows, probe={"steps": STEPS, "loaders": [{"num_workers": 2, "images_per_second": 15_999.0}]})
+    (sentence,) = session.starved(eight)
+    assert "of which 8 GPUs train 16,000 (lenet)" in sentence
     asked = []
     monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(flags) or json.dumps(PROBE))
     session._probe(on_gpus(), [])
     assert "--ceiling" in asked[0] and "--link" not in asked[0]
+    report = on_gpus()
+    session._probe(replace(report, environment={**report.environment, "gpus": ["H200"] * 2}), [])
+    assert "--link" in asked[1]
     run, _ = planned
     monkeypatch.setattr(session, "starved", lambda report: ["too few"])
     run()
-    assert capsys.readouterr().err == "warning: too few\n" and "--ceiling" not in asked[1]
+    assert capsys.readouterr().err == "warning: too few\n" and "--ceiling" not in asked[2]
 
 
 # ---- as many blocks as it takes

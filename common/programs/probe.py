@@ -127,10 +127,10 @@ def exchange(arguments, model: str, size: int, image_set: ImageSet, kind: str) -
     it on average over the ranks, the slower ranks' last moments included: a step pays for them too. Two more follow at
     once, of SHORT bytes and of all. Bandwidth, in gigabits per second, is the "bus bandwidth" of NCCL's tests
     (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. All None where there is one GPU,
-    and so no link.
+    and so no link, and where processes may not share the one on which this process computes.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
-    if ranks < 2:
+    if ranks < 2 or (kind == "cuda" and not gpus_can_be_shared()):
         return None, None, None
     if kind == "cuda":
         torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU
