@@ -38,7 +38,7 @@ from ddp_train import COMPRESS, share_out
 from fsdp_train import shard
 
 MODEL, SHAPE, BATCH, STEPS, RANKS = "resnet18", (3, 32, 32), 16, 2, 2
-NAMESPACES, ADDRESSES, INTERFACE, PORT = ("ranks0", "ranks1"), ("10.77.0.1", "10.77.0.2"), "link", 29555
+NAMESPACES, ADDRESSES, INTERFACE, PORT = ("ranks0", "ranks1"), ("10.77.0.1", "10.77.0.2"), "wire", 29555
 # kbit/s; what the filter lets through at once must be small beside a message, or it hides a part of it
 RATES = {"no limit": None, "1 Gbit/s": 1_000_000, "100 Mbit/s": 100_000}
 BURST = "70kb"

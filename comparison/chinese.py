@@ -325,8 +325,7 @@ CATALOGUE = {
     "in the backward pass and in what the devices exchange during it": "反向（包括设备在其中的交换）",
     "{-what} takes {#x} s more": "{what}多用 {x} 秒",
     "{-what} takes {#x} s less": "{what}少用 {x} 秒",
-    "{-what} takes {#x} s more (an epoch saves {#s} s, so it pays from {#n} epochs on, of {#m} here)":
-        "{what}多用 {x} 秒（每轮省 {s} 秒，所以从 {n} 轮起划算，这里是 {m} 轮）",
+    "an epoch saves {#s} s, so it pays from {#n} epochs on, of {#m} here": "每轮省 {s} 秒，所以从 {n} 轮起划算，这里是 {m} 轮",
     "the first epoch's warm-up": "第一轮的预热",
     "{what}'s wrapper: an epoch with one rank, divided by one without {name}, is {ratio}.":
         "{what} 的包装：一个 rank 的一轮除以没有 {name} 的一轮，是 {ratio}。",

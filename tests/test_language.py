@@ -23,7 +23,8 @@ from reports import report_of
 from test_readme import COMPARISONS, ON_CIFAR10
 from test_report import DDP, SINGLE, full_report, two_sweeps
 
-COMMITTED = [PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")]
+COMMITTED = [PROJECT / "figures" / name / "results.json"
+             for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")]
 # Words that no name has: where one of them is left, a sentence has no translation.
 ENGLISH = re.compile(r"\b(the|of|is|are|was|were|with|than|more|less|not|for|and|its|it|at|in|per|an?|each|only|on|out|"
                      r"from|to|by|as|that|which|has|have|be|no)\b", re.IGNORECASE)
