@@ -1,10 +1,11 @@
 """Does a pipeline ever hang, on a machine that has other things to do?
 
-    python benchmarks/hang_loop.py --starts 20 --steps 500 --load 11
+    python benchmarks/hang_loop.py --starts 20 --steps 500 --load 11 --at-once 4
 
 Keeps so many processes busy beside it, and starts a pipeline of LeNet again and again, with GPipe and 1F1B and with two
-and three stages in turn. Its micro-batches are small, so that almost all of it is sending and receiving. A rank that
-waits for another longer than --dist-timeout ends its start, with its number. Writes hang-loop.json.
+and three stages in turn; with --at-once, several are load for one another besides. Its micro-batches are small, so that
+almost all of it is sending and receiving. A rank that waits for another longer than --dist-timeout ends its start, with
+its number. Writes hang-loop.json.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,21 +64,23 @@ def main() -> None:
     parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
     parser.add_argument("--steps", type=positive_int, default=100, metavar="N", help="of each (%(default)s)")
     parser.add_argument("--load", type=non_negative_int, default=11, metavar="N", help="busy processes (%(default)s)")
+    parser.add_argument("--at-once", type=positive_int, default=1, metavar="N", help="starts (%(default)s)")
     parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
     parser.add_argument("--output-dir", type=Path, default=Path("figures/faults"), metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     starts: list[Start] = []
     found = {"command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
-                        f"{arguments.load}", "environment": describe_environment()}
+                        f"{arguments.load} --at-once {arguments.at_once}", "environment": describe_environment()}
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(arguments.load)]
     for process in load:
         process.start()
     try:
-        with tempfile.TemporaryDirectory() as directory:
-            for number in range(arguments.starts):
-                starts.append(start(number, arguments.steps, arguments.dist_timeout, Path(directory)))
-                print(f"[{number + 1}/{arguments.starts}] {starts[-1]}", flush=True)
+        with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.at_once) as pool:
+            for training in pool.map(lambda number: start(number, arguments.steps, arguments.dist_timeout,
+                                                          Path(directory)), range(arguments.starts)):
+                starts.append(training)
+                print(f"[{len(starts)}/{arguments.starts}] {training}", flush=True)
                 write_json({**found, "starts": [asdict(training) for training in starts]},
                            arguments.output_dir / "hang-loop.json")
     finally:
