@@ -42,14 +42,18 @@ RIVALS = {  # flags that are typed beside --recipe fast
 
 
 def train(dataset: str, flags: tuple[str, ...], seed: int, data_root: str) -> dict:
-    """Return the "flags" of one training, its "seconds", without start-up and evaluation, and its test "accuracy"."""
+    """Return the "flags" of one training, its "seconds", without start-up and evaluation, and its test "accuracy".
+
+    "torch": its version. Times of different ones are not set beside each other.
+    """
     with tempfile.TemporaryDirectory() as directory:
         output = str(Path(directory, "result.json"))
         call("data_parallel_train.py", "--dataset", dataset, "--data-root", data_root, "--recipe", "fast", *flags,
              "--seed", str(seed), "--threads", str(available_cores()), "--quiet", "--no-curves", "--output", output)
-        epochs = read_result(Path(output)).epochs
-    return {"flags": " ".join(flags), "seconds": sum(epoch.train_seconds for epoch in epochs),
-            "accuracy": epochs[-1].test_accuracy}
+        result = read_result(Path(output))
+    return {"flags": " ".join(flags), "torch": result.environment.torch,
+            "seconds": sum(epoch.train_seconds for epoch in result.epochs),
+            "accuracy": result.epochs[-1].test_accuracy}
 
 
 def main() -> None:

@@ -218,8 +218,9 @@ def shortest(results: dict) -> str:
 
 
 def _beside(runs, others):
-    """The ratio over the seeds that both have."""
-    return str(paired(*([one[seed]["seconds"] for seed in runs.keys() & others.keys()] for one in (runs, others))))
+    """The ratio over the seeds that both have, with the same version of torch."""
+    seeds = [seed for seed in runs.keys() & others.keys() if runs[seed].get("torch") == others[seed].get("torch")]
+    return str(paired(*([one[seed]["seconds"] for seed in seeds] for one in (runs, others)))) if seeds else "–"
 
 
 TABLES: dict[str, Callable[[dict], str]] = {

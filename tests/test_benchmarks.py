@@ -100,14 +100,16 @@ def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
 
 def test_the_table_of_shorter_trainings_compares_seed_by_seed():
     runs = {"the recipe": {"42": (50, 0.9), "43": (100, 0.91)}, "longer": {"43": (210, 0.9), "42": (100, 0.92)},
-            "once": {"43": (150, 0.5)}}
+            "once": {"43": (150, 0.5)}, "later": {"43": (100, 0.5)}}
     of_dataset = {name: {seed: {"seconds": seconds, "accuracy": accuracy}
                          for seed, (seconds, accuracy) in of_seed.items()} for name, of_seed in runs.items()}
+    of_dataset["later"]["43"]["torch"] = "another"
     results = {"runs": {"cifar10": of_dataset}}
-    _, _, recipe, longer, once = ([text.strip() for text in line.strip("| ").split("|")]
+    _, _, recipe, longer, once, later = ([text.strip() for text in line.strip("| ").split("|")]
                                   for line in tables.shortest(results).splitlines())
     assert recipe[:4] == ["cifar10", "the recipe", "90.50 (90.00–91.00)", "75 (50–100)"] and recipe[5] == "2"
     assert longer[4] == "2.05" and once[2:] == ["50.00 (50.00–50.00)", "150 (150–150)", "1.50", "1"]
+    assert later[4] == "–"
 
 
 def test_every_benchmark_has_a_table():

@@ -259,6 +259,17 @@ def test_kill_loop():
             ) in text_of(PAGES).replace("\n", " ")
 
 
+def test_hang_loop():
+    busy, alone = (json.loads((FIGURES / "faults" / f"{name}.json").read_text())
+                   for name in ("hang-loop", "hang-loop-alone"))
+    seconds, quiet = ([start["seconds"] for start in loop["starts"]] for loop in (busy, alone))
+    assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
+    text = " ".join(text_of([PROJECT / "docs" / "reliability.md"]).split())
+    assert f"`python {busy['command']}`" in text and "--load 0" in alone["command"]
+    assert (f"{len(seconds)} of {len(seconds)} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
+            and f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text)
+
+
 def test_promised_accuracies_were_reached():
     mnist, ddp, cifar = (read_result(FIGURES / name).epochs[-1].test_accuracy for name in ACCURACY_RUNS)
     assert mnist >= 0.99 and abs(mnist - ddp) <= 0.003 and cifar >= 0.80
