@@ -45,11 +45,11 @@ def warnings(analysis: Analysis) -> list[str]:
 
 def bandwidths(report: Report) -> list[str]:
     """Return how fast all GPUs together exchange the gradients of each model, as the probe measured it."""
-    gpus = report.environment["gpus"]
+    gpus, links = report.environment["gpus"], report.probe.models if report.probe else ()
     return [f"An all-reduce of the {link.gradient_bytes:,} bytes of gradients of {link.model} between all {len(gpus)} "
             f"GPUs has a bus bandwidth of {link.link_gbps:,.1f} Gbit/s, as NCCL's tests define it, between ranks that "
             "train."
-            for link in report.probe.models if gpus and link.link_gbps]
+            for link in links if gpus and link.link_gbps]
 
 
 def faults(analysis: Analysis) -> list[str]:

@@ -16,6 +16,7 @@ from comparison.cards import CardUse, CardWatch
 from comparison.launch import run_once
 from comparison.measures import summarize, unsteadiness
 from comparison.recommend import recommendations
+from comparison.remarks import bandwidths
 from comparison.report import write_csv, write_markdown
 from comparison.results_file import read_results, write_results
 from comparison.tables import card_table, main_table
@@ -174,6 +175,7 @@ def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml
                        tmp_path / "report.md", [])
         text = (tmp_path / "report.md").read_text()
         assert text.count("bus bandwidth") == text.count(bandwidth or "GPUs while they trained") == len(gpus) // 8
+    assert bandwidths(replace(report, probe=None)) == []
 
 
 def test_energy_that_is_not_whole_is_none(tmp_path):
