@@ -124,7 +124,7 @@ def main() -> None:
         milliseconds[f"{case[0]}, {case[1]}"] = medians
         print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
         foreign_cores.append(witness.foreign_cores)
-        witness.foreign_cores = max(filter(None, foreign_cores), default=None)  # of all cases, the most
+        witness.foreign_cores = max((cores for cores in foreign_cores if cores is not None), default=None)
         write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)
 
 
