@@ -51,7 +51,7 @@ def train(dataset: str, flags: tuple[str, ...], seed: int, data_root: str) -> di
         call("data_parallel_train.py", "--dataset", dataset, "--data-root", data_root, "--recipe", "fast", *flags,
              "--seed", str(seed), "--threads", str(available_cores()), "--quiet", "--no-curves", "--output", output)
         result = read_result(Path(output))
-    return {"flags": " ".join(flags), "torch": result.environment.torch,
+    return {"flags": " ".join(flags), "torch": result.environment["torch"],
             "seconds": sum(epoch.train_seconds for epoch in result.epochs),
             "accuracy": result.epochs[-1].test_accuracy}
 
