@@ -37,6 +37,7 @@ RIVALS = {  # flags that are typed beside --recipe fast
         "SGD, one-cycle, instead of Muon": CIFAR10_SGD,
         "black instead of mirrored borders": ("--crop-padding", "zeros"),
         "resnet8 instead of airbench": ("--model", "resnet8"),
+        "16 epochs instead of 4": ("--epochs", "16"),
     },
 }
 
