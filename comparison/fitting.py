@@ -57,7 +57,7 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
         return None if halved or last.images < 2 * last.batch_size else 2 * last.batch_size
     if last.status != OUT_OF_MEMORY or any(trial.fits for trial in own):
         return None
-    return None if last.batch_size % (2 * _shares(row)) else last.batch_size // 2
+    return None if last.batch_size % (2 * row.planned.shares) else last.batch_size // 2
 
 
 def try_batch(row: Configuration, batch_size: int, seed: int, directory: Path, timeout: float | None) -> Trial:
@@ -76,13 +76,8 @@ def with_batch(row: Configuration, batch_size: int) -> Configuration:
     flag = option("batch_size")
     place = row.command.index(flag) + 1
     command = (*row.command[:place], str(batch_size), *row.command[place + 1:])
-    planned = replace(row.planned, batch_size=batch_size, per_device_batch_size=-(-batch_size // _shares(row)))
+    planned = replace(row.planned, batch_size=batch_size, per_device_batch_size=-(-batch_size // row.planned.shares))
     return replace(row, planned=planned, command=command)
-
-
-def _shares(row):
-    """Among how many devices a row's batch is divided."""
-    return -(-row.planned.batch_size // row.planned.per_device_batch_size)
 
 
 def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:

@@ -52,6 +52,11 @@ class Planned:
         return f"at a batch of {self.batch_size:,}{part}"
 
     @property
+    def shares(self) -> int:
+        """Among how many devices the batch is divided."""
+        return -(-self.batch_size // self.per_device_batch_size)
+
+    @property
     def flags(self) -> dict[str, object]:
         """The values that a training script is given, by RunConfig's fields."""
         return {name: value for name, value in vars(self).items() if name in FLAGS}

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import shlex
 import sys
 import time
@@ -15,7 +14,6 @@ from filelock import FileLock, Timeout
 from common.arguments import MOST
 from common.config import MODELS
 from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
-from common.probe import probe_from_dict
 from common.words import count, duration
 from common.writing import remove_torn
 from comparison.analysis import analyse
@@ -24,7 +22,8 @@ from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.nodes import by_hand
-from comparison.plan import file_name, type_flags, with_cut
+from comparison.plan import file_name, with_cut
+from comparison.probing import run_probe, starved, tell_cuts
 from comparison.progress import guesses_of, seconds_left, shorter_command
 from comparison.record import Report
 from comparison.results_file import write_results
@@ -92,8 +91,8 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     if not _left(report):
         return trace_rows(report, directory)
     if not report.probe:
-        report = replace(report, probe=_probe(report, shared_flags))
-        _tell_cuts(report)
+        report = replace(report, probe=run_probe(report, shared_flags))
+        tell_cuts(report)
         for sentence in starved(report):
             print(f"warning: {sentence}", file=sys.stderr)
     if report.fitted:
@@ -202,61 +201,10 @@ def _tell_block(report, block):
         print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
 
 
-def _tell_cuts(report):
-    """Where networks are cut into stages, and by which times."""
-    cuts = {(row.planned.model, row.stages): with_cut(row, report.probe).command[1 - row.stages:]
-            for row in report.plan if row.stages > 1 and not row.skip}
-    for (model, stages), blocks in cuts.items():
-        times = ", ".join(f"{block.block} {block.milliseconds:.1f}" for block in report.probe.blocks
-                          if block.model == model)
-        if times:
-            print(f"{model} in {stages} stages is cut before {', '.join(blocks)}: its blocks take {times} ms")
-
-
-def starved(report: Report) -> list[str]:
-    """Return for which models the workers deliver fewer images than a row's GPUs train: rows would tell no more.
-
-    As many GPUs train as share a batch, each as fast as one alone.
-    """
-    delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
-    sentences = []
-    for planned in (row.configuration.planned for row in report.rows if row.configuration.planned.device == "gpu"):
-        part = planned.per_device_batch_size
-        milliseconds = report.probe.step_milliseconds(planned.model).get(part, math.inf)
-        trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
-        if speed < trained:
-            gpus = -(-planned.batch_size // part)
-            train = "one GPU trains" if gpus == 1 else f"{gpus} GPUs train"
-            sentences.append(f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, of which "
-                             f"{train} {trained:,.0f} ({planned.model}): these rows would compare loaders; "
-                             "type --loader resident, or more --num-workers")
-    return list(dict.fromkeys(sentences))
-
-
 def _left(report):
     """The planned runs that have not ended yet."""
     done = {(outcome.block, outcome.configuration) for outcome in report.outcomes}
     return [run for run in report.order if run not in done]
-
-
-def _probe(report, shared_flags):
-    first, planned = report.first, [row.planned for row in report.plan if not row.skip]
-    sizes = {size for row in planned for size in (row.batch_size, row.per_device_batch_size)}
-    if report.settings["project"]:
-        batch = first.batch_size
-        sizes |= {batch // devices for devices in report.settings["project"]}
-        sizes |= {batch >> halvings for halvings in range(batch.bit_length()) if not batch % (1 << halvings)}
-    lists = {name: list(dict.fromkeys(getattr(row, name) for row in planned)) for name in ("model", "num_workers")}
-    flags = [*shared_flags, *type_flags({**first.flags, **lists}), "--sizes", *map(str, sorted(sizes))]
-    if any(row.stages > 1 and not row.skip for row in report.plan):
-        flags += ["--cut", str(-(-first.batch_size // report.settings["micro_batches"][0]))]
-    if report.settings["project"] or (first.device == "gpu" and report.settings["loader"] == "workers"):
-        flags.append("--ceiling")
-    if report.settings["project"] or (first.device == "gpu" and len(report.environment["gpus"]) > 1):
-        flags.append("--link")
-    start = time.perf_counter()
-    probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))
-    return replace(probe, wall_seconds=time.perf_counter() - start)
 
 
 def _announce(report):
@@ -292,7 +240,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     if found.get(f"data: {dataset}", "ok") != "ok":
         print(f"# How long it takes is told once {dataset} is in {root}, whole")
         return
-    report = replace(report, probe=_probe(report, shared_flags))
+    report = replace(report, probe=run_probe(report, shared_flags))
     for sentence in _how_long(report, guesses_of(report)):
         print("#", sentence.replace("\n", "\n# "))
 

@@ -27,7 +27,7 @@ def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
     if any(row.nodes > 1 for row in able):
         return "some run on several nodes"
     rows = [row.planned for row in able]
-    devices = [max(row.stages, -(-row.planned.batch_size // row.planned.per_device_batch_size)) for row in able]
+    devices = [max(row.stages, row.planned.shares) for row in able]
     helpers = sum(row.num_workers for row in rows) + sum(count > 1 for count in devices)
     processes = sum(devices) + helpers / 2
     for memory in probe.memory:

@@ -9,7 +9,7 @@ import pytest
 import compare_parallel
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.probe import MemoryUse
-from comparison import fitting, session
+from comparison import fitting, probing, session
 from comparison.analysis import analyse
 from comparison.counterparts import TWIN, counterpart
 from comparison.fairness import compare_with_baselines
@@ -153,7 +153,7 @@ def compared(monkeypatch, tmp_path):
     stop_at = None
     monkeypatch.setattr(session, "try_batch", try_batch)
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "ask", lambda *_: json.dumps(PROBE))
+    monkeypatch.setattr(probing, "ask", lambda *_: json.dumps(PROBE))
 
     def compared(stop=None, resume=False, **settings):
         nonlocal stop_at

@@ -11,7 +11,7 @@ import pytest
 
 import compare_parallel
 from common.errors import SuiteError
-from comparison import session
+from comparison import probing, session
 from comparison.analysis import analyse
 from comparison.methods import Machine
 from comparison.plan import make_order
@@ -41,7 +41,7 @@ def planned(monkeypatch, tmp_path):
 
     stop_at = None
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS}))
+    monkeypatch.setattr(probing, "ask", lambda module, *flags: json.dumps({**PROBE, "steps": STEPS}))
     order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
     report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe=None)
 
@@ -89,7 +89,7 @@ def in_turns(planned, monkeypatch):
     monkeypatch.setattr(session, "Run", lambda *arguments: arguments)
     monkeypatch.setattr(session, "take_turns", take_turns)
     memory = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
-    monkeypatch.setattr(session, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS, "memory": memory}))
+    monkeypatch.setattr(probing, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS, "memory": memory}))
     return run, calls
 
 
@@ -115,7 +115,7 @@ def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, 
         return json.dumps({**PROBE, "steps": STEPS, "blocks": blocks})
 
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "ask", ask)
+    monkeypatch.setattr(probing, "ask", ask)
     report = run_comparison(replace(report_of(*rows, micro_batches=[3]), outcomes=(), probe=None), [], tmp_path)
     (flags,) = asked
     assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch, of 100
@@ -130,7 +130,7 @@ def test_an_interrupted_block_is_repeated_for_the_rows_without_a_result(in_turns
         run(stop=4)
     assert [outcome.configuration for outcome in read_results(tmp_path / "results.json").outcomes][2:] == ["ddp"]
     calls.clear()
-    monkeypatch.setattr(session, "ask", None)  # the probe is kept, and so is the way in which rows run
+    monkeypatch.setattr(probing, "ask", None)  # the probe is kept, and so is the way in which rows run
     assert run(resume=tmp_path / "results.json").in_turns and [call[:3] for call in calls] == [("single", 2, 43)]
 
 
@@ -257,7 +257,7 @@ def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, m
 
     run, _ = planned
     asked, answer = [], json.dumps({**PROBE, "steps": STEPS})
-    monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(list(flags)) or answer)
+    monkeypatch.setattr(probing, "ask", lambda module, *flags: asked.append(list(flags)) or answer)
     assert flags() == ["--epochs", "3", "--model", "lenet", "--batch-size", "100", "--num-workers", "0",
                        "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
     assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
@@ -289,20 +289,20 @@ def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monke
     def delivering(speed):
         return on_gpus(loaders=[{"num_workers": 2, "images_per_second": speed}])
 
-    assert session.starved(delivering(2001.0)) == session.starved(on_gpus()) == []
-    assert session.starved(delivering(1500.0)) == [
+    assert probing.starved(delivering(2001.0)) == probing.starved(on_gpus()) == []
+    assert probing.starved(delivering(1500.0)) == [
         "2 loader workers deliver 1,500 images/s, of which one GPU trains 2,000 (lenet): these rows would compare "
         "loaders; type --loader resident, or more --num-workers"]
     rows = [(configuration("ddp", device="gpu", num_workers=2, batch_size=800), [])]
     eight = report_of(*rows, probe={"steps": STEPS, "loaders": [{"num_workers": 2, "images_per_second": 15_999.0}]})
-    (sentence,) = session.starved(eight)
+    (sentence,) = probing.starved(eight)
     assert "of which 8 GPUs train 16,000 (lenet)" in sentence
     asked = []
-    monkeypatch.setattr(session, "ask", lambda module, *flags: asked.append(flags) or json.dumps(PROBE))
-    session._probe(on_gpus(), [])
+    monkeypatch.setattr(probing, "ask", lambda module, *flags: asked.append(flags) or json.dumps(PROBE))
+    probing.run_probe(on_gpus(), [])
     assert "--ceiling" in asked[0] and "--link" not in asked[0]
     report = on_gpus()
-    session._probe(replace(report, environment={**report.environment, "gpus": ["H200"] * 2}), [])
+    probing.run_probe(replace(report, environment={**report.environment, "gpus": ["H200"] * 2}), [])
     assert "--link" in asked[1]
     run, _ = planned
     monkeypatch.setattr(session, "starved", lambda report: ["too few"])
@@ -333,7 +333,7 @@ def blocks(monkeypatch, tmp_path):
             return replace(template, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
 
         monkeypatch.setattr(session, "run_once", run_once)
-        monkeypatch.setattr(session, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS}))
+        monkeypatch.setattr(probing, "ask", lambda *_: json.dumps({**PROBE, "steps": STEPS}))
         order = tuple(make_order(["single", "ddp"], settings.get("repeats") or 3, 42))
         report = replace(report_of(*rows, **settings), order=order, outcomes=(), probe=None)
         report.environment["cores"] = 2
