@@ -56,8 +56,9 @@ class Method:
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
     what it rounds to fewer bits on purpose, so that its weights differ by more than others'.
     all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
-    cuts: it cuts the network into stages, --nproc of them where it uses that, else two. package: what it needs besides
-    the project's own requirements. called: its name in a sentence, where there is one about it. parts: see Parts.
+    cuts: it cuts the network into stages, --nproc of them where it uses that, else two. one_each: each of these needs a
+    micro-batch. package: what it needs besides the project's own requirements. called: its name in a sentence, where
+    there is one about it. parts: see Parts.
     without_exchange: the flags that leave out the exchange of gradients. baseline: the others are compared with it
     unless --baseline says otherwise. by_default: it runs unless --methods says otherwise, where there are default_gpus:
     what fewer GPUs would simulate, another method may do in truth. rung: it is one of --methods ladder. projected: what
@@ -72,6 +73,7 @@ class Method:
     rounds: str = ""
     all_cores: bool = False
     cuts: bool = False
+    one_each: bool = False
     package: str = ""
     called: str = ""
     parts: Parts | None = None
@@ -133,9 +135,9 @@ def _ddp_1(devices, machine, micro_batches):
     return _ddp(1, machine, micro_batches)
 
 
-def _ddp_with(words, *flags):
+def _with(without, words, *flags):
     def build(devices, machine, micro_batches):
-        label, command, needed = _ddp(devices, machine, micro_batches)
+        label, command, needed = without(devices, machine, micro_batches)
         return f"{label}, {words}", [*command, *flags], needed
 
     return build
@@ -183,20 +185,20 @@ METHODS = {
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL),
     "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
     "ddp-no-sync": Method(
-        _ddp_with("no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=RANKS, divides=True,
+        _with(_ddp, "no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=RANKS, divides=True,
         differs="it exchanges no gradients", by_default=False, rung=True),
     "ddp": Method(
         _ddp, Look("#0072B2", "-.", "^"), uses=RANKS, divides=True, rung=True, called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
         projected=True),
     "ddp-bf16": Method(
-        _ddp_with("gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=RANKS,
+        _with(_ddp, "gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=RANKS,
         divides=True, rounds="gradients to bf16", by_default=False),
     "ddp-fp16": Method(
-        _ddp_with("gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=RANKS,
+        _with(_ddp, "gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=RANKS,
         divides=True, rounds="gradients to fp16", by_default=False),
     "ddp-zero": Method(
-        _ddp_with("ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=RANKS, divides=True,
+        _with(_ddp, "ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=RANKS, divides=True,
         by_default=False),
     "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2),
@@ -206,6 +208,9 @@ METHODS = {
     "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False),
     "pipeline": Method(
         _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True),
+    "pipeline-1f1b": Method(
+        _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"), Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
+        uses=(*RANKS, "micro_batches"), cuts=True, one_each=True, by_default=False),
     "accelerate": Method(
         _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate"),
 }

@@ -182,6 +182,9 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
         if "micro_batches" in kind.uses and choice["micro_batches"] > batch:
             raise SuiteError("a micro-batch needs an image", f"--micro-batches {choice['micro_batches']}, --batch-size "
                              f"{batch}", "give fewer micro-batches", USAGE)
+        if kind.one_each and choice["micro_batches"] < stages:
+            raise SuiteError("1F1B needs a micro-batch for every stage", f"--micro-batches {choice['micro_batches']}, "
+                             f"{stages} stages", "give more micro-batches", USAGE)
     except SuiteError as refusal:
         skip, error = str(refusal), refusal
     name = row_name(method, {**shown, **own})

@@ -65,7 +65,8 @@ def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
     for gpus in (0, 1, 8):
-        rows = [row for row in plan(gpus, methods=ALL).values() if row.method != "single-all-cores"]
+        rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values()
+                if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
@@ -137,6 +138,15 @@ def test_every_stage_of_a_pipeline_sees_the_whole_batch():
     assert (flag(rows["pipeline"], "--spawn"), flag(rows["pipeline-1"], "--spawn")) == ("3", "1")
     assert flag(rows["pipeline"], "--micro-batches") == flag(rows["pipeline-1"], "--micro-batches") == "6"
     assert "a micro-batch needs an image" in plan(methods=ways, micro_batches=[4, 65])["pipeline-micro_batches=65"].skip
+
+
+def test_1f1b_is_a_row_of_its_own_and_needs_a_micro_batch_for_every_stage():
+    rows = plan(methods=[("pipeline", {}), ("pipeline-1f1b", {})], nproc=[3], micro_batches=[2, 3])
+    assert {flag(row, "--pipeline-schedule") for row in rows.values() if row.method == "pipeline-1f1b"} == {"1f1b"}
+    assert rows["pipeline-1f1b-micro_batches=3"].label.endswith(", 1F1B")
+    skips = {name: row.skip for name, row in rows.items() if row.skip}
+    assert list(skips) == ["pipeline-1f1b-micro_batches=2"]
+    assert "a micro-batch for every stage; --micro-batches 2, 3 stages" in skips["pipeline-1f1b-micro_batches=2"]
 
 
 def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():

@@ -81,7 +81,8 @@ def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds,
 @pytest.mark.parametrize("name", ["own", "strided"])
 def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    right = ("single", "dp", "ddp", "ddp-bf16", "ddp-zero", "fsdp", "mp", "mp-micro", "pipeline-1", "pipeline")
+    right = ("single", "dp", "ddp", "ddp-bf16", "ddp-zero", "fsdp", "mp", "mp-micro", "pipeline-1", "pipeline",
+             "pipeline-1f1b")
     arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0],
                                methods=[(method, {}) for method in right])
     rows = make_plan(arguments, Machine(0, 2), shared)
