@@ -111,8 +111,8 @@ class RunConfig:
         None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
         one_of(MODELS, OWN_MODELS), "NAME", several=True, **TRAINS)
     precision: str = flag(
-        "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast)", one_of(("fp32", "bf16")),
-        "TYPE", own=True, **TRAINS)
+        "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
+        one_of(("fp32", "bf16", "fp64")), "TYPE", own=True, **TRAINS)
     allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
     compile: bool = flag(
         False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)

@@ -100,8 +100,9 @@ def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optim
 
 
 def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what maps logits (B, classes), of any precision, and labels (B,) to the mean cross-entropy in float32."""
-    return lambda logits, labels: F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least."""
+    wide = torch.float64 if config.precision == "fp64" else torch.float32
+    return lambda logits, labels: F.cross_entropy(logits.to(wide), labels, label_smoothing=config.label_smoothing)
 
 
 def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):

@@ -21,23 +21,23 @@ WHOLE = "network"  # the only block of a network that cannot be cut
 
 
 class Network(nn.Sequential):
-    """Named blocks in a row; with `bf16`, matrix products and convolutions are computed in bfloat16 (autocast).
+    """Named blocks in a row, computed in `precision`: fp32, fp64, or bf16 (matrix products and convolutions; autocast).
 
     The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
     """
 
-    bf16 = False
+    precision = "fp32"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if not self.bf16:
-            return super().forward(images)
+        if self.precision != "bf16":
+            return super().forward(images.double() if self.precision == "fp64" else images)
         with torch.autocast(images.device.type, torch.bfloat16):
             return super().forward(images)
 
     def __getitem__(self, index):
         part = super().__getitem__(index)
         if isinstance(part, Network):  # a slice
-            part.bf16 = self.bf16
+            part.precision = self.precision
         return part
 
 
@@ -47,10 +47,10 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
 
     name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
     FUNCTION(image_shape, classes) returns an nn.Module. image_shape: (C, H, W). The network maps images (B, C, H, W) to
-    logits (B, classes), in bfloat16 for precision "bf16". It has one block for each part of a plain nn.Sequential, and
-    one alone for any other module. Its weights lie channels-last in memory, which makes convolutions do so too: how
-    much faster that is, is in docs/performance.md. Raises SuiteError (USAGE) if there is no such network, or if it
-    cannot be built or does not fit the images.
+    logits (B, classes), in bfloat16 for precision "bf16"; for "fp64", its weights are float64 too, else float32. It has
+    one block for each part of a plain nn.Sequential, and one alone for any other module. Its weights lie channels-last
+    in memory, which makes convolutions do so too: how much faster that is, is in docs/performance.md. Raises SuiteError
+    (USAGE) if there is no such network, or if it cannot be built or does not fit the images.
     """
     torch.manual_seed(seed)
     kind, _, rest = name.rpartition(":")
@@ -63,8 +63,8 @@ def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precisi
     network = Network(blocks).to(memory_format=torch.channels_last)
     if kind or image_shape[1:] not in ((28, 28), (32, 32)):
         _try(network, name, image_shape, classes)
-    network.bf16 = precision == "bf16"
-    return network
+    network.precision = precision
+    return network.double() if precision == "fp64" else network
 
 
 def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

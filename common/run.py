@@ -238,8 +238,8 @@ def _unlike(devices):
 
 def _precision(model, devices):
     """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32, PyTorch's default."""
-    if model.bf16:
-        return "bfloat16 autocast"
+    if model.precision != "fp32":
+        return {"bf16": "bfloat16 autocast", "fp64": "float64"}[model.precision]
     rounded = devices[0].type == "cuda" and torch.backends.cudnn.allow_tf32
     return "float32, TF32 convolutions" if rounded else "float32"
 

@@ -73,7 +73,7 @@ def test_one_rank_alone_asks_nvidia_smi(rank, calls, nvidia_smi):
     with pretended_gpus("first", "second"):
         log = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
         context = make_context(torch.nn.Identity(), rank=rank, world_size=2)
-        context.model.bf16 = False
+        context.model.precision = "fp32"
         common.run._before(context, context.model, make_config(), make_config())
     assert len(log.read_text().splitlines() if log.exists() else []) == calls
 
@@ -82,7 +82,7 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
     with pretended_gpus("H200", "A100", "H200"):
         devices = tuple(available_devices("gpu"))
         context = make_context(torch.nn.Identity(), devices=devices, note="a note")
-        context.model.bf16 = False
+        context.model.precision = "fp32"
         assert common.run._before(context, context.model, make_config(), make_config()).reason == (
             "a note; its devices are not alike (H200, A100), and the slowest decides")
         alike = make_context(context.model, devices=devices[::2])

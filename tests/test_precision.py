@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.engine import build_optimizer, build_schedule, fit
+from common.engine import build_loss, build_optimizer, build_schedule, fit
 from common.errors import MACHINE, SuiteError
 from common.machine import setup as process
 from common.machine.setup import check_bf16
@@ -54,10 +54,19 @@ def layer_types(model, images, call):
 ], ids=["model", "copy", "replica", "slices", "two stages"])
 def test_every_layer_computes_in_the_precision_asked_for(made, call):
     images = torch.randn(4, 1, 28, 28)
-    for precision, expected in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+    float32, float64 = torch.float32, torch.float64
+    for precision, expected, held in (("bf16", torch.bfloat16, float32), ("fp32", float32, float32),
+                                      ("fp64", float64, float64)):
         model = made(build_model("strided", (1, 28, 28), 0, precision))
         assert layer_types(model, images, call) == {expected}
-        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+        assert {weight.dtype for weight in model.parameters()} == {held}
+
+
+def test_in_double_precision_the_loss_is_not_rounded_either():
+    logits, labels = torch.randn(4, 10, dtype=torch.float64), torch.arange(4)
+    double, single = (build_loss(make_config(precision=precision))(logits, labels) for precision in ("fp64", "fp32"))
+    assert (double.dtype, single.dtype) == (torch.float64, torch.float32)
+    assert double == torch.nn.functional.cross_entropy(logits, labels) != single.double()
 
 
 def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_learns():
