@@ -228,7 +228,8 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "roofline": roofline, "startup": startup, "turns": turns, "planted_causes": planted_causes,
     "sharding": sharding, "shortest": shortest,
 }
-COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10")
+COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-90-batches", "zero-muon", "ddp-lenet",
+               "pipeline-resnet8")
 
 
 def table(name: str, directory: Path) -> str:

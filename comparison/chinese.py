@@ -656,6 +656,7 @@ CATALOGUE = {
     "Loss and accuracy": "损失与准确率",
     "{title}; lines: mean over the runs, bands: lowest to highest": "{title}；线：各次运行的平均，带：最低至最高",
     "At the end, no row is further than {#x} points from its baseline ({row})": "最后，没有哪一行与基准相差超过 {x} 个百分点（{row}）",
+    "At the end, every row is as accurate as its baseline, within 0.1 points": "最后，各行都与基准同样准确，相差不到 0.1 个百分点",
     "No row is proved to be faster than its baseline": "没有哪一行被证明比基准快",
     "{row} is {#x} times as fast as {base}": "{row}的速度是{base}的 {x} 倍",
     "speed-up over the baseline ({what}; beyond the dashed line is faster)": "相对于基准的加速比（{what}；虚线以外是更快）",

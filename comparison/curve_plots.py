@@ -64,6 +64,8 @@ def finding(analysis: Analysis) -> str:
     if not apart:
         return "Loss and accuracy"
     most = max(apart, key=lambda label: abs(apart[label]))
+    if abs(apart[most]) < 0.05:
+        return "At the end, every row is as accurate as its baseline, within 0.1 points"
     return f"At the end, no row is further than {abs(apart[most]):.1f} points from its baseline (“{most}”)"
 
 

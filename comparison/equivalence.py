@@ -35,8 +35,9 @@ def check_equivalence(
         one_device = replace(row.planned, threads=plan[0].planned.threads, compile=False, cuda_graph=False)
         flags = (*shared_flags, *type_flags(one_device.flags), "--precision", precision)
         if flags not in references:
-            references[flags] = Path(directory, f"reference-{number}-{precision}.pth")
-            _train((python(), script("data_parallel_train.py"), *flags), row, train_images, references[flags])
+            file = Path(directory, f"reference-{number}-{precision}.pth")
+            _train((python(), script("data_parallel_train.py"), *flags), row, train_images, file)
+            references[flags] = file
         file = Path(directory, f"{number}-{precision}.pth")
         _train((*row.launched, "--precision", precision), row, train_images, file)
         return json.loads(ask("common.programs.weights", str(references[flags]), str(file)))["difference"]
@@ -48,10 +49,10 @@ def check_equivalence(
                 checks[row.name] = Equivalence(None, "expected", reason)
                 continue
             try:
-                single = difference(number, row, "fp32")
-                checks[row.name] = _judge(single, METHODS[row.method].rounds)
+                rounds, in_float32 = METHODS[row.method].rounds, difference(number, row, "fp32")
+                checks[row.name] = _judge(in_float32, rounds)
                 if checks[row.name].status == "failed":
-                    checks[row.name] = _judge(difference(number, row, "fp64"), METHODS[row.method].rounds, single)
+                    checks[row.name] = _judge(difference(number, row, "fp64"), rounds, in_float32)
             except (SuiteError, HelperFailed) as error:  # what was found in float32 stands
                 checks.setdefault(row.name, Equivalence(None, "failed", f"the check did not end well: {error}"))
             except MemoryError as error:
@@ -76,13 +77,13 @@ def _train(command, row, train_images, file):
         raise SuiteError(f"its {STEPS} steps did not end well", cause(code, log), "run it alone to see why", FAILED)
 
 
-def _judge(difference, rounds, single=None):
-    """single: the difference in float32, where `difference` is that in double precision."""
+def _judge(difference, rounds, in_float32=None):
+    """in_float32: the difference there, where `difference` is that in double precision."""
     tolerance = TOLERANCE_ROUNDED if rounds else TOLERANCE
     if difference <= tolerance:
         reason = f"it rounds {rounds}, which is taken for the cause up to {tolerance:.0e}" if rounds else ""
-        if single is not None:
-            reason = f"it is that in double precision; in float32 it is {single:.1e}, by rounding alone"
+        if in_float32 is not None:
+            reason = f"it is that in double precision; in float32 it is {in_float32:.1e}, by rounding alone"
         return Equivalence(difference, "ok", reason)
     return Equivalence(difference, "failed", f"after {STEPS} steps its weights differ from one device's by "
                        f"{difference:.1e}, more than rounding ({tolerance:.0e})")

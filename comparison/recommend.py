@@ -34,7 +34,7 @@ def _recommend(analysis: Analysis, choice: Recommendation):
                 f"baseline, “{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
                 f"{standing.speed_up.words}.{_not_run(analysis)}")
     words = f"use “{best.label}” on this machine: {as_fast(standing.speed_up)} as “{standing.baseline.label}”"
-    if choice.whole and choice.whole is not best:
+    if choice.whole and choice.whole is not best and choice.whole.row is not standing.baseline:
         words += f" and {as_fast(choice.whole_ratio)} as “{choice.whole.label}”"
     equals = ", ".join(f"“{entry.label}”" for entry in choice.equals)
     return (f"{words}; {instead_of(analysis, best, analysis.of(standing.baseline))}."

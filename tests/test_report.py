@@ -483,6 +483,8 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     assert differences_of(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
     assert differences_of(dp, single) == []
     assert finding(analyse(report)) == "At the end, no row is further than 2.5 points from its baseline (“DDP”)"
+    alike = report_of((configuration(), learned(0.70, 0.80)), (configuration("ddp"), learned(0.7004, 0.7999)))
+    assert finding(analyse(alike)) == "At the end, every row is as accurate as its baseline, within 0.1 points"
     assert finding(analyse(report_of(SINGLE))) == "Loss and accuracy"
 
 

@@ -277,6 +277,9 @@ def test_a_method_is_recommended_beside_one_process_with_all_cores():
     assert "Not told apart from it: “SINGLE-ALL-CORES”." in advice
     (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9, 1.5, 1.1))))  # nor from one device
     assert "Not told apart from it: “SINGLE-ALL-CORES”." in advice
+    (advice,) = recommendations(of_two_cores(whole((1.3, 1.31, 1.29)), (ddp(), two()), baseline="single-all-cores"))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 1.30 ")
+    assert advice.count("as “SINGLE-ALL-CORES”") == 1  # the baseline is said once
 
 
 # ---- disturbed
