@@ -291,7 +291,7 @@ def test_every_figure_that_is_committed_stands_on_a_page():
     listed = subprocess.run(["git", "ls-files", "figures/*.png"], cwd=PROJECT, capture_output=True, text=True).stdout
     if not listed:
         pytest.skip("this is no clone")
-    pages = text_of([*PAGES, CHINESE, *FIGURES.glob("*/report.md")])
+    pages = text_of([*PAGES, CHINESE, *FIGURES.rglob("report.md")])
     assert not [file for file in listed.split() if Path(file).name not in pages]
 
 
