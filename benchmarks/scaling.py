@@ -1,37 +1,43 @@
-"""What does DDP on two devices give, beside one device and beside a DDP loop written by hand, and what do its knobs?
+"""What do DDP and a pipeline on two devices give, beside one device and beside loops by hand, and what do their knobs?
 
     python benchmarks/scaling.py
 
 vgg on CIFAR-10, global batch 256, two ranks with one CPU thread each (two GPUs where there are two), in one process
 group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py sets it up, a loop by hand around the same,
-the loop without exchange of gradients, and DDP with other settings. All ranks wait for one another in between.
+the loop without exchange of gradients, and DDP with other settings; `fit`'s loop around a pipeline of two stages as
+pipeline_train.py sets it up, and a loop by hand around the same schedule; and both methods with each rank kept on a
+core of its own. All ranks wait for one another in between.
 """
 
 import json
+import math
 import os
 import tempfile
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import one_device, sampler_of
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.distributed import gather, shutdown
-from common.engine import build_optimizer, build_schedule, train_one_epoch
+from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, to_device, train_one_epoch
 from common.entry import run_script
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.timing import synchronize
 from common.writing import write_json
+from pipeline_train import Pipeline, Rows, choose_cut, find_borders, to_rows
 
-GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
+GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4
 KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
     "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
     "broadcast_buffers=True": {"broadcast_buffers": True},
@@ -64,10 +70,10 @@ def rivals_of(config, image_set, device, rank):
         synchronize([device])
         return max(gather(time.perf_counter() - start))
 
-    def fit_loop(model, loader):
+    def fit_loop(model, loader, make=one_device):
         optimizer = build_optimizer(model.parameters(), config)
         schedule = build_schedule(optimizer, config, STEPS)
-        context, train_step = one_device(model, config, device)
+        context, train_step = make(model, config, device)
         return lambda: timed(lambda: train_one_epoch(context, train_step, optimizer, schedule, loader, config))
 
     def by_hand(model, loader):
@@ -81,8 +87,43 @@ def rivals_of(config, image_set, device, rank):
                 optimizer.zero_grad()
         return lambda: timed(work)
 
+    def stage_by_hand(blocks, borders, loader):
+        rows, size = Rows(blocks, borders[0][0]), GLOBAL_BATCH // MICRO_BATCHES
+        before, behind = (torch.empty(size, math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
+                          for shape, dtype in borders)
+        stage = PipelineStage(rows, rank, RANKS, device, before.requires_grad_(rank > 0), behind)
+        schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
+        optimizer, sizes = build_optimizer(blocks.parameters(), config), (size,) * MICRO_BATCHES
+
+        def work():
+            rows.train()
+            for _, (images, labels) in zip(range(STEPS), loader, strict=False):
+                rows.expect(sizes, None)
+                schedule.step(*(() if rank else (to_rows(images, sizes, size),)), target=labels if rank else None)
+                optimizer.step()
+                optimizer.zero_grad()
+        return lambda: timed(work)
+
+    def pinned(loop):
+        def alone():
+            keep_on({sorted(cores)[rank % len(cores)]})
+            try:
+                return loop()
+            finally:
+                keep_on(cores)
+        return alone
+
+    cores = os.sched_getaffinity(0)
     single = fit_loop(network(), alone)
     ddp = wrapped()
+    ddp_loop = fit_loop(ddp, shared)
+    options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
+    cut = choose_cut(network(), image_set.image_shape, device, rank, RANKS, config, options)
+    borders = find_borders(network(), cut, image_set.image_shape, device)[rank:rank + 2]
+    whole, _ = make_loaders(image_set, config, device, sampler_of(image_set, config), labels_only=rank > 0)
+    place = SimpleNamespace(rank=rank, world_size=RANKS)
+    pipeline = Pipeline(network()[cut[rank]:cut[rank + 1]], borders, place, device, options)
+    pipeline_loop = fit_loop(pipeline, whole, one_stage)
     silent = wrapped()
     silent_loop = fit_loop(silent, shared)
 
@@ -92,11 +133,37 @@ def rivals_of(config, image_set, device, rank):
 
     return {
         "one device": single if rank == 0 else lambda: timed(lambda: None),
-        "DDP, fit": fit_loop(ddp, shared),
+        "DDP, fit": ddp_loop,
         "DDP, by hand": by_hand(wrapped(), shared),
         "DDP, no exchange": no_sync,
+        "DDP, each rank kept on one core": pinned(ddp_loop),
         **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
+        "pipeline, fit": pipeline_loop,
+        "pipeline, by hand": stage_by_hand(network()[cut[rank]:cut[rank + 1]], borders, whole),
+        "pipeline, each rank kept on one core": pinned(pipeline_loop),
     }, ddp
+
+
+def one_stage(pipeline, config, device):
+    """Return (context, train_step) of one stage's training, as pipeline_train.py has them."""
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
+        mark("transfer")
+        losses = []
+        schedule, inputs, target = pipeline.begin(images, labels, loss_function, mark)
+        schedule.step(*inputs, target=target, losses=losses)
+        mark("exchange")
+        return torch.stack(losses).sum() if losses else None
+
+    return ParallelContext("pipeline", pipeline, (device,), device, device), train_step
+
+
+def keep_on(cores):
+    """Keep every thread of this process on these cores; those that it starts later too."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
 
 
 def train_as_rank(rank, arguments, directory, on_gpu):
@@ -134,6 +201,7 @@ def main() -> None:
     print(f"DDP x{RANKS}: {speed_up} times as fast as one device, efficiency {speed_up.value / RANKS:.0%}")
     for name, values in seconds.items():
         print(f"{name}: {paired(values, seconds['DDP, fit'])} times as long as DDP, fit")
+    print("pipeline, fit:", paired(seconds["pipeline, fit"], seconds["pipeline, by hand"]), "times as long as by hand")
     print("DDP's own clock, ms per backward pass:", measured["ddp_milliseconds"])
 
 

@@ -3,9 +3,10 @@
     python benchmarks/startup.py
 
 Start-up of a training script, from the process's start to its training loop, with either loader (the data set's
-decoded copy is there; workers start later, with the first epoch), and with two ranks; all that a person waits for
-besides the training, figure and the interpreter's end included; its heaviest imports (python -X importtime); how long
-compare_parallel.py takes to start its first child; and how much longer a comparison takes than the sum of its runs.
+decoded copy is there; workers start later, with the first epoch), and with two ranks, beside the least that a script
+with DDP can do (bare_ddp.py); all that a person waits for besides the training, figure and the interpreter's end
+included; its heaviest imports (python -X importtime); how long compare_parallel.py takes to start its first child; and
+how much longer a comparison takes than the sum of its runs.
 """
 
 import os
@@ -29,6 +30,7 @@ SCRIPTS = {
     "DDP x2, resident loader": ("ddp_train.py", "--spawn", "2", "--loader", "resident"),
 }
 OF_SCRIPTS = ("process start to training", "all but the training")  # what script_seconds() returns
+BARE = "DDP x2, nothing but torch: process start to the end of a first step"
 FIRST_CHILD = "comparison: process start to its first child"
 
 
@@ -49,6 +51,13 @@ def script_seconds(command: tuple[str, ...], data_root: str, directory: str) -> 
          "--output", str(output), "--figure-dir", directory)
     seconds, result = time.perf_counter() - start, read_result(output)
     return result.startup_seconds, seconds - result.epochs[0].train_seconds
+
+
+def bare_seconds() -> float:
+    """Return the seconds that bare_ddp.py takes."""
+    start = time.perf_counter()
+    call("benchmarks/bare_ddp.py")
+    return time.perf_counter() - start
 
 
 def first_child_seconds(data_root: str, directory: str) -> float:
@@ -117,11 +126,12 @@ def main() -> None:
         seconds = interleave({
             **{name: lambda command=command: script_seconds(command, data_root, directory)
                for name, command in SCRIPTS.items()},
+            BARE: bare_seconds,
             FIRST_CHILD: lambda: first_child_seconds(data_root, directory),
         }, arguments.blocks)
         both = {f"{name}: {what}": values for name in SCRIPTS
                 for what, values in zip(OF_SCRIPTS, zip(*seconds[name], strict=True), strict=True)}
-        seconds = {**both, FIRST_CHILD: seconds[FIRST_CHILD]}
+        seconds = {**both, BARE: seconds[BARE], FIRST_CHILD: seconds[FIRST_CHILD]}
         measured = {"startup_seconds": seconds, "imports": heaviest_imports(),
                     "comparison": comparison_cost(data_root, directory)}
     write(arguments.output, measured, witness)

@@ -1,0 +1,22 @@
+"""The least that a script with two ranks of DDP can do: one step of a linear layer. How long it takes is start-up."""
+
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(rank, directory):
+    dist.init_process_group("gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    model(torch.ones(1, 1)).backward()
+    dist.barrier()
+    os._exit(0)  # an orderly end is not start-up
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        spawn(train, (directory,), 2)
