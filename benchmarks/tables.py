@@ -83,13 +83,15 @@ def scaling(results: dict) -> str:
     table = lay_out(rows, ("vgg, global batch 256", "Step (ms)", "÷ DDP, fit [95 %]"), "github")
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
     exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
+    pipeline = paired(seconds["pipeline, fit"], seconds["pipeline, by hand"])
     clock = results["ddp_milliseconds"]
     return (f"{table}\n\nSpeed-up of {results['ranks']} ranks {speed_up}, efficiency "
             f"{speed_up.value / results['ranks']:.0%}. A step with the exchange of gradients and of BatchNorm's "
             f"statistics takes {exchange} times as long as one without: {1 - 1 / exchange.value:.1%} of it is exposed "
             f"exchange. By DDP's own clock, which looks at its first ten and every hundredth step, a backward pass has "
             f"{clock['compute']:.0f} ms of computation and {clock['comm']:.0f} ms of communication, of which "
-            f"{clock['compute_comm_overlap']:.0f} ms are hidden behind the former.")
+            f"{clock['compute_comm_overlap']:.0f} ms are hidden behind the former. The pipeline's step takes "
+            f"{pipeline} times as long as that of a loop by hand around the same schedule.")
 
 
 def roofline(results: dict) -> str:
