@@ -9,6 +9,7 @@ pipeline_train.py sets it up, and a loop by hand around the same schedule; and b
 core of its own. All ranks wait for one another in between.
 """
 
+import copy
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from common.machine.setup import prepare_process
 from common.models import build_model
 from common.timing import synchronize
 from common.writing import write_json
-from pipeline_train import Pipeline, Rows, choose_cut, find_borders, to_rows
+from pipeline_train import Pipeline, choose_cut, find_borders, to_rows
 
 GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4
 KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
@@ -87,13 +88,13 @@ def rivals_of(config, image_set, device, rank):
                 optimizer.zero_grad()
         return lambda: timed(work)
 
-    def stage_by_hand(blocks, borders, loader):
-        rows, size = Rows(blocks, borders[0][0]), GLOBAL_BATCH // MICRO_BATCHES
+    def stage_by_hand(rows, borders, loader):
+        size = GLOBAL_BATCH // MICRO_BATCHES
         before, behind = (torch.empty(size, math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
                           for shape, dtype in borders)
         stage = PipelineStage(rows, rank, RANKS, device, before.requires_grad_(rank > 0), behind)
         schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
-        optimizer, sizes = build_optimizer(blocks.parameters(), config), (size,) * MICRO_BATCHES
+        optimizer, sizes = build_optimizer(rows.parameters(), config), (size,) * MICRO_BATCHES
 
         def work():
             rows.train()
@@ -105,24 +106,21 @@ def rivals_of(config, image_set, device, rank):
         return lambda: timed(work)
 
     def pinned(loop):
-        def alone():
+        def kept():
             keep_on({sorted(cores)[rank % len(cores)]})
             try:
                 return loop()
             finally:
                 keep_on(cores)
-        return alone
+        return kept
 
     cores = os.sched_getaffinity(0)
     single = fit_loop(network(), alone)
     ddp = wrapped()
     ddp_loop = fit_loop(ddp, shared)
-    options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
-    cut = choose_cut(network(), image_set.image_shape, device, rank, RANKS, config, options)
-    borders = find_borders(network(), cut, image_set.image_shape, device)[rank:rank + 2]
     whole, _ = make_loaders(image_set, config, device, sampler_of(image_set, config), labels_only=rank > 0)
-    place = SimpleNamespace(rank=rank, world_size=RANKS)
-    pipeline = Pipeline(network()[cut[rank]:cut[rank + 1]], borders, place, device, options)
+    pipeline = pipeline_of(network(), config, image_set.image_shape, device, rank)
+    rows = copy.deepcopy(pipeline.rows)
     pipeline_loop = fit_loop(pipeline, whole, one_stage)
     silent = wrapped()
     silent_loop = fit_loop(silent, shared)
@@ -139,9 +137,18 @@ def rivals_of(config, image_set, device, rank):
         "DDP, each rank kept on one core": pinned(ddp_loop),
         **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
         "pipeline, fit": pipeline_loop,
-        "pipeline, by hand": stage_by_hand(network()[cut[rank]:cut[rank + 1]], borders, whole),
+        "pipeline, by hand": stage_by_hand(rows, pipeline.borders, whole),
         "pipeline, each rank kept on one core": pinned(pipeline_loop),
     }, ddp
+
+
+def pipeline_of(model, config, image_shape, device, rank) -> Pipeline:
+    """Return one rank's stage, cut as pipeline_train.py cuts the network."""
+    options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
+    cut = choose_cut(model, image_shape, device, rank, RANKS, config, options)
+    borders = find_borders(model, cut, image_shape, device)[rank:rank + 2]
+    place = SimpleNamespace(rank=rank, world_size=RANKS)
+    return Pipeline(model[cut[rank]:cut[rank + 1]], borders, place, device, options)
 
 
 def one_stage(pipeline, config, device):
