@@ -1,7 +1,10 @@
-"""The least that a script with two ranks of DDP can do: one step of a linear layer. How long it takes is start-up."""
+"""The least that a script with two ranks of DDP can do: one step of a linear layer. Prints when that is over.
 
-import os
+It is the monotonic clock's seconds, which all processes of a machine have in common.
+"""
+
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,7 +17,9 @@ def train(rank, directory):
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     model(torch.ones(1, 1)).backward()
     dist.barrier()
-    os._exit(0)  # an orderly end is not start-up
+    if rank == 0:
+        print(time.monotonic())
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

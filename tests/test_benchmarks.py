@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ import links
 import measure
 import options
 import roofline
+import startup
 import tables
 import turns
 
@@ -243,6 +245,19 @@ def test_operations_that_take_little_are_one_row():
                                        for line in tables._operations(results, best).splitlines())
     assert convolution == ["`aten.convolution`", "60.0", "60%", "50", "50%", "200", "3", "17%"]
     assert relu[3:5] == ["–", "–"] and others[:2] == ["all others", "0.5"] and others[5] == "2"
+
+
+def test_the_least_of_ddp_ends_with_its_first_step(monkeypatch):
+    """What the interpreters do after it is not start-up."""
+    run, start = startup.call, time.monotonic()
+
+    def linger(*command):
+        done = run(*command)
+        time.sleep(1)
+        return done
+
+    monkeypatch.setattr(startup, "call", linger)
+    assert 0 < startup.bare_seconds() < time.monotonic() - start - 1
 
 
 def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_path):
