@@ -191,10 +191,10 @@ def free_ports(number):
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """Run a SLURM command: slurm("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
+def cluster(tmp_path_factory):
+    """Run a SLURM command: cluster("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
 
-    slurm.place: where its processes write who they are.
+    cluster.place: where its processes write who they are.
     """
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
         pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
@@ -216,13 +216,30 @@ def slurm(tmp_path_factory):
     run("slurmctld", "-c")
     for node in ("n1", "n2"):
         run("slurmd", "-N", node)
-    wait_for(lambda: run("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 20)
     run.place = place
+    all_idle(run)
     yield run
-    run("scancel", "--user=root", check=False)
-    wait_for(lambda: not run("squeue", "-h", check=False), 20)
     for file in place.glob("*.pid"):
         psutil.Process(int(file.read_text())).kill()
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster; what a failed test leaves there is printed, then taken away, so that the next test begins anew."""
+    yield cluster
+    if cluster("squeue", "-h"):
+        for command in (("squeue",), ("sinfo", "-N", "-l"), ("sinfo", "-R"), ("scontrol", "show", "job"),
+                        ("tail", "-n", "50", *cluster.place.glob("*.log"))):
+            print("$", *command, cluster(*command, check=False), sep="\n")
+    cluster("scancel", "--user=root")
+    wait_for(lambda: not cluster("squeue", "-h"), 90)
+    if re.search("down|drain", cluster("sinfo", "-h", "-o", "%T")):
+        cluster("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
+    all_idle(cluster)
+
+
+def all_idle(slurm):
+    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
 
 
 def wait_for(met, seconds):
@@ -263,6 +280,16 @@ def submit(slurm, directory, *flags, options=()):
     return printed.split(";")[0].strip()
 
 
+def begin_again(slurm, job):
+    """Start a job that was requeued, for which SLURM waits for two minutes.
+
+    Five seconds, not at once: nodes refuse a job that they ended in the same second ("already killed, do not launch").
+    """
+    wait_for(lambda: state(slurm, job) == "PENDING", 90)
+    all_idle(slurm)
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+
+
 def state(slurm, job):
     return slurm("squeue", "-h", "-j", job, "-o", "%T", check=False).strip()
 
@@ -282,8 +309,7 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
     job = submit(slurm, tmp_path, *flags)
     wait_for(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
     slurm("scontrol", "requeue", job)
-    wait_for(lambda: state(slurm, job) == "PENDING", 60)
-    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")  # or SLURM waits for two minutes
+    begin_again(slurm, job)
     wait_for(lambda: not state(slurm, job), 120)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok" and len(result["epochs"]) == 3 and result["world_size"] == 2
@@ -335,7 +361,7 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     gone(str(data_root))
     if dies:
         slurm("slurmd", "-N", "n2")
-    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    begin_again(slurm, job)
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
     assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
