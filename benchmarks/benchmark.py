@@ -35,7 +35,7 @@ COMPARISONS = {  # directory → flags of compare_parallel.py
     "ddp-lenet": ("--dataset", "mnist", "--model", "lenet", "--batch-size", "128", "--loader", "resident", "--epochs",
                   "2", "--max-steps", "200", "--repeats", "5", "--methods", "single", "single-all-cores", "ddp"),
     "pipeline-resnet8": ("--dataset", "cifar10", "--model", "resnet8", "--loader", "resident", "--epochs", "2",
-                         "--max-steps", "15", "--repeats", "5", "--methods", "pipeline-1", "pipeline",
+                         "--max-steps", "15", "--repeats", "10", "--methods", "pipeline-1", "pipeline",
                          "pipeline-1f1b", "--micro-batches", "8", "--baseline", "pipeline-1"),
 }
 
