@@ -27,6 +27,7 @@ from common.engine import ParallelContext, build_loss, build_optimizer, to_devic
 from common.entry import run_script
 from common.errors import MACHINE, USAGE, SuiteError
 from common.lost_ranks import name_lost_ranks
+from common.machine.cores import short_slices
 from common.machine.setup import prepare_process
 from common.models import build_model
 from common.ranks import rank_device
@@ -48,7 +49,7 @@ def train(config, options) -> None:
     accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     device = numbered(accelerator.device)  # ACC:
-    config = prepare_process(config, device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # ACC:
+    config = prepare_process(config, device, *place_here())  # ACC:
     image_set = load_image_set(config)
     if world_size > 1:  # ACC:
         refuse_different_ranks(group_store(), rank, world_size, device, config, options, image_set)  # ACC:
@@ -89,6 +90,11 @@ def numbered(device: torch.device) -> torch.device:  # ACC:
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
+def place_here() -> tuple[int, int]:  # ACC:
+    """Return which rank of this machine this process is, of how many, as its launcher says."""
+    return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 def make_accelerator(config, options):  # ACC:
     """Return an Accelerator on the device that --device and the launcher ask for.
 
@@ -99,14 +105,13 @@ def make_accelerator(config, options):  # ACC:
     except ImportError:
         raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
                          "type: pip install accelerate", MACHINE) from None
-    local_rank, local_world_size = (int(os.environ.get(name, default)) for name, default in (
-        ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
-    on_cpu = rank_device(config.device, local_rank, local_world_size, all_visible=True).type == "cpu"
+    on_cpu = rank_device(config.device, *place_here(), all_visible=True).type == "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
     timeout = timedelta(seconds=options.dist_timeout)
     group = InitProcessGroupKwargs(timeout=group_timeout(timeout, not on_cpu))
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[group, wrapper])
+    with short_slices(config.bind and on_cpu):
+        accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=[group, wrapper])
     if dist.is_initialized():
         group_store().set_timeout(timeout)  # it has the group's
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", 1)):

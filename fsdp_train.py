@@ -53,7 +53,7 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
     place = find_ranks(init_method, options.dist_timeout)  # DDP: which rank this is, of how many
     rank, world_size = place.rank, place.world_size  # DDP:
     device = rank_device(config.device, place.local_rank, place.local_world_size)  # DDP:
-    config = prepare_process(config, device, processes=place.local_world_size)  # DDP:
+    config = prepare_process(config, device, place.local_rank, place.local_world_size)  # DDP:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # DDP:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:
@@ -62,7 +62,7 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
 
     classes = len(image_set.classes)
     model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
-    join_group(place, device)  # DDP:
+    join_group(place, device, config.bind)  # DDP:
     shard(model, device, world_size)  # FSDP: before all of it is on the device, where there may be no room for it
     model.to(device)
     parallel = model  # FSDP: its blocks put themselves together

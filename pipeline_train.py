@@ -215,7 +215,7 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
     place = find_ranks(init_method, options.dist_timeout)  # Pipeline: which rank this is, of how many
     rank, world_size = place.rank, place.world_size  # Pipeline:
     device = rank_device(config.device, place.local_rank, place.local_world_size)  # Pipeline:
-    config = prepare_process(config, device, processes=place.local_world_size)  # Pipeline:
+    config = prepare_process(config, device, place.local_rank, place.local_world_size)  # Pipeline:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # Pipeline:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)
@@ -224,7 +224,7 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
     classes = len(image_set.classes)
     model = build_model(config.model, image_set.image_shape, config.seed, config.precision, classes)
     refuse_stages(model, world_size, config, options)  # Pipeline:
-    join_group(place, device)  # Pipeline:
+    join_group(place, device, config.bind)  # Pipeline:
     cut = choose_cut(model, image_set.image_shape, device, rank, world_size, config, options)  # Pipeline:
     borders = find_borders(model, cut, image_set.image_shape, device)[rank:rank + 2]  # Pipeline:
     own = model[cut[rank]:cut[rank + 1]]  # Pipeline: the blocks of this rank's stage

@@ -4,9 +4,9 @@
 
 vgg on CIFAR-10, global batch 256, two ranks with one CPU thread each (two GPUs where there are two), in one process
 group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py sets it up, a loop by hand around the same,
-the loop without exchange of gradients, and DDP with other settings; `fit`'s loop around a pipeline of two stages as
-pipeline_train.py sets it up, and a loop by hand around the same schedule; and both methods with each rank kept on a
-core of its own. All ranks wait for one another in between.
+the loop without exchange of gradients, DDP bound to cores as by --bind, and with other settings; `fit`'s loop around a
+pipeline of two stages as pipeline_train.py sets it up, and a loop by hand around the same schedule. All ranks wait for
+one another in between.
 """
 
 import copy
@@ -31,6 +31,8 @@ from common.data.loaders import make_loaders
 from common.distributed import gather, shutdown
 from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, to_device, train_one_epoch
 from common.entry import run_script
+from common.machine.cores import share_of, short_slices
+from common.machine.environment import keep_on
 from common.machine.lifetime import end_with_parent
 from common.machine.setup import prepare_process
 from common.models import build_model
@@ -105,23 +107,24 @@ def rivals_of(config, image_set, device, rank):
                 optimizer.zero_grad()
         return lambda: timed(work)
 
-    def pinned(loop):
+    def bound():
+        cores = os.sched_getaffinity(0)
+        with short_slices():
+            loop = fit_loop(wrapped(process_group=dist.new_group()), shared)
+
         def kept():
-            keep_on({sorted(cores)[rank % len(cores)]})
+            keep_on(share_of(cores, rank, RANKS))
             try:
                 return loop()
             finally:
                 keep_on(cores)
         return kept
 
-    cores = os.sched_getaffinity(0)
     single = fit_loop(network(), alone)
     ddp = wrapped()
-    ddp_loop = fit_loop(ddp, shared)
     whole, _ = make_loaders(image_set, config, device, sampler_of(image_set, config), labels_only=rank > 0)
     pipeline = pipeline_of(network(), config, image_set.image_shape, device, rank)
     rows = copy.deepcopy(pipeline.rows)
-    pipeline_loop = fit_loop(pipeline, whole, one_stage)
     silent = wrapped()
     silent_loop = fit_loop(silent, shared)
 
@@ -131,14 +134,13 @@ def rivals_of(config, image_set, device, rank):
 
     return {
         "one device": single if rank == 0 else lambda: timed(lambda: None),
-        "DDP, fit": ddp_loop,
+        "DDP, fit": fit_loop(ddp, shared),
         "DDP, by hand": by_hand(wrapped(), shared),
         "DDP, no exchange": no_sync,
-        "DDP, each rank kept on one core": pinned(ddp_loop),
+        **({"DDP, --bind": bound()} if device.type == "cpu" else {}),
         **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
-        "pipeline, fit": pipeline_loop,
+        "pipeline, fit": fit_loop(pipeline, whole, one_stage),
         "pipeline, by hand": stage_by_hand(rows, pipeline.borders, whole),
-        "pipeline, each rank kept on one core": pinned(pipeline_loop),
     }, ddp
 
 
@@ -165,12 +167,6 @@ def one_stage(pipeline, config, device):
         return torch.stack(losses).sum() if losses else None
 
     return ParallelContext("pipeline", pipeline, (device,), device, device), train_step
-
-
-def keep_on(cores):
-    """Keep every thread of this process on these cores; those that it starts later too."""
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), cores)
 
 
 def train_as_rank(rank, arguments, directory, on_gpu):

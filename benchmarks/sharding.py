@@ -125,7 +125,7 @@ def train_as_rank(arguments) -> None:
     place, device = find_ranks("env://", 300), torch.device("cpu")
     config = config_of(model=MODEL, optimizer="adam", threads=1)
     prepare_process(config, device)
-    join_group(place, device)
+    join_group(place, device, config.bind)
     torch.manual_seed(place.rank)
     images, labels = torch.randn(BATCH // place.world_size, *SHAPE), torch.randint(10, (BATCH // place.world_size,))
     rivals, parts = rivals_of(config, device, images, labels)

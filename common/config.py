@@ -147,8 +147,8 @@ class RunConfig:
         None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
         memory, "SIZE", equal=True)
     bind: bool = flag(
-        False, "keep a process on a GPU, and its loader workers, on the CPU cores next to that GPU (its NUMA node)",
-        equal=True)
+        False, "keep every process, and its loader workers, on CPU cores of its own: those next to its GPU (its NUMA "
+        "node), or its share of all, where what ranks send one another then also comes first", equal=True)
     threads: int | None = flag(
         None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
     profile: int | None = flag(

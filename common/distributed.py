@@ -12,19 +12,21 @@ import torch.distributed as dist
 from torch import nn
 
 from common.heartbeat import Heartbeat, process_key
+from common.machine.cores import short_slices
 from common.machine.lifetime import has_launcher
 from common.ranks import GRACE_SECONDS, Place, of_attempt
 from common.timing import synchronize
 
 
-def join_group(place: Place, device: torch.device) -> None:
-    """Join the process group: NCCL between GPUs, gloo between CPU processes."""
+def join_group(place: Place, device: torch.device, bound: bool) -> None:
+    """Join the process group: NCCL between GPUs, gloo between CPU processes; bound: see short_slices()."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)  # collectives of objects use the current device
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
-                            world_size=place.world_size, timeout=group_timeout(place.timeout, on_gpu),
-                            device_id=device if on_gpu else None)
+    with short_slices(bound and not on_gpu):
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
+                                world_size=place.world_size, timeout=group_timeout(place.timeout, on_gpu),
+                                device_id=device if on_gpu else None)
 
 
 def group_timeout(timeout: timedelta, on_gpu: bool) -> timedelta:

@@ -131,12 +131,15 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
 @pytest.mark.parametrize("values, kind, words", [
     ({"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}}, "shared cores",
      "2 threads share 1 core; give it more cores"),
-    ({}, "shared cores", "of 2: look for other programs, and for what binds processes to the same cores."),
+    ({}, "shared cores", "of 2: --bind gives every rank cores of its own."),
+    ({"config": {**make_result().config, "bind": True}}, "shared cores",
+     "of 2: look for other programs, and for what binds processes to the same cores."),
     ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
 ])
 def test_ranks_without_a_core_are_named(values, kind, words):
     starved = rank(halves(), cpu=0.5, queued=0.45)
-    base = single(workers_per_process=2 * values.get("workers_per_process", 0))
+    base = single(**{name: value for name, value in values.items() if name == "config"},
+                  workers_per_process=2 * values.get("workers_per_process", 0))
     names, paragraph = judged(base, ddp(starved, starved, **values))
     assert names == [kind]
     assert "For 45% ± 0% of the time its threads were ready to compute and had no core" in paragraph

@@ -130,7 +130,7 @@ def test_nccls_watchdog_comes_later(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: groups.append((backend, timeout)))
     place = SimpleNamespace(store=None, rank=0, world_size=2, timeout=timedelta(seconds=60))
     for device in ("cuda:0", "cpu"):
-        distributed.join_group(place, torch.device(device))
+        distributed.join_group(place, torch.device(device), False)
     (nccl, later), (gloo, usual) = groups
     assert (nccl, gloo, usual) == ("nccl", "gloo", place.timeout) and later > usual + timedelta(seconds=5)
 

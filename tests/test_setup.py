@@ -5,13 +5,11 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from common.data.image_set import load_image_set
-from common.errors import SuiteError
 from common.machine import setup as process
 from common.machine.setup import prepare_process
 from processes import PROJECT, child_environment
@@ -28,7 +26,7 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     before = torch.get_num_threads()
     try:
-        prepare_process(make_config(threads=threads), CPU, processes)
+        prepare_process(make_config(threads=threads), CPU, processes=processes)
         assert torch.get_num_threads() == expected and torch.backends.cudnn.benchmark
         prepare_process(make_config(precision="bf16", allow_slow_precision=True), CPU)
         assert calls == ["memory"] * 2
@@ -49,7 +47,7 @@ def test_loader_workers_that_are_not_typed_need_cores_of_their_own(
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     config = make_config(num_workers=typed)
-    assert prepare_process(config, torch.device(kind), processes) == replace(config, num_workers=expected)
+    assert prepare_process(config, torch.device(kind), processes=processes) == replace(config, num_workers=expected)
 
 
 @pytest.mark.parametrize("limit, threads, expected", [
@@ -67,33 +65,6 @@ def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, pro
     done = project("data_parallel_train.py", "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"})
     assert done.returncode == 2 and done.stderr == (
         "error: --threads 2 cannot be had; the environment has OMP_THREAD_LIMIT=1; unset it, or type --threads 1\n")
-
-
-@pytest.mark.parametrize("node, cores, expected", [
-    ("1", "0,2-3\n", {0}), ("0", "1\n", {1}), ("-1", "0\n", {0, 1}), ("1", "7-9\n", {0, 1}), (None, "0\n", {0, 1})])
-def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, cores, expected, monkeypatch, tmp_path):
-    own = [{0, 1}]
-    gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(process, "SYSFS", tmp_path)
-    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: own[-1])
-    monkeypatch.setattr(process.os, "sched_setaffinity", lambda _, cores: own.append(cores))
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: own.append(own[-1]) if threads == 2 else 1 / 0)
-    card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
-    for directory in (card, place):
-        directory.mkdir(parents=True)
-    if node != "-1":  # the kernel's word for none
-        (place / "cpulist").write_text(cores)
-    if node:
-        (card / "numa_node").write_text(f"{node}\n")
-    monkeypatch.setattr(process, "available_cores", lambda: len(own[-1]))  # threads are counted before
-    prepare_process(make_config(bind=True), torch.device("cuda", 0))
-    assert own[-1] == expected
-
-
-def test_nothing_is_bound_on_a_cpu():
-    with pytest.raises(SuiteError, match="--bind is for GPUs; the run is on cpu; leave it out"):
-        prepare_process(make_config(bind=True), CPU)
 
 
 @pytest.mark.parametrize("script, unused", [

@@ -20,10 +20,27 @@ from common.errors import MACHINE, SuiteError
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
 
 
+_cores_before = None  # of keep_on()
+
+
 def available_cores() -> int:
-    """Return how many CPU cores this process may use: by its affinity and its control groups, not what there are."""
+    """Return how many CPU cores this process may use: by its affinity and its control groups, not what there are.
+
+    Where it keeps on some of them by itself, the others count too.
+    """
+    if _cores_before:
+        return _cores_before
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *_quotas()]))
+
+
+def keep_on(cores: set[int]) -> None:
+    """Keep every thread of this process, and whatever they start, on these cores."""
+    global _cores_before
+    _cores_before = available_cores()
+    for thread in psutil.Process().threads():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread.id, cores)
 
 
 def _quotas():

@@ -1,38 +1,37 @@
 """What a process sets up before it trains: threads, memory, and whether its device has bfloat16."""
 
-import contextlib
 import ctypes
 import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from common.config import RunConfig
 from common.errors import MACHINE, USAGE, SuiteError
+from common.machine.cores import bind
 from common.machine.environment import available_cores, device_name
 from common.timing import Stopwatch
 
-SYSFS = Path("/sys")
 
+def prepare_process(config: RunConfig, device: torch.device, local_rank: int = 0, processes: int = 1,
+                    tune: bool = True) -> RunConfig:
+    """Make this process ready to train on `device`; return what it is to do.
 
-def prepare_process(config: RunConfig, device: torch.device, processes: int = 1, tune: bool = True) -> RunConfig:
-    """Make this process, one of `processes` on this machine, ready to train on `device`; return what it is to do.
-
-    That is `config`, but without loader workers where --num-workers was not typed and a CPU has no core for each of
-    them besides one for each process: there they cost lenet more time than they save (benchmarks/loaders.py).
+    It is number `local_rank` of `processes` on this machine. What it is to do is `config`, but without loader workers
+    where --num-workers was not typed and a CPU has no core for each of them besides one for each process: there they
+    cost lenet more time than they save (benchmarks/loaders.py).
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
     where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
     in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
     every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
-    if a process on a GPU is to be held to --memory-limit, one on a CPU to be bound, or to have too many threads.
+    if a process on a GPU is to be held to --memory-limit, or one to have too many threads.
     """
     check_memory_limit(config, device)
     threads = threads_of(config, processes)
-    if config.bind:  # before there are other threads, which would stay where they are
-        bind(device)
+    if config.bind:
+        bind(device, local_rank, processes)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
@@ -53,29 +52,6 @@ def threads_of(config: RunConfig, processes: int) -> int:
         raise SuiteError(f"--threads {config.threads} cannot be had", f"the environment has OMP_THREAD_LIMIT={limit}",
                          f"unset it, or type --threads {limit}", USAGE)
     return config.threads or max(1, min(available_cores() // processes, most))
-
-
-def bind(device: torch.device) -> None:
-    """Keep this process, and all that it will start, on those of its cores that are on its GPU's NUMA node.
-
-    Where the machine has one node, or Linux does not say which (sysfs-bus-pci, numa_node; -1 for none), nothing
-    changes. Raises SuiteError (USAGE) for a CPU.
-    """
-    if device.type != "cuda":
-        raise SuiteError("--bind is for GPUs", f"the run is on {device_name(device)}", "leave it out", USAGE)
-    gpu = torch.cuda.get_device_properties(device)
-    address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-    with contextlib.suppress(OSError, ValueError):
-        node = int((SYSFS / "bus/pci/devices" / address / "numa_node").read_text())
-        near = cores_in((SYSFS / f"devices/system/node/node{node}/cpulist").read_text())
-        if own := near & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, own)
-
-
-def cores_in(ranges: str) -> set[int]:
-    """Return the numbers in one of the kernel's lists, such as "0-3,8-11"."""
-    ends = [part.split("-") for part in ranges.split(",")]
-    return {core for first, *last in ends for core in range(int(first), int(*(last or [first])) + 1)}
 
 
 def keep_freed_memory() -> None:

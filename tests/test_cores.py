@@ -1,0 +1,166 @@
+"""--bind: which cores a process keeps to, and how soon what ranks send one another gets one."""
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.errors import MACHINE, SuiteError
+from common.machine import cores
+from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
+from processes import PROJECT, child_environment
+from training import CPU
+
+LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)
+HAS_SLICES = pytest.mark.skipif(LINUX < (6, 12), reason="needs Linux 6.12, whose threads may ask for a slice")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What a process that may use cores 0 and 1 is kept on, in place of keeping it there."""
+    kept = []
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(cores, "keep_on", kept.append)
+    return kept
+
+
+@pytest.mark.parametrize("node, near, expected", [
+    ("1", "0,2-3\n", [{0}]), ("0", "1\n", [{1}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])])
+def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, kept, monkeypatch, tmp_path):
+    gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
+    for directory in (card, place):
+        directory.mkdir(parents=True)
+    if node != "-1":  # the kernel's word for none
+        (place / "cpulist").write_text(near)
+    if node:
+        (card / "numa_node").write_text(f"{node}\n")
+    cores.bind(torch.device("cuda", 0))
+    assert kept == expected
+
+
+def test_a_rank_on_a_cpu_is_bound_to_its_share(kept, monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    for local_rank in (0, 1):
+        cores.bind(CPU, local_rank, 2)
+    cores.bind(CPU)
+    assert kept == [{0}, {1}, {0, 1}]
+
+
+@pytest.mark.parametrize("siblings, sockets, processes, shares", [
+    ("0 1 2 3", "0 0 0 0", 2, [{0, 1}, {2, 3}]),
+    ("0,2 1,3 0,2 1,3", "0 0 0 0", 2, [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
+    ("0 1 2 3", "0 1 0 1", 2, [{0, 2}, {1, 3}]),
+    ("0-1 0-1 2-3 2-3", "0 0 0 0", 3, [{0}, {1}, {2, 3}]),
+    ("0 1 2 3", "0 0 0 0", 5, [{0}, {1}, {2}, {3}, {0}]),
+    ("", "", 4, [{0}, {1}, {2}, {3}]),
+])
+def test_ranks_get_whole_cores_of_one_socket(siblings, sockets, processes, shares, monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    for core, (threads, socket) in enumerate(zip(siblings.split(), sockets.split(), strict=True)):
+        topology = tmp_path / f"devices/system/cpu/cpu{core}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{threads}\n")
+        (topology / "physical_package_id").write_text(f"{socket}\n")
+    assert [share_of({0, 1, 2, 3}, rank, processes) for rank in range(processes)] == shares
+
+
+def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
+    monkeypatch.delattr(cores.os, "sched_setaffinity")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    with pytest.raises(SuiteError, match="--bind needs Linux; this is Darwin; leave it out") as caught:
+        cores.bind(CPU)
+    assert caught.value.exit_code == MACHINE
+
+
+KEEP = """
+import os, threading
+from common.machine.environment import available_cores, keep_on
+before, end = available_cores(), threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+core = max(os.sched_getaffinity(0))
+keep_on({core})
+assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == {core}
+assert available_cores() == before
+end.set()
+"""
+
+
+def test_every_thread_is_kept_on_the_cores_and_the_others_still_count():
+    subprocess.run([sys.executable, "-c", KEEP], cwd=PROJECT, env=child_environment(), check=True)
+
+
+def slice_in_a_thread(wanted=True):
+    """What a thread that is started inside of short_slices() has."""
+    found = []
+    with short_slices(wanted):
+        thread = threading.Thread(target=lambda: found.append(slice_attributes()[RUNTIME]))
+        thread.start()
+        thread.join()
+    return found[0]
+
+
+@HAS_SLICES
+def test_threads_that_are_started_inside_ask_for_short_slices():
+    before = slice_attributes()
+    assert before[RUNTIME] > SHORT_SLICE == slice_in_a_thread()
+    assert slice_attributes() == before and slice_in_a_thread(wanted=False) == before[RUNTIME]
+
+
+def test_where_a_kernel_knows_no_slices_nothing_changes(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
+    assert slice_attributes() is None
+    with short_slices():
+        pass
+
+
+MODEL = """
+import os, pathlib
+from common.machine.cores import RUNTIME, slice_attributes
+from torch import nn
+
+class Told(nn.Linear):
+    def forward(self, images):
+        tasks = pathlib.Path("/proc/self/task").iterdir()
+        gloo = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
+        slices = {slice_attributes(task)[RUNTIME] for task in gloo}
+        cores = {frozenset(os.sched_getaffinity(task)) for task in [0, *gloo]}
+        told = repr((slices, [sorted(kept) for kept in cores]))
+        pathlib.Path(DIRECTORY, os.environ.get("RANK", "parent")).write_text(told)
+        return super().forward(images.flatten(1))
+
+def build(image_shape, classes):
+    return nn.Sequential(Told(784, 20), nn.Linear(20, classes))
+"""
+
+
+@HAS_SLICES
+@pytest.mark.parametrize("command", [
+    ("ddp_train.py", "--spawn", 2), ("fsdp_train.py", "--spawn", 2), ("pipeline_train.py", "--spawn", 2),
+    ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py")])
+def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
+    if "accelerate_train.py" in command:
+        pytest.importorskip("accelerate")
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) < 2:
+        pytest.skip("needs two cores")
+    file = tmp_path / "told.py"
+    file.write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
+    shown, trained = {}, []
+    for bound in (True, False):
+        result, weights, _ = train(*command, "--model", f"{file}:build", *["--bind"][:bound])
+        assert result["config"]["bind"] is bound and result["environment"]["cores"] >= 2
+        shown[bound] = [eval((tmp_path / str(rank)).read_text()) for rank in (0, 1) if (tmp_path / str(rank)).exists()]
+        trained.append(weights)
+    shares = [sorted(share_of({*own}, rank, 2)) for rank in (0, 1)]
+    assert shown[True] == [({SHORT_SLICE}, [shares[rank]]) for rank in range(len(shown[True]))]
+    assert all(SHORT_SLICE not in slices and kept == [own] for slices, kept in shown[False])
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
