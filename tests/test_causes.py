@@ -16,6 +16,7 @@ from test_results import make_result
 
 PHASES = {"data": 1.0, "transfer": 1.0, "forward": 10.0, "backward": 20.0, "exchange": 0.0, "update": 8.0}  # 40 ms
 STEPS = 10
+CPU = ("cpu",)
 JITTER = (1.0, 1.002, 0.998)  # of three blocks
 
 
@@ -37,9 +38,9 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
         return replace(result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases,
                        ranks=kept)
 
-    settings = {"world_size": len(ranks), "threads_per_process": 1, "startup_seconds": 4.0,
-                "environment": {"torch": "2.11.0", "cores": 2, "gpus": []}, **values}
-    result = make_result("single" if len(ranks) == 1 else "ddp", devices=("cpu",) * len(ranks), **settings)
+    settings = {"world_size": len(ranks), "devices": CPU * len(ranks), "threads_per_process": 1,
+                "startup_seconds": 4.0, "environment": {"torch": "2.11.0", "cores": 2, "gpus": []}, **values}
+    result = make_result("single" if len(ranks) == 1 else "ddp", **settings)
     epochs = tuple(epoch(number, factor) for number, factor in enumerate(factors, start=1))
     spent = sum(each.train_seconds + each.evaluate_seconds for each in epochs)
     return replace(result, epochs=epochs, total_seconds=result.startup_seconds + spent + 0.1)
@@ -131,15 +132,17 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
 @pytest.mark.parametrize("values, kind, words", [
     ({"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}}, "shared cores",
      "2 threads share 1 core; give it more cores"),
-    ({}, "shared cores", "of 2: --bind gives every rank cores of its own."),
+    ({}, "shared cores", "of 2: look for other programs, or type --bind, which"),
     ({"config": {**make_result().config, "bind": True}}, "shared cores",
+     "of 2: look for other programs; what sends for a rank has no cores but the rank's own."),
+    ({"devices": ("cuda:0 (A)", "cuda:1 (A)")}, "shared cores",
      "of 2: look for other programs, and for what binds processes to the same cores."),
     ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
 ])
 def test_ranks_without_a_core_are_named(values, kind, words):
     starved = rank(halves(), cpu=0.5, queued=0.45)
-    base = single(**{name: value for name, value in values.items() if name == "config"},
-                  workers_per_process=2 * values.get("workers_per_process", 0))
+    alone = {"workers_per_process": 2 * values.get("workers_per_process", 0), "devices": values.get("devices", CPU)[:1]}
+    base = single(**alone, **{name: value for name, value in values.items() if name == "config"})
     names, paragraph = judged(base, ddp(starved, starved, **values))
     assert names == [kind]
     assert "For 45% ± 0% of the time its threads were ready to compute and had no core" in paragraph
