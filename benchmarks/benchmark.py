@@ -22,6 +22,11 @@ from common.machine.environment import available_cores
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns",
            "planted_causes", "sharding", "shortest")
+DDP_LENET = ("--dataset", "mnist", "--model", "lenet", "--batch-size", "128", "--loader", "resident", "--epochs", "2",
+             "--max-steps", "200", "--methods", "single", "single-all-cores", "ddp", "fsdp")
+PIPELINE_RESNET8 = ("--dataset", "cifar10", "--model", "resnet8", "--loader", "resident", "--epochs", "2",
+                    "--max-steps", "15", "--methods", "pipeline-1", "pipeline", "pipeline-1f1b", "--micro-batches", "8",
+                    "--baseline", "pipeline-1")
 COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", "--recipe", "fast", "--methods", "single", "--threads-per-device",
                          str(available_cores()), "--repeats", "5", "--target-accuracy", "0.99"),
@@ -32,11 +37,11 @@ COMPARISONS = {  # directory → flags of compare_parallel.py
                            "--target-accuracy", "0.9"),
     "zero-muon": ("--dataset", "cifar10", "--recipe", "fast", "--epochs", "2", "--max-steps", "12", "--repeats", "4",
                   "--methods", "single-all-cores", "ddp", "ddp-zero", "--baseline", "single-all-cores"),
-    "ddp-lenet": ("--dataset", "mnist", "--model", "lenet", "--batch-size", "128", "--loader", "resident", "--epochs",
-                  "2", "--max-steps", "200", "--repeats", "5", "--methods", "single", "single-all-cores", "ddp"),
-    "pipeline-resnet8": ("--dataset", "cifar10", "--model", "resnet8", "--loader", "resident", "--epochs", "2",
-                         "--max-steps", "15", "--repeats", "10", "--methods", "pipeline-1", "pipeline",
-                         "pipeline-1f1b", "--micro-batches", "8", "--baseline", "pipeline-1"),
+    "ddp-lenet": (*DDP_LENET, "--repeats", "5"),
+    "bind-lenet": (*DDP_LENET, "--repeats", "8", "--bind", "--against", "figures/benchmark/ddp-lenet/results.json"),
+    "pipeline-resnet8": (*PIPELINE_RESNET8, "--repeats", "10"),
+    "bind-resnet8": (*PIPELINE_RESNET8, "--repeats", "6", "--bind", "--against",
+                     "figures/benchmark/pipeline-resnet8/results.json"),
 }
 
 

@@ -15,8 +15,9 @@ from shortest import RECIPE
 from turns import residual, run_seconds
 
 from comparison.analysis import analyse
+from comparison.counterparts import BEFORE
 from comparison.results_file import read_results
-from comparison.tables import lay_out, main_table
+from comparison.tables import before_table, lay_out, main_table
 
 
 def median(values: list[float], pattern: str) -> str:
@@ -231,7 +232,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "sharding": sharding, "shortest": shortest,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-90-batches", "zero-muon", "ddp-lenet",
-               "pipeline-resnet8")
+               "bind-lenet", "pipeline-resnet8", "bind-resnet8")
 
 
 def table(name: str, directory: Path) -> str:
@@ -239,7 +240,10 @@ def table(name: str, directory: Path) -> str:
     if (directory / name / "results.json").exists():
         report = read_results(directory / name / "results.json")
         busy = [run.foreign_cores for run in report.outcomes if run.foreign_cores is not None]
-        table = main_table(analyse(report), "github")
+        analysis = analyse(report)
+        table = main_table(analysis, "github")
+        if analysis.pairs[BEFORE]:
+            table += f"\n\nThe same without the flags that differ:\n\n{before_table(analysis, 'github')}"
         return _with_origin(table, report.command, report.environment, max(busy, default=None))
     results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     where = results["environment"]
