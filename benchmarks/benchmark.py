@@ -24,9 +24,6 @@ SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "st
            "planted_causes", "sharding", "shortest")
 DDP_LENET = ("--dataset", "mnist", "--model", "lenet", "--batch-size", "128", "--loader", "resident", "--epochs", "2",
              "--max-steps", "200", "--methods", "single", "single-all-cores", "ddp", "fsdp")
-PIPELINE_RESNET8 = ("--dataset", "cifar10", "--model", "resnet8", "--loader", "resident", "--epochs", "2",
-                    "--max-steps", "15", "--methods", "pipeline-1", "pipeline", "pipeline-1f1b", "--micro-batches", "8",
-                    "--baseline", "pipeline-1")
 COMPARISONS = {  # directory → flags of compare_parallel.py
     "time-to-99-mnist": ("--dataset", "mnist", "--recipe", "fast", "--methods", "single", "--threads-per-device",
                          str(available_cores()), "--repeats", "5", "--target-accuracy", "0.99"),
@@ -39,9 +36,9 @@ COMPARISONS = {  # directory → flags of compare_parallel.py
                   "--methods", "single-all-cores", "ddp", "ddp-zero", "--baseline", "single-all-cores"),
     "ddp-lenet": (*DDP_LENET, "--repeats", "5"),
     "bind-lenet": (*DDP_LENET, "--repeats", "8", "--bind", "--against", "figures/benchmark/ddp-lenet/results.json"),
-    "pipeline-resnet8": (*PIPELINE_RESNET8, "--repeats", "10"),
-    "bind-resnet8": (*PIPELINE_RESNET8, "--repeats", "6", "--bind", "--against",
-                     "figures/benchmark/pipeline-resnet8/results.json"),
+    "pipeline-resnet8": ("--dataset", "cifar10", "--model", "resnet8", "--loader", "resident", "--epochs", "2",
+                         "--max-steps", "15", "--repeats", "10", "--methods", "pipeline-1", "pipeline",
+                         "pipeline-1f1b", "--micro-batches", "8", "--baseline", "pipeline-1"),
 }
 
 

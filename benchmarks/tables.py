@@ -232,7 +232,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "sharding": sharding, "shortest": shortest,
 }
 COMPARISONS = ("time-to-99-mnist", "time-to-90-cifar10", "time-to-90-batches", "zero-muon", "ddp-lenet",
-               "bind-lenet", "pipeline-resnet8", "bind-resnet8")
+               "bind-lenet", "pipeline-resnet8")
 
 
 def table(name: str, directory: Path) -> str:
