@@ -36,7 +36,7 @@ LOADERS = ("workers", "resident")
 OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
 CROP_PADDING = ("zeros", "reflect")
 SCHEDULES = ("steps", "one-cycle", "linear")
-MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "resnet18")
+MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
 
 
 @dataclass(frozen=True)

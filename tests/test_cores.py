@@ -133,13 +133,36 @@ class Told(nn.Linear):
         gloo = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
         slices = {slice_attributes(task)[RUNTIME] for task in gloo}
         cores = {frozenset(os.sched_getaffinity(task)) for task in [0, *gloo]}
-        told = repr((slices, [sorted(kept) for kept in cores]))
-        pathlib.Path(DIRECTORY, os.environ.get("RANK", "parent")).write_text(told)
+        if gloo:
+            told = repr((os.environ.get("RANK"), slices, [sorted(kept) for kept in cores]))
+            pathlib.Path(DIRECTORY, f"{os.getpid()}.told").write_text(told)
         return super().forward(images.flatten(1))
 
 def build(image_shape, classes):
     return nn.Sequential(Told(784, 20), nn.Linear(20, classes))
 """
+
+
+def told_file(tmp_path):
+    """A network that tells of every process in which gloo is: rank, slices of gloo's threads, cores."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    file = tmp_path / "told.py"
+    file.write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
+    return f"{file}:build"
+
+
+def told(tmp_path):
+    files = [*tmp_path.glob("*.told")]
+    found = sorted((eval(file.read_text()) for file in files), key=lambda shown: shown[2])
+    for file in files:
+        file.unlink()
+    return found
+
+
+def shares():
+    """The cores of the two ranks, as told() has them."""
+    return [[sorted(share_of(os.sched_getaffinity(0), rank, 2))] for rank in (0, 1)]
 
 
 @HAS_SLICES
@@ -149,18 +172,22 @@ def build(image_shape, classes):
 def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
     if "accelerate_train.py" in command:
         pytest.importorskip("accelerate")
-    own = sorted(os.sched_getaffinity(0))
-    if len(own) < 2:
-        pytest.skip("needs two cores")
-    file = tmp_path / "told.py"
-    file.write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
-    shown, trained = {}, []
-    for bound in (True, False):
-        result, weights, _ = train(*command, "--model", f"{file}:build", *["--bind"][:bound])
-        assert result["config"]["bind"] is bound and result["environment"]["cores"] >= 2
-        shown[bound] = [eval((tmp_path / str(rank)).read_text()) for rank in (0, 1) if (tmp_path / str(rank)).exists()]
-        trained.append(weights)
-    shares = [sorted(share_of({*own}, rank, 2)) for rank in (0, 1)]
-    assert shown[True] == [({SHORT_SLICE}, [shares[rank]]) for rank in range(len(shown[True]))]
-    assert all(SHORT_SLICE not in slices and kept == [own] for slices, kept in shown[False])
-    torch.testing.assert_close(*trained, rtol=0, atol=0)
+    model = told_file(tmp_path)
+    result, weights, _ = train(*command, "--model", model, "--bind")
+    bound = told(tmp_path)
+    assert bound == [(str(rank), {SHORT_SLICE}, shares()[rank]) for rank in range(len(bound))] and bound
+    assert result["config"]["bind"] and result["environment"]["cores"] >= 2
+    _, others, _ = train(*command, "--model", model)
+    free = told(tmp_path)
+    assert len(free) == len(bound)
+    assert all(SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free)
+    torch.testing.assert_close(weights, others, rtol=0, atol=0)
+
+
+@HAS_SLICES
+def test_a_link_is_measured_between_bound_ranks(project, data_root, tmp_path):
+    done = project("-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--train-size", 48, "--data-root",
+                   data_root, "--batch-size", 48, "--model", told_file(tmp_path), "--loader", "resident", "--link",
+                   "--bind", tiny=False)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == [(None, {SHORT_SLICE}, share) for share in shares()]

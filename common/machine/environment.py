@@ -19,8 +19,7 @@ from common.errors import MACHINE, SuiteError
 
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
 
-
-_cores_before = None  # of keep_on()
+_unbound_cores = None  # how many this process might use before keep_on()
 
 
 def available_cores() -> int:
@@ -28,16 +27,16 @@ def available_cores() -> int:
 
     Where it keeps on some of them by itself, the others count too.
     """
-    if _cores_before:
-        return _cores_before
+    if _unbound_cores:
+        return _unbound_cores
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *_quotas()]))
 
 
 def keep_on(cores: set[int]) -> None:
     """Keep every thread of this process, and whatever they start, on these cores."""
-    global _cores_before
-    _cores_before = available_cores()
+    global _unbound_cores
+    _unbound_cores = available_cores()
     for thread in psutil.Process().threads():
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(thread.id, cores)

@@ -36,6 +36,7 @@ from common.distributed import shutdown
 from common.engine import build_optimizer, to_device
 from common.entry import run_script
 from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
+from common.machine.cores import short_slices
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import peak_resident_bytes
@@ -148,9 +149,10 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    prepare_process(arguments, device, processes=ranks)
-    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank,
-                            world_size=ranks, device_id=device if on_gpu else None)
+    prepare_process(arguments, device, rank, ranks)
+    with short_slices(arguments.bind and not on_gpu):
+        dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank,
+                                world_size=ranks, device_id=device if on_gpu else None)
     model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
     model.to(device)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set,
