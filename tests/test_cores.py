@@ -83,14 +83,13 @@ def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
 KEEP = """
 import os, threading
 from common.machine.environment import available_cores, keep_on
-before, end = available_cores(), threading.Event()
-thread = threading.Thread(target=end.wait)
+before = available_cores()
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
 core = max(os.sched_getaffinity(0))
 keep_on({core})
 assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == {core}
 assert available_cores() == before
-end.set()
 """
 
 

@@ -31,6 +31,12 @@ def test_a_seed_gives_the_same_weights():
     assert torch.equal(weight, same) and not torch.equal(weight, other)
 
 
+@pytest.mark.parametrize("name, widths", [("airbench", (64, 128, 256)), ("airbench-wide", (128, 384, 384))])
+def test_airbench_comes_in_two_widths(name, widths):
+    convolutions = [layer for layer in build_model(name, (3, 32, 32), 0).modules() if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [24, *(width for width in widths for _ in range(2))]
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_airbench_begins_with_a_cosine_transform_both_ways_that_is_not_trained(channels):
     weights = build_model("airbench", (channels, 32, 32), 0).stem[0].weight
