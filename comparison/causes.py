@@ -183,14 +183,12 @@ def _queued(row):
     if threads > row.cores:
         return Cause("shared cores", f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
                      "more cores, or fewer processes or threads.")
+    advice = "look for other programs, and for what binds processes to the same cores"
     if result.world_size > 1 and result.devices[0] == "cpu":
-        if result.config.get("bind"):
-            return Cause("shared cores", f"{words}, of {row.cores}: look for other programs; what sends for a rank has "
-                         "no cores but the rank's own.")
-        return Cause("shared cores", f"{words}, of {row.cores}: look for other programs, or type --bind, which gives "
-                     "every rank cores of its own.")
-    return Cause("shared cores", f"{words}, of {row.cores}: look for other programs, and for what binds processes to "
-                 "the same cores.")
+        advice = ("look for other programs; what sends for a rank has no cores but the rank's own"
+                  if result.config.get("bind") else
+                  "look for other programs, or type --bind, which gives every rank cores of its own")
+    return Cause("shared cores", f"{words}, of {row.cores}: {advice}.")
 
 
 def _idle_threads(row):

@@ -412,15 +412,14 @@ CATALOGUE = {
     "For {#n} ± {#m} of the time its threads were ready to compute and had no core: {threads} share {cores}; give it "
     "more cores, or fewer processes or threads.":
         "在 {n} ± {m} 的时间里，它的线程可以计算却没有核：{threads}共用{cores}；请给它更多的核，或更少的进程或线程。",
-    "For {#n} ± {#m} of the time its threads were ready to compute and had no core, of {#c}: look for other programs; "
-    "what sends for a rank has no cores but the rank's own.":
-        "在 {n} ± {m} 的时间里，它的线程可以计算，{c} 个核中却没有空闲的：请找找其他程序；替 rank 收发数据的线程也只有这个 rank 自己的核。",
-    "For {#n} ± {#m} of the time its threads were ready to compute and had no core, of {#c}: look for other programs, "
-    "or type --bind, which gives every rank cores of its own.":
-        "在 {n} ± {m} 的时间里，它的线程可以计算，{c} 个核中却没有空闲的：请找找其他程序，或者加上 --bind，让每个 rank 独占自己的核。",
-    "For {#n} ± {#m} of the time its threads were ready to compute and had no core, of {#c}: look for other programs, "
-    "and for what binds processes to the same cores.":
-        "在 {n} ± {m} 的时间里，它的线程可以计算，{c} 个核中却没有空闲的：请找找其他程序，以及是什么把进程绑在同样的核上。",
+    "For {#n} ± {#m} of the time its threads were ready to compute and had no core, of {#c}: {advice}.":
+        "在 {n} ± {m} 的时间里，它的线程可以计算，{c} 个核中却没有空闲的：{advice}。",
+    "look for other programs; what sends for a rank has no cores but the rank's own":
+        "请找找其他程序；替 rank 收发数据的线程也只有这个 rank 自己的核",
+    "look for other programs, or type --bind, which gives every rank cores of its own":
+        "请找找其他程序，或者加上 --bind，让每个 rank 独占自己的核",
+    "look for other programs, and for what binds processes to the same cores":
+        "请找找其他程序，以及是什么把进程绑在同样的核上",
     "While it computes, it keeps at most {#x} cores busy with its {#n} threads: its operations are too small to share, "
     "or something limits them (a quota, a library that sets their number).":
         "计算时，它的 {n} 个线程最多占用 {x} 个核：运算太小，分不动，或者受到了限制（配额，或设定线程数的库）。",
