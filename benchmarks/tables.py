@@ -243,7 +243,7 @@ def table(name: str, directory: Path) -> str:
         analysis = analyse(report)
         table = main_table(analysis, "github")
         if analysis.pairs[BEFORE]:
-            table += f"\n\nThe same without the flags that differ:\n\n{before_table(analysis, 'github')}"
+            table += f"\n\nEach row beside the same one, but for what the last column says:\n\n{before_table(analysis, 'github')}"
         return _with_origin(table, report.command, report.environment, max(busy, default=None))
     results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     where = results["environment"]
