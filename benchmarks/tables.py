@@ -243,7 +243,8 @@ def table(name: str, directory: Path) -> str:
         analysis = analyse(report)
         table = main_table(analysis, "github")
         if analysis.pairs[BEFORE]:
-            table += f"\n\nEach row beside the same one, but for what the last column says:\n\n{before_table(analysis, 'github')}"
+            table += ("\n\nEach row beside the same one, but for what the last column says:\n\n"
+                      + before_table(analysis, "github"))
         return _with_origin(table, report.command, report.environment, max(busy, default=None))
     results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
     where = results["environment"]
