@@ -18,7 +18,7 @@ SYSFS = Path("/sys")
 SHORT_SLICE = 100_000  # nanoseconds, the least that Linux grants
 SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2); that of sched_getattr(2) is the next
 ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
-RUNTIME = 5
+POLICY, RUNTIME = 1, 5  # their places
 
 
 def bind(device: torch.device, local_rank: int = 0, processes: int = 1) -> None:
@@ -84,14 +84,13 @@ def short_slices(wanted: bool = True) -> Iterator[None]:
     it is not allowed, nothing changes.
     """
     before = slice_attributes() if wanted else None
-    if before and before[1] == os.SCHED_OTHER:
+    shortens = before is not None and before[POLICY] == os.SCHED_OTHER
+    if shortens:
         _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1:]))
-    else:
-        before = None
     try:
         yield
     finally:
-        if before:
+        if shortens:
             _set_attributes(before)
 
 
