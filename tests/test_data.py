@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torchvision import datasets
 
 from common.config import LOADERS, RunConfig, script_parser
 from common.data import image_set as data
@@ -148,7 +149,10 @@ def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, m
     assert calls
 
 
-def test_known_statistics_are_those_of_the_real_training_images(real_data):
+def test_what_is_known_of_the_real_data_sets_is_true(real_data):
+    known = {"cifar10": datasets.CIFAR10(real_data).classes, "mnist": datasets.MNIST.classes,
+             "fashion-mnist": datasets.FashionMNIST.classes}
+    assert {name: tuple(classes) for name, classes in known.items()} == data.CLASSES
     for name, (mean, std) in data.STATISTICS.items():
         images = load_image_set(make_config(dataset=name, data_root=str(real_data))).train_images
         grey, pixels = np.arange(256) / 255, images.reshape(-1, len(mean))

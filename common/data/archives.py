@@ -1,12 +1,8 @@
-"""The files of the real data sets: where they are, what their checksums are, and what is wrong with one that differs.
-
-A file is read whole and summed once; after that, its size and modification time stand for its content.
-"""
+"""The files of the real data sets: where they are, what their checksums are, and what is wrong with one that differs."""
 
 import contextlib
 import gzip
 import hashlib
-import json
 import shutil
 import tarfile
 from dataclasses import dataclass
@@ -15,8 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from common.errors import DATA, SuiteError
-from common.reading import read_text
-from common.writing import replacing, write_json
+from common.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ IDX_MD5 = {
         "FashionMNIST/raw/t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
-VERIFIED = ".verified.json"  # in the data directory: path → [size, modification time in ns, md5]
 
 
 def archives(name: str) -> list[Archive]:
@@ -69,33 +63,19 @@ def md5_of(path: Path) -> str:
 
 
 def first_problem(root: Path, files: dict[str, str]) -> tuple[str, str] | None:
-    """Return (what is wrong, what was found) for the first of `files` that is not as it should be, or None."""
-    known = _read_verified(root)
-    fresh = {}
+    """Return (what is wrong, what was found) for the first of `files` that is not as it should be, or None.
+
+    Each is read whole: 0.3 s for CIFAR-10.
+    """
     for file, md5 in files.items():
         path = root / file
         if not path.is_file():
             return f"{path} is missing", "no such file"
-        status = path.stat()
-        stamp = [status.st_size, status.st_mtime_ns, md5]
-        if known.get(file) != stamp:
-            digest = md5_of(path)
-            if digest != md5:
-                size = f"its {status.st_size:,} bytes have" if status.st_size else "it is empty, with"
-                return f"{path} is damaged", f"{size} the md5 {digest} instead of {md5}"
-            fresh[file] = stamp
-    if fresh:
-        with contextlib.suppress(OSError):  # a directory that is only read: summed again next time
-            write_json({**known, **fresh}, root / VERIFIED)
+        if (digest := md5_of(path)) != md5:
+            size = path.stat().st_size
+            found = f"its {size:,} bytes have" if size else "it is empty, with"
+            return f"{path} is damaged", f"{found} the md5 {digest} instead of {md5}"
     return None
-
-
-def _read_verified(root):
-    try:
-        known = json.loads(read_text(root / VERIFIED))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def unpack(archive: Archive, path: Path, root: Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import sys
 import zipfile
@@ -18,14 +17,25 @@ from common.data.download import download
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.machine.environment import require_torchvision
-from common.reading import read_text, refuse_inflated, regular
-from common.writing import replacing, write_json
+from common.reading import refuse_inflated, regular
+from common.writing import replacing
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
 STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),
+}
+CLASSES = {
+    "cifar10": tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+    "mnist": tuple("0 - zero,1 - one,2 - two,3 - three,4 - four,5 - five,6 - six,7 - seven,8 - eight,9 - nine".split(",")),
+    "fashion-mnist": tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
+}
+# checksum() of each, decoded from files with the published md5.
+SHA256 = {
+    "cifar10": "d7b6f8581f2b4abd8d4f091c0f77d6b9f6359062419c158df92fe98e0de620ad",
+    "mnist": "ea3a4064cd7cea8b1c28a7a76c02e53f4ebe7628e8017a011384e5c14dadc0a2",
+    "fashion-mnist": "d9cac98ca9d6bad5b3392dd268ddbf620fe7e3d01757177abf34dee72a61ee95",
 }
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 SYNTHETIC = {
@@ -181,64 +191,56 @@ def _load_real(name, root, data_url):
                     _get(archive, root, data_url)
     if problem := first_problem(root, files):
         raise SuiteError(*problem, "delete it and run again", DATA)
-    stamps = _stamps(root, files)
-    image_set = ImageSet(name, *_decode(name, root, files), *STATISTICS[name])
+    image_set = _real_set(name, _decode(name, root, files))
+    if (found := checksum(image_set)) != SHA256[name]:
+        raise SuiteError(f"data set {name} in {root} comes out wrong, although its files are right",
+                         f"decoded, it has the SHA-256 {found} instead of {SHA256[name]}",
+                         "run again, and test this machine's memory if it happens again", DATA)
     with contextlib.suppress(OSError, SuiteError):  # a full disk, say: decoded again next time
-        _keep_decoded(image_set, root, stamps)
+        _keep_decoded(image_set, root)
     return image_set
 
 
+def _real_set(name, arrays):
+    return ImageSet(name, *arrays, CLASSES[name], *STATISTICS[name])
+
+
 def _decode(name, root, files):
-    """Return training images and labels, test images and labels, and the classes."""
-    from torchvision import datasets
-    from torchvision.datasets import mnist
+    """Return training images and labels, test images and labels."""
+    from torchvision.datasets import CIFAR10, mnist
 
     if name != "cifar10":
         read = (mnist.read_image_file, mnist.read_label_file) * 2
-        arrays = [read_file(str(root / file)).numpy() for read_file, file in zip(read, files, strict=True)]
-        return *arrays, tuple({"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name].classes)
+        return [read_file(str(root / file)).numpy() for read_file, file in zip(read, files, strict=True)]
     try:
-        train, test = datasets.CIFAR10(root, train=True), datasets.CIFAR10(root, train=False)
+        train, test = CIFAR10(root, train=True), CIFAR10(root, train=False)
     except RuntimeError as error:  # it sums the files again, before it unpickles them
         raise SuiteError(f"data set {name} in {root} is damaged", str(error), "delete it and run again", DATA) from None
-    arrays = (np.ascontiguousarray(values)  # torchvision's images are a transposed view
-              for split in (train, test) for values in (split.data, split.targets))
-    return *arrays, (*train.classes,)
+    return [np.ascontiguousarray(values)  # torchvision's images are a transposed view
+            for split in (train, test) for values in (split.data, split.targets)]
 
 
-def _stamps(root, files):
-    """Size and modification time, in ns, of each of `files`: they stand for a content that has been verified."""
-    return {str(file): [(root / file).stat().st_size, (root / file).stat().st_mtime_ns] for file in files}
+def _decoded_files(name, root):
+    return [root / "decoded" / f"{name}-{part}.npy" for part in ARRAYS]
 
 
-def _decoded_files(name):
-    return [Path("decoded", f"{name}-{part}.npy") for part in ARRAYS]
-
-
-def _keep_decoded(image_set, root, stamps):
-    """Write the arrays, and last a note that says which files they were made from."""
+def _keep_decoded(image_set, root):
     (root / "decoded").mkdir(exist_ok=True)
-    files = _decoded_files(image_set.name)
-    for file, part in zip(files, ARRAYS, strict=True):
-        with replacing(root / file) as target:
+    for file, part in zip(_decoded_files(image_set.name, root), ARRAYS, strict=True):
+        with replacing(file) as target:
             np.save(target, getattr(image_set, part))
-    note = {"files": {**stamps, **_stamps(root, files)}, "classes": image_set.classes, "sha256": checksum(image_set)}
-    write_json(note, root / "decoded" / f"{image_set.name}.json")
 
 
 def _read_decoded(name, root):
-    """Return what _keep_decoded wrote, mapped into memory; None if it is missing, or anything is otherwise than then.
+    """Return what _keep_decoded wrote, mapped into memory; None unless it is there and its checksum is the known one.
 
-    The files that were decoded are known by size and time, of the arrays every byte is summed up.
+    Every byte is read for that, so that it does not matter what has become of the files that were decoded.
     """
     try:
-        note = json.loads(read_text(root / "decoded" / f"{name}.json"))
-        if note["files"] != _stamps(root, note["files"]):
-            return None
-        arrays = [np.asarray(np.load(regular(root / file), mmap_mode="c")) for file in _decoded_files(name)]
-        image_set = ImageSet(name, *arrays, tuple(note["classes"]), *STATISTICS[name])
-        return image_set if checksum(image_set) == note["sha256"] else None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError, RecursionError):
+        image_set = _real_set(name, [np.asarray(np.load(regular(file), mmap_mode="c"))
+                                     for file in _decoded_files(name, root)])
+        return image_set if checksum(image_set) == SHA256[name] else None
+    except Exception:  # what NumPy raises for a damaged header is of many kinds
         return None
 
 
