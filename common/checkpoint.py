@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.config import RunConfig, flags_that, option
+from common.config import FLAGS, RunConfig, flags_that, option
 from common.data.image_set import ImageSet, checksum
+from common.engine import length_of
 from common.errors import DATA, USAGE, SuiteError
 from common.reading import check_types, refuse_inflated
 from common.results import EpochRecord, epoch_from_dict
@@ -26,6 +27,7 @@ DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, V
 PARTS = {"config": dict, "content": dict, "model": dict, "optimizer": dict, "schedule": dict, "records": list,
          "random": list, "begun": list}
 ANEW = "start anew without --resume"
+DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
 FORMAT = 3  # 3 added begun; 2, which is still read, added content
 
 
@@ -91,7 +93,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         raise SuiteError(f"cannot resume from {path}", wrong, ANEW, DATA)
     if changed:
         raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
-                         "type the flags of then, with the files of then, or start anew without --resume", USAGE)
+                         f"type the flags of then, with the files of then, or {ANEW}", USAGE)
     return state
 
 
@@ -99,8 +101,10 @@ def _differences(state, now, content, epochs_now, world_size):
     """What a checkpoint has that is otherwise in the training that is to go on, in words."""
     before, content_before, begun = state["config"], state["content"], state["begun"]
     ranks, epochs = len(state["random"]), len(state["records"])
-    changed = [f"{option(name)} {before.get(name)} → {now.get(name)}" for name in {**before, **now}
-               if before.get(name) != now.get(name)]
+    names = [name for name in {**now, **before} if name in now or name not in FLAGS]  # other FLAGS decide no longer
+    pairs = [(name, before.get(name, getattr(DEFAULTS, name, None)), now.get(name)) for name in names]
+    changed = [f"{option(name)} {then} → {value}" for name, then, value in pairs
+               if then != value and (then or value)]  # a switch that is off is as good as one that was not there
     if not changed:
         changed = [f"{name} {content_before.get(name)} → {found}" for name, found in content.items()
                    if content_before.get(name) != found]
@@ -148,10 +152,15 @@ def restore(config: RunConfig, state: dict, rank: int, gpus: list[torch.device],
     """Put a training back to where `state` was saved.
 
     gpus: this process's. load(states): takes the states that save_checkpoint() was given. Returns the records of the
-    epochs, and what this rank had done of the next. Raises SuiteError (DATA) if the state does not fit the model, or
-    has something else where such things should be.
+    epochs, and what this rank had done of the next. Raises SuiteError (USAGE) if the schedule is of another length,
+    (DATA) if the state does not fit the model, or has something else where such things should be.
     """
     try:
+        then, now = length_of(state["schedule"]), length_of(schedule.state_dict())
+        if then != now:
+            raise SuiteError(f"cannot resume from {config.resume} with --epochs {config.epochs}", f"its --schedule "
+                             f"{config.schedule} ends after {then} steps, this one after {now}",
+                             f"type the --epochs of then, or {ANEW}", USAGE)
         load(state)
         schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"][rank]["cpu"])
@@ -220,5 +229,4 @@ def _decisive(config, options):
     """What a run that goes on must have in common with the run that began."""
     indifferent = ("spawn", "dist_timeout", "split_at")  # where a network is cut changes nothing that is computed
     own = {name: value for name, value in vars(options).items() if name not in indifferent}
-    length = {"epochs": config.epochs} if config.schedule == "one-cycle" else {}  # it ends with the last epoch
-    return {**{name: getattr(config, name) for name in flags_that("decides")}, **length, **own}
+    return {**{name: getattr(config, name) for name in flags_that("decides")}, **own}

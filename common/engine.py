@@ -122,6 +122,14 @@ def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
 
 
+def length_of(schedule: dict) -> int | None:
+    """Return after how many steps a schedule, by its state_dict, has ended; None for one that does not depend on it.
+
+    A training that goes on cannot change that: its rates so far are those of a schedule of this length.
+    """
+    return schedule.get("total_iters", schedule.get("total_steps"))
+
+
 def steps_of(loader, config: RunConfig) -> int:
     """Return how many training steps an epoch has."""
     return min(len(loader), config.max_steps or len(loader))

@@ -84,7 +84,7 @@ def test_a_checkpoint_belongs_to_what_decides(name):
     before, now = RunConfig(), replace(RunConfig(), **{name: CHANGED[name]})
     decisive = (checkpoint._decisive(config, compare_parallel.argparse.Namespace()) for config in (before, now))
     same = next(decisive) == next(decisive)
-    assert same != (FLAGS[name].decides or name == "schedule")
+    assert same != FLAGS[name].decides
 
 
 def test_traits_go_together():

@@ -11,6 +11,7 @@ import torch
 from test_bad_data import Bomb
 
 from common.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.config import SCHEDULES, flags_that
 from common.engine import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
 from common.models import build_model
@@ -109,15 +110,55 @@ def test_of_a_format_that_is_no_more(checkpoint, refused):
         read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), {}, 1)
 
 
-def test_of_a_shorter_cycle(tmp_path, refused):
-    config = make_config(schedule="one-cycle", epochs=4, model="mlp", checkpoint=str(tmp_path / "file.pt"))
-    write_checkpoint(config, {}, steps_per_epoch=2)
+def resume(config, steps_per_epoch):
+    """Go on from an mlp's checkpoint; return the schedule."""
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    schedule = build_schedule(optimizer, config, steps_per_epoch)
+    state = read_checkpoint(config, Namespace(), CONTENT, 1)
+    restore(config, state, 0, [], partial(load_states, model, optimizer), schedule)
+    return schedule
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_of_a_schedule_of_another_length(schedule, tmp_path, refused):
+    config = make_config(schedule=schedule, epochs=4, model="mlp", checkpoint=str(tmp_path / "file.pt"))
+    write_checkpoint(config, CONTENT, steps_per_epoch=2)
     again = replace(config, resume=config.checkpoint)
-    assert read_checkpoint(again, Namespace(), {}, 1)["records"]
-    with refused("one-cycle checkpoint, other --epochs", USAGE, "that was another training", "--epochs 4 → 6"):
-        read_checkpoint(replace(again, epochs=6), Namespace(), {}, 1)
-    with refused("one-cycle checkpoint, --schedule steps", USAGE, "--schedule one-cycle → steps"):
-        read_checkpoint(replace(again, schedule="steps"), Namespace(), {}, 1)
+    resume(again, 2)
+    if schedule == "steps":  # which does not depend on it
+        assert resume(replace(again, epochs=6), 2).get_last_lr() == [config.lr]
+        return
+    with refused(f"{schedule} checkpoint, other --epochs", USAGE, "with --epochs 6; its", "8 steps, this one after 12"):
+        resume(replace(again, epochs=6), 2)
+    with refused(f"{schedule} checkpoint, --schedule steps", USAGE, f"--schedule {schedule} → steps"):
+        resume(replace(again, schedule="steps"), 2)
+
+
+@pytest.mark.parametrize("name", flags_that("decides"))
+def test_of_before_there_was_a_flag(name, checkpoint, refused):
+    config = make_config(resume=str(checkpoint), model="mlp")
+    state = torch.load(checkpoint, weights_only=True)
+    del state["config"][name]
+    torch.save(state, checkpoint)
+    if name != "model":  # which has no default
+        assert read_checkpoint(config, Namespace(), CONTENT, 1)["records"]
+    with refused(f"checkpoint of before --{name.replace('_', '-')}", USAGE, "that was another training", "→ other"):
+        read_checkpoint(replace(config, **{name: "other"}), Namespace(), CONTENT, 1)
+
+
+def test_of_before_the_script_had_a_switch(checkpoint, refused):
+    config = make_config(resume=str(checkpoint), model="mlp")
+    assert read_checkpoint(config, Namespace(zero=False, cut=None), CONTENT, 1)["records"]
+    with refused("checkpoint of before --zero", USAGE, "--zero None → True"):
+        read_checkpoint(config, Namespace(zero=True), CONTENT, 1)
+
+
+def test_of_when_a_flag_decided_that_does_not_any_more(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)
+    state["config"]["epochs"] = 3
+    torch.save(state, checkpoint)
+    assert read_checkpoint(make_config(resume=str(checkpoint), model="mlp"), Namespace(), CONTENT, 1)["records"]
 
 
 def test_of_another_method(checkpoint, refused):
@@ -187,12 +228,8 @@ def test_that_does_not_fit(fault, damage, checkpoint, refused):
     state = torch.load(checkpoint, weights_only=True)
     damage(state)
     torch.save(state, checkpoint)
-    config = make_config(resume=str(checkpoint), model="mlp")
-    model = build_model("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), config)
-    state = read_checkpoint(config, Namespace(), CONTENT, 1)
     with refused(f"checkpoint with {fault}", DATA, f"cannot resume from {checkpoint}; it is damaged"):
-        restore(config, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, config, 1))
+        resume(make_config(resume=str(checkpoint), model="mlp"), 1)
 
 
 def test_that_would_become_much_larger(tmp_path, monkeypatch, refused):
