@@ -268,6 +268,55 @@ def test_every_image_of_a_folder_is_augmented_at_its_own_size(loader, images, tm
     assert {tuple(batch.shape) for batch, _ in train_loader} == {(4, 3, 48, 48)}
 
 
+GREY = np.add.outer(np.arange(8), np.arange(8)) * 4096 % 65536  # up to 65535 in steps of 4096
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.pgm", "0.tif"])
+def test_grey_images_of_sixteen_bits_are_scaled(name, images, tmp_path):
+    shutil.rmtree(images / "test" / "cat")
+    (images / "test" / "cat").mkdir()
+    Image.fromarray(GREY.astype(np.uint16)).save(images / "test" / "cat" / name)
+    pixels = load_image_set(config_of(images, tmp_path / "data", image_size=8)).test_images[0]
+    assert np.array_equal(pixels, np.repeat(GREY[:, :, None] // 256, 3, axis=2))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_an_unknown_range_are_refused(kind, images, tmp_path):
+    file = images / "test" / "cat" / "0.tif"
+    Image.fromarray(GREY.astype(kind)).save(file)
+    with pytest.raises(SuiteError, match=f"cannot read the image {file}.*32 bits") as refused:
+        load_image_set(config_of(images, tmp_path / "data"))
+    assert refused.value.exit_code == DATA
+
+
+def test_what_only_its_name_makes_an_image_is_opened_by_no_other_reader(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    file = images / "train" / "cat" / "0.png"
+    Image.new("RGB", (8, 8)).save(file, "EPS")
+    with pytest.raises(SuiteError, match=f"cannot read the image {file}; UnidentifiedImageError"):
+        load_image_set(config_of(images, tmp_path / "data"))
+
+
+def test_a_folder_that_was_decoded_otherwise_is_decoded_again(images, tmp_path, monkeypatch):
+    config = config_of(images, tmp_path / "data", image_size=16)
+    load_image_set(config)
+    monkeypatch.setattr("common.data.folder.DECODING", 0)
+    monkeypatch.setattr("common.data.image_set.read_folder", lambda *_: pytest.fail("decoded again"))
+    with pytest.raises(pytest.fail.Exception):
+        load_image_set(config)
+
+
+@pytest.mark.parametrize("links", [
+    {"train/cat/9.png": "missing.png"}, {"train/cat/9.png": "9.png"}, {"train/cat/more": ".."},
+    {"train/cat/more": "../../test/cat", "test/cat/more": "../../train/cat"}], ids=str)
+def test_a_link_that_leads_nowhere_or_in_a_circle(links, images, tmp_path):
+    for link, target in links.items():
+        (images / link).symlink_to(target)
+    with pytest.raises(SuiteError, match="cannot read .*/9.png|/more is a link to a folder that it is in") as refused:
+        load_image_set(config_of(images, tmp_path / "data"))
+    assert refused.value.exit_code == DATA
+
+
 def break_image(images):
     (images / "test" / "emu" / "0.png").write_bytes(b"no image")
 

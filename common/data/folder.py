@@ -10,6 +10,8 @@ from common.reading import regular
 
 DEFAULT_SIZE = 64  # pixels, height and width
 TEST_NAMES = ("test", "val")
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of the names that ImageFolder takes; others may start programs
+DECODING = 2  # counted up when the same files are decoded otherwise than before
 
 
 def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...]]:
@@ -57,16 +59,39 @@ def _decode(part, size):
     images = np.empty((len(part.samples), size, size, 3), np.uint8)
     for index, (path, _) in enumerate(part.samples):
         try:
-            with Image.open(regular(path)) as image:
-                images[index] = np.asarray(fit(image.convert("RGB")))
+            with Image.open(regular(path), formats=FORMATS) as image:
+                images[index] = np.asarray(fit(_rgb(image)))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise SuiteError(f"cannot read the image {path}", f"{type(error).__name__}: {error}", "delete it, or put a "
                              "whole one in its place", DATA) from None
     return images, np.array(part.targets, np.int64)
 
 
+def _rgb(image):
+    """An image in eight bits per colour. Pillow makes everything above 255 white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # grey, sixteen bits
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits each, of which it is not known what is white")
+    return image.convert("RGB")
+
+
 def stamp(root: Path, size: int) -> str:
-    """Return what tells one content of a folder from another: name, size and modification time of every file."""
-    files = sorted(Path(place, name) for place, _, names in os.walk(root, followlinks=True) for name in names)
-    return repr([size, *((str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns)
-                         for path in files)])
+    """Return what tells one content of a folder from another: name, size and modification time of every file.
+
+    Raises SuiteError (DATA) for a link that leads nowhere, or in a circle.
+    """
+    stamps = []
+    for place, folders, names in os.walk(root, followlinks=True):
+        for path in (Path(place, name) for name in folders):
+            if path.is_symlink() and any(path.samefile(parent) for parent in path.parents):
+                raise SuiteError(f"{path} is a link to a folder that it is in", os.readlink(path), "delete it", DATA)
+        for path in (Path(place, name) for name in names):
+            try:
+                status = path.stat()
+            except OSError as error:  # where a link leads
+                raise SuiteError(f"cannot read {path}", error.strerror, "delete it", DATA) from None
+            stamps.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
+    return repr([DECODING, size, *sorted(stamps)])
