@@ -31,6 +31,7 @@ from comparison.diff import describe_difference
 from comparison.fairness import refuse_unequal
 from comparison.figures import find_font
 from comparison.language import ENGLISH, LANGUAGES
+from comparison.launch import HelperFailed
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
 from comparison.nodes import find_nodes
 from comparison.plan import file_name, given_flags, guess, make_order, make_plan, parse_method, type_flags
@@ -212,10 +213,14 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
             place = directory / PROOF
             started = resume and (place / "results.json").exists()
             run_comparison(resumed(proof, place / "results.json") if started else proof, shared_flags, place)
+    except HelperFailed:  # which has said why
+        raise
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
+        when = " before the first run had ended: there is nothing to show"
         if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
             present(directory, language)
-            print("Interrupted. The same command with --resume goes on.", file=sys.stderr)
+            when = ""
+        print(f"Interrupted{when}. The same command with --resume goes on.", file=sys.stderr)
         raise
 
 

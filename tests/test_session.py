@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 import compare_parallel
-from common.errors import SuiteError
+from common.errors import FAILED, SuiteError
 from comparison import probing, session
 from comparison.analysis import analyse
+from comparison.launch import HelperFailed
 from comparison.methods import Machine
 from comparison.plan import make_order
 from comparison.remarks import definitions
@@ -170,16 +171,43 @@ def test_a_run_that_failed_is_run_again(planned, tmp_path):
     assert len(run(resume=tmp_path / "results.json").outcomes) == 4 and [call[:2] for call in calls] == [("ddp", 1)]
 
 
-def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, tmp_path, capsys, monkeypatch):
-    run, _ = planned
+@pytest.fixture
+def interrupted(planned, tmp_path, monkeypatch):
+    """interrupted(run_comparison, by): a comparison with this in the place of its runs, which raises `by`."""
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
-    monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run(stop=3))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(tmp_path)])
-    with pytest.raises(KeyboardInterrupt):
-        compare_parallel.main()
+
+    def interrupted(run_comparison, by=KeyboardInterrupt):
+        monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)
+        with pytest.raises(by):
+            compare_parallel.main()
+
+    return interrupted
+
+
+def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, interrupted, tmp_path, capsys):
+    run, _ = planned
+    interrupted(lambda *_: run(stop=3))
     shown = capsys.readouterr()
     assert "INCOMPLETE: interrupted after 2 of 4 runs" in shown.out and "--resume goes on" in shown.err
     assert {"report.md", "results.csv", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_an_interruption_before_the_first_run_had_ended_says_so(planned, interrupted, tmp_path, capsys):
+    run, calls = planned
+    interrupted(lambda *_: run(stop=1))
+    assert "Interrupted before the first run had ended" in capsys.readouterr().err
+    assert not (tmp_path / "report.md").exists()
+    calls.clear()
+    assert len(run(resume=tmp_path / "results.json").outcomes) == 4
+
+
+def test_a_helper_that_failed_is_no_interruption(interrupted, capsys):
+    def fails(*_):
+        raise HelperFailed(FAILED)
+
+    interrupted(fails, by=HelperFailed)
+    assert "Interrupted" not in capsys.readouterr().err
 
 
 def start(monkeypatch, directory, run):
