@@ -100,7 +100,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                     os.kill(process.pid, number)
 
         try:
-            with end_after_step(pass_on):
+            with end_after_step(pass_on, ctrl_c=config.checkpoint is not None):
                 while not ranks.join():
                     pass
         except ProcessExitedException as error:

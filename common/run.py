@@ -45,7 +45,6 @@ from common.words import count
 from common.writing import replacing
 
 
-@end_after_step()
 def run(
     context: ParallelContext, train_step, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options
 ) -> RunResult:
@@ -56,6 +55,11 @@ def run(
     result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if training diverged;
     SystemExit if a signal told it to end, after the checkpoint is.
     """
+    with end_after_step(ctrl_c=config.checkpoint is not None):
+        return _run(context, train_step, model, optimizer, loaders, image_set, config, options)
+
+
+def _run(context, train_step, model, optimizer, loaders, image_set, config, options):
     say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
     if config.memory_limit:
         train_step = held_to(config.memory_limit, train_step)

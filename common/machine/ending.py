@@ -1,18 +1,22 @@
 """Being told to end: at once, with whatever was made on the way deleted, or, while training, after the step.
 
-SIGTERM is how a cluster takes a machine back, and SIGHUP how a terminal does. Ctrl-C always ends at once.
+SIGTERM is how a cluster takes a machine back, and SIGHUP how a terminal does. Ctrl-C ends at once, unless a checkpoint
+is to be written.
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from common.machine.lifetime import TAG
 
 AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = (*AFTER_STEP, signal.SIGQUIT)
+SAME_SECONDS = 1  # a launcher passes on what a terminal has told all: so long after it, a Ctrl-C counts as the same one
 
 _told = 0
 
@@ -30,20 +34,25 @@ def end_at_once() -> None:
 
 
 @contextlib.contextmanager
-def end_after_step(pass_on: Callable[[int], None] = lambda number: None) -> Iterator[None]:
+def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
     """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
 
-    pass_on(number): called at each of these signals. Not in a comparison, which does not wait for the end of a step.
+    pass_on(number): called at each of these signals. ctrl_c: SIGINT is one of them too; but a second one ends at once.
+    Not in a comparison, which does not wait for the end of a step.
     """
     global _told
-    _told = 0
+    _told, told_at = 0, math.inf
 
     def tell(number, _):
         global _told
-        _told = number
+        nonlocal told_at
+        if number == signal.SIGINT and time.monotonic() > told_at + SAME_SECONDS:
+            raise KeyboardInterrupt
+        _told, told_at = number, min(told_at, time.monotonic())
         pass_on(number)
 
-    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(AFTER_STEP, tell)}
+    numbers = (*AFTER_STEP, signal.SIGINT) if ctrl_c else AFTER_STEP
+    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(numbers, tell)}
     before = {number: _handle(number, handler) for number, handler in handlers.items()}
     try:
         yield

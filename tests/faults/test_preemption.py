@@ -33,12 +33,11 @@ def training(data_root, tmp_path):
     Returns the finished process, and what it left in a TMPDIR of its own.
     """
 
-    def training(command, name, fault, *flags):
+    def training(command, name, fault, *flags, writes=("output", "save", "checkpoint")):
         temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
         injected = {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, "FAULT_EPOCH": "2",
                     "FAULT_RANK": "0" if command in (SINGLE, SIMULATED) else "1", "FAULT_TIME": str(tmp_path / "time")}
-        files = {flag: tmp_path / f"{name}.{flag}" for flag in ("output", "save", "checkpoint")}
-        named = [text for flag, file in files.items() for text in (f"--{flag}", file)]
+        named = [text for flag in writes for text in (f"--{flag}", tmp_path / f"{name}.{flag}")]
         done = subprocess.run(
             [sys.executable, *map(str, (*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
              "mlp", "--train-size", 48 * STEPS, "--batch-size", 48, "--epochs", 2, "--figure-dir", tmp_path, *named,
@@ -62,6 +61,8 @@ def learned(tmp_path, name):
 
 ITSELF, LAUNCHER = "os.kill(os.getpid(), signal.{})", "os.kill(os.getppid(), signal.{})"
 GROUP = "os.killpg(os.getpgrp(), signal.{})"
+TWICE = ("(os.kill(os.getpid(), signal.SIGINT), __import__('subprocess').Popen(['sh', '-c', "
+         "f'sleep 1.2; kill -INT {os.getpid()}']))")
 
 
 @pytest.mark.parametrize("told, last", [
@@ -92,6 +93,9 @@ def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
     (SINGLE, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
     (SINGLE, GROUP, "SIGTERM", 143, ("--num-workers", 2)),  # its workers too
     (SINGLE, ITSELF, "SIGHUP", 129, ("--loader", "resident")),
+    (SINGLE, ITSELF, "SIGINT", 130, ("--num-workers", 2)),
+    (SPAWN, GROUP, "SIGINT", 130, ("--num-workers", 0)),  # as a terminal does it
+    (TORCHRUN, LAUNCHER, "SIGINT", 1, ("--num-workers", 0)),
     (SPAWN, LAUNCHER, "SIGTERM", 143, ("--num-workers", 2)),
     (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
     (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
@@ -125,14 +129,16 @@ def test_told_to_end_and_resumed(command, fault, number, code, flags, training, 
     assert all(torch.equal(weights[name], same[name]) for name in same)
 
 
-@pytest.mark.parametrize("before, number, code", [
-    ("None", "SIGQUIT", 131), ("None", "SIGINT", 130), (WORKER.replace("SIGKILL", "SIGSTOP"), "SIGINT", 130),
-], ids=["SIGQUIT", "SIGINT", "SIGINT after SIGSTOP to a loader worker"])
-def test_ended_at_once(before, number, code, training, tmp_path, keep):
-    done = training(SINGLE, "cut", f"({before}, {ITSELF.format(number)})", "--num-workers", 2)
-    fault = f"{number} to a script" + ", a loader worker of which is stopped" * (before != "None")
-    keep(fault, done.returncode, done.stderr, time.time() - float((tmp_path / "time").read_text()))
+@pytest.mark.parametrize("fault, code, checkpoint", [
+    (ITSELF.format("SIGQUIT"), 131, ["checkpoint"]), (ITSELF.format("SIGINT"), 130, []),
+    (f"({WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130, ["checkpoint"]),
+], ids=["SIGQUIT", "SIGINT without --checkpoint", "SIGINT twice, a loader worker is stopped"])
+def test_ended_at_once(fault, code, checkpoint, training, tmp_path, keep, request):
+    done = training(SINGLE, "cut", fault, "--num-workers", 2, writes=["output", *checkpoint])
+    seconds = time.time() - float((tmp_path / "time").read_text())
+    keep(f"{request.node.callspec.id}: to a script", done.returncode, done.stderr, seconds)
     assert (done.returncode, done.stderr, done.left) == (code, "", [])
+    assert len(json.loads((tmp_path / "cut.output").read_text())["epochs"]) == 1
 
 
 def test_told_to_end_without_a_checkpoint(project, tmp_path, keep):
