@@ -28,7 +28,7 @@ from common.writing import check_writable
 from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
-from comparison.fairness import refuse_unequal
+from comparison.fairness import ACCURACY_MARGIN, refuse_unequal
 from comparison.figures import find_font
 from comparison.language import ENGLISH, LANGUAGES
 from comparison.launch import HelperFailed
@@ -80,6 +80,8 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         help="run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)")
     add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
         help="percent by which times may differ and be practically equal (3)")
+    add("--accuracy-margin", type=positive_float, default=ACCURACY_MARGIN, metavar="P",
+        help="percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)")
     add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds of its own (never)")
     add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
     add = parser.add_argument_group("what to find out besides").add_argument

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from comparison.choice import Recommendation, choose
+from comparison.choice import Recommendation, choose, tied_for_fastest
 from comparison.counterparts import BEFORE, TWIN
-from comparison.fairness import compare_with_baselines, differences
+from comparison.fairness import compare_with_baselines, differences, equal_images
 from comparison.measures import Summary, asked_seconds, block_times, confidence_of, ratios_of, summarize
 from comparison.projection import Projection, project
 from comparison.record import Report, Row
@@ -15,14 +15,16 @@ from comparison.statistics import Ratio, residual_deviation, resolution
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rows that differ in the swept setting `name` alone, at least two, in the order of its values.
+    """Rows that differ in the swept setting `name` alone, at least two, in the order of its values; none is simulated.
 
-    ratios: how many times as long as the first each of the others takes.
+    ratios: how many times as long as the first each of the others takes for what was asked. fastest: the rows that may
+    be the fastest; none where one is disturbed.
     """
 
     name: str
     rows: tuple[RowAnalysis, ...]
     ratios: tuple[Ratio, ...]
+    fastest: tuple[RowAnalysis, ...]
 
     def value(self, entry: RowAnalysis) -> object:
         """Return the value of the swept setting in a row."""
@@ -76,6 +78,11 @@ class Analysis:
         """The rows that have a run that ended well."""
         return [entry for entry in self.rows if entry.row.results]
 
+    @property
+    def same_images(self) -> bool:
+        """Whether the epochs of all rows hold equally many images, so that their times per epoch are comparable."""
+        return equal_images(entry.row.results[0] for entry in self.done)
+
     def of(self, row: Row) -> RowAnalysis:
         """Return what is derived from a row."""
         return entry_of(self.rows, row)
@@ -83,30 +90,31 @@ class Analysis:
 
 def analyse(report: Report) -> Analysis:
     """Return all that is derived from the raw results of a comparison."""
-    summaries = {row.configuration.name: summarize(row) for row in report.rows}
+    summaries = summarize(report)
     standings = compare_with_baselines(report)
     rows = tuple(analyse_row(report, row, standings[row.configuration.name], summaries) for row in report.rows)
     sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(report, rows, name))
     return Analysis(report, rows, sweeps, project(report, summaries), tuple(choose(report, rows)),
-                    _resolution(report), {role: _pairs(report, rows, role) for role in (TWIN, BEFORE)})
+                    _resolution(report), {role: _pairs(report, rows, role, summaries) for role in (TWIN, BEFORE)})
 
 
-def _pairs(report, rows, role):
+def _pairs(report, rows, role, summaries):
     """The intervals of all pairs of a role together have the report's confidence (Bonferroni's inequality)."""
     by_name = {entry.row.configuration.name: entry for entry in rows if entry.row.results}
     couples = [(by_name[other.configuration.against], other) for other in report.counterparts
                if other.configuration.role == role and other.results and other.configuration.against in by_name]
     confidence = 1 - (1 - confidence_of(report)) / max(1, len(couples))
-    return tuple(_pair(report, entry, other, confidence) for entry, other in couples)
+    return tuple(_pair(report, entry, other, summaries[other.configuration.name], confidence)
+                 for entry, other in couples)
 
 
-def _pair(report, entry, other, confidence):
+def _pair(report, entry, other, summary, confidence):
     mine, theirs = entry.row.results[0], other.results[0]
     ratio = None
-    if mine.epochs[-1].samples == theirs.epochs[-1].samples:
+    if equal_images((mine, theirs)):
         (ratio,) = ratios_of(report, other, [entry.row], asked_seconds(report), confidence)
     unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
-    return Pair(entry, other, summarize(other), ratio, tuple(unlike))
+    return Pair(entry, other, summary, ratio, tuple(unlike))
 
 
 def _resolution(report):
@@ -123,7 +131,13 @@ def _resolution(report):
 def _sweeps(report, rows, name):
     groups: dict[str, list[RowAnalysis]] = {}
     for entry in rows:
-        if name in entry.row.configuration.values and entry.row.results:
+        if name in entry.row.configuration.values and entry.row.results and not entry.row.simulated:
             groups.setdefault(entry.row.series(name), []).append(entry)
-    return [Sweep(name, tuple(group), tuple(ratio.inverse for ratio in ratios_of(
-        report, group[0].row, [entry.row for entry in group[1:]]))) for group in groups.values() if len(group) > 1]
+    return [_sweep(report, name, group) for group in groups.values() if len(group) > 1]
+
+
+def _sweep(report, name, group):
+    others = [entry.row for entry in group[1:]]
+    ratios = tuple(ratio.inverse for ratio in ratios_of(report, group[0].row, others, asked_seconds(report)))
+    disturbed = any(entry.row.disturbed for entry in group)
+    return Sweep(name, tuple(group), ratios, () if disturbed else tuple(tied_for_fastest(report, group)))

@@ -297,7 +297,8 @@ def _parts_of_runs(row, standing, runs, summaries):
 def _pays_from(row, standing, extra, summaries):
     """From how many epochs on a faster row makes up for its longer start."""
     own, other = (summaries[some.configuration.name] for some in (row, standing.baseline))
-    saved, epochs = other.epoch_seconds - own.epoch_seconds, len(row.results[0].epochs)
+    saved = own.epoch_seconds * (own.images_per_second / other.images_per_second - 1)
+    epochs = len(row.results[0].epochs)
     if standing.speed_up.words != "faster" or extra <= saved * epochs:
         return ""
     return f" (an epoch saves {saved:.2f} s, so it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here)"

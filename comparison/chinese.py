@@ -68,6 +68,10 @@ CATALOGUE = {
     # ---- what became of a row
     "baseline": "基准",
     "faster": "更快",
+    "accuracy {#n} points lower": "准确率低 {n} 个百分点",
+    "accuracy not shown to be within {#n} points": "没有表明准确率相差不超过 {n} 个百分点",
+    "accuracy not shown to be within {#n} point": "没有表明准确率相差不超过 {n} 个百分点",
+    "images {#n}": "图像 {n}",
     "slower": "更慢",
     "practically equal": "实际相等",
     "undecided": "未定",
@@ -109,6 +113,7 @@ CATALOGUE = {
     "accuracy (%)": "准确率 (%)",
     "Accuracy\n(%)": "准确率\n(%)",
     "time per epoch (s)": "每轮时间 (s)",
+    "time per image (µs)": "每张图像的时间 (µs)",
     "Time per\nepoch (s)": "每轮时间\n(s)",
     "Training to {#n} % (s)": "训练到 {n} % (s)",
     "Training to\n{#n} % (s)": "训练到\n{n} % (s)",
@@ -196,7 +201,7 @@ CATALOGUE = {
     "Error of the\nprojection": "推算\n误差",
     "waiting for data (ms/step)": "等数据 (ms/步)",
     "rest of the step (ms)": "一步的其余 (ms)",
-    "Times as long as at {value} [95 %]": "为 {value} 时的几倍 [95 %]",
+    "{time} ÷ that at {value} [95 %]": "{time} ÷ {value} 时的 [95 %]",
     "class": "类别",
     "block": "区组",
     "epoch": "轮",
@@ -246,6 +251,9 @@ CATALOGUE = {
     "{#s} s": "{s} 秒",
     "{#s} s of training to {#n} %, {#e} s per epoch": "训练到 {n} % 用 {s} 秒，每轮 {e} 秒",
     "{#s} s instead of {#t} s per epoch": "每轮 {s} 秒，而不是 {t} 秒",
+    "{#s} instead of {#t} images/s": "每秒 {s} 张图像，而不是 {t} 张",
+    "{#n} images/s, {#e} s per epoch": "每秒 {n} 张图像，每轮 {e} 秒",
+    "{#s} s of training to {#n} %, {#m} images/s, {#e} s per epoch": "训练到 {n} % 用 {s} 秒，每秒 {m} 张图像，每轮 {e} 秒",
     "{time}, instead of {other}": "{time}，而不是{other}",
     "{#ratio} (faster)": "{ratio}（更快）",
     "{#ratio} (slower)": "{ratio}（更慢）",
@@ -280,7 +288,12 @@ CATALOGUE = {
         "在本机上用{row}：速度为{base}的 {x} 倍{i}；{time}。",
     "use {row} on this machine: {#x} times as fast{i?} as {base} and {#y} times as fast{j?} as {other}; {time}.":
         "在本机上用{row}：速度为{base}的 {x} 倍{i}，为{other}的 {y} 倍{j}；{time}。",
-    "Not told apart from it: {rows}.": "与它分不出高下的：{rows}。",
+    "Statistically tied with it: {rows}.": "在统计上与它不分高下的：{rows}。",
+    "{words}, but {doubts}": "{words}，但{doubts}",
+    "{-doubt} and {-other}": "{doubt}和{other}",
+    "More --repeats, or --check-maths, can show that.": "更多 --repeats 或 --check-maths 可以表明这一点。",
+    "none, as the rows are unequal: {rows}.": "没有，因为各行不相等：{rows}。",
+    "{row} is {#x} times as fast{i?} as {base}, with {settings}": "{row}的速度为{base}的 {x} 倍{i}，而{settings}",
     "Not measured here: {rows}.": "在这里没有测量：{rows}。",
 
     # ---- verdict
@@ -346,8 +359,13 @@ CATALOGUE = {
     "gradients {#x}": "梯度 {x}",
     "optimizer state {#x}": "优化器状态 {x}",
     "the rest {#x} MiB": "其余 {x} MiB",
-    "Sweep of {what}, {method}: shortest at {value}, {#s} s per epoch.": "{what}的扫描，{method}：{value} 时最短，每轮 {s} 秒。",
-    "Times as long as at {value}: {ratios}.": "为 {value} 时的几倍：{ratios}。",
+    "Sweep of {what}, {method}: {fastest}.": "{what}的扫描，{method}：{fastest}。",
+    "fastest at {value}, {#n} images/s": "{value} 时最快，每秒 {n} 张图像",
+    "fastest at {value}, {#s} s of training to {#n} %": "{value} 时最快，训练到 {n} % 用 {s} 秒",
+    "fastest at {values} or {value} (not decided)": "{values} 或 {value} 时最快（没有定论）",
+    "disturbed, nothing can be claimed from its times": "受到干扰，从其用时得不出任何结论",
+    "{time} as a multiple of that at {value}: {ratios}.": "{time}为 {value} 时的几倍：{ratios}。",
+    "Largest batch that fits: {rows}.": "放得下的最大批次：{rows}。",
     "It is proved to be faster than its baseline at each of them.": "在每一个值上都证明比基准快。",
     "It is proved to be faster than its baseline at none of them.": "在哪一个值上都没有证明比基准快。",
     "It is proved to be faster than its baseline from {value} on.": "从 {value} 起证明比基准快。",
@@ -453,6 +471,10 @@ CATALOGUE = {
     "changed its speed; close other programs, or give more --repeats or a longer --budget.":
         "各次运行的标准差为 {n}（每轮 {low} 至 {high} 秒）：有别的东西在用这台机器，或者它变了速度；请关闭其他程序，"
         "或给出更多的 --repeats 或更长的 --budget。",
+    "in block {#n}, epoch {-numbers} took {#s} s, where the median epoch took {#m} s; what counts is the mean.":
+        "区组 {n} 中，第 {numbers} 轮用了 {s} 秒，而各轮的中位数是 {m} 秒；计入的是平均值。",
+    "in block {#n}, epochs {numbers} took {times} s, where the median epoch took {#m} s; what counts is the mean.":
+        "区组 {n} 中，第 {numbers} 轮用了 {times} 秒，而各轮的中位数是 {m} 秒；计入的是平均值。",
     "its first epoch takes {#x} times as long as the others: warm-up, which is left out of the times; give more "
     "--epochs, so that more of them count.": "第一轮用时是其他轮的 {x} 倍：这是预热，不计入时间；请给出更多的 --epochs，让计入的轮更多。",
     "heat or a limit of the power held a GPU's clocks down for {#n} of the time, so that its times say as much about "
@@ -528,15 +550,17 @@ CATALOGUE = {
         "全部 {n} 个 GPU 之间对 {model} 的 {bytes} 字节梯度做全归约，总线带宽为 {speed} Gbit/s（按 NCCL 测试的定义），在训练中的各进程之间测得。",
     "In use by all: at most, with every program's context.": "全部占用：最大值，含每个程序的上下文。",
     "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest rank; a "
-    "run's median over its epochs ({warm}), then the geometric mean over the runs, as for all times.":
-        "每轮时间：只含训练，从请求第一批到所有设备空闲，取最慢的 rank；一次运行取各轮的中位数（{warm}），再取各次运行的几何平均，"
+    "run's mean over its epochs ({warm}), then the geometric mean over the runs, as for all times.":
+        "每轮时间：只含训练，从请求第一批到所有设备空闲，取最慢的 rank；一次运行取各轮的平均（{warm}），再取各次运行的几何平均，"
         "所有时间都是如此。",
+    "Where runs failed, it is adjusted to all blocks, so that the quotient of two rows' times is their speed-up.":
+        "有运行失败时，按全部区组校正，使两行用时之商就是加速比。",
     "the first epoch warms up and is left out": "第一轮是预热，不计入",
     "there is only one, with its warm-up": "只有一轮，含预热",
     "Evaluation is not in it.": "不含评估。",
     "Speed-up: the {what} of the {row} row with the same swept values, divided by the row's.":
         "加速比：扫描值相同的 {row} 行的{what}，除以该行的。",
-    "time per epoch": "每轮时间",
+    "time per image": "每张图像的时间",
     "training time to {#n} %": "训练到 {n} % 的时间",
     "The interval is of logarithms, by randomised blocks: what all rows of a block have in common is no noise, and the "
     "noise is that of the pair's own differences and, for a part, of the other rows.":
@@ -681,8 +705,6 @@ CATALOGUE = {
     "the rest: transfer, forward, backward, update": "其余：传输、前向、反向、更新",
     "whiskers: fastest and slowest epoch": "须线：最快与最慢的一轮",
     "{row} (simulated)": "{row}（模拟）",
-    "simulated: its times say nothing about its speed": "模拟：用时不说明它的速度",
-    "shortest at {value}: {#s} s per epoch": "{value} 时最短：每轮 {s} 秒",
     "{row}, measured": "{row}，实测",
     "ideal: in proportion to the devices": "理想：与设备数成正比",
     "speed-up over the baseline": "相对于基准的加速比",

@@ -4,10 +4,8 @@ What a machine is like changes from hour to hour, and neither comparison has run
 runs of each would be too narrow by far.
 """
 
-import statistics
-
 from comparison.fairness import differences
-from comparison.measures import run_seconds, summarize
+from comparison.measures import summarize
 from comparison.record import Report
 from comparison.tables import DASH, cell, lay_out
 
@@ -18,7 +16,9 @@ OF_THE_MACHINE = ("torch", "device", "threads", "precision", "seed")
 def describe_difference(first: Report, second: Report) -> str:
     """Return a table of the rows of both, A and B, with how many times as fast B was, and what else differs."""
     mine, theirs = ({row.configuration.name: row for row in report.rows} for report in (first, second))
-    rows = [_cells(mine.get(name), theirs.get(name), first.settings["scaling"]) for name in {**mine, **theirs}]
+    numbers = [summarize(report) for report in (first, second)]
+    rows = [_cells(mine.get(name), theirs.get(name), [summaries.get(name) for summaries in numbers],
+                   first.settings["scaling"]) for name in {**mine, **theirs}]
     header = ("Method", "A: time per epoch (s)", "Runs", "B: time per epoch (s)", "Runs", "A ÷ B",
               "Remarks on B")
     lines = [f"A: {first.title}", f"B: {second.title}", "", lay_out(rows, header, "simple", left=(0, 6)), ""]
@@ -32,9 +32,8 @@ def describe_difference(first: Report, second: Report) -> str:
     return "\n".join(lines)
 
 
-def _cells(mine, theirs, scaling):
+def _cells(mine, theirs, summaries, scaling):
     label = (mine or theirs).label
-    summaries = [summarize(row) if row else None for row in (mine, theirs)]
     numbers = [text for summary in summaries for text in
                (cell(summary and summary.epoch_seconds, ".2f"), cell(summary and summary.runs))]
     if not (mine and theirs and mine.results and theirs.results):
@@ -43,7 +42,7 @@ def _cells(mine, theirs, scaling):
     if unequal:
         return [label, *numbers, DASH, "refused: " + "; ".join(unequal)]
     machine = differences(theirs.results[0], mine.results[0], scaling)
-    before, after = (statistics.geometric_mean(run_seconds(row)) for row in (mine, theirs))
+    before, after = (summary.epoch_seconds for summary in summaries)
     rows = (("A", mine), ("B", theirs))
     remarks = [*machine, *(f"{name} {word}" for word in ("simulated", "disturbed") for name, row in rows
                            if getattr(row, word))]

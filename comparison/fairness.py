@@ -1,21 +1,25 @@
 """Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from common.config import RunConfig, flags_that
 from common.errors import USAGE, SuiteError
 from common.results import RunResult
 from common.words import count
-from comparison.measures import asked_seconds, confidence_of, ratios_of
+from comparison.measures import asked_seconds, block_times, confidence_of, ratios_of
 from comparison.methods import method_of
 from comparison.plan import Configuration, baseline_of, words_of
+from comparison.quantiles import CONFIDENCE
 from comparison.record import Report, Row
-from comparison.statistics import Ratio
+from comparison.statistics import FASTER, Ratio, mean_difference
 
+NOT_SHOWN = "accuracy not shown to be within"
+ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
 OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
-MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch")}
+MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,27 @@ def effective(result: RunResult) -> Effective:
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
     """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
 
-    exempt: fields of RunConfig or Effective, or "torch". Under strong scaling the global batch is equal, under weak
-    scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one step: that is no
-    difference.
+    exempt: fields of RunConfig or Effective, "torch", or "images" (of an epoch). Under strong scaling the global batch
+    is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one
+    step: that is no difference.
     """
     mine, theirs = ({**{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
-                     "torch": run.environment["torch"], **vars(effective(run))} for run in (result, reference))
+                     "torch": run.environment["torch"], **vars(effective(run)), "images": run.epochs[-1].samples}
+                    for run in (result, reference))
     may_differ = {*MAY_DIFFER[scaling], *exempt}
+    if equal_images((result, reference)):
+        may_differ.add("images")
     if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
         may_differ.add("steps_per_epoch")
     return [f"{words_of(name)} {mine[name]} instead of {theirs[name]}" for name in mine
             if name not in may_differ and mine[name] != theirs[name]]
+
+
+def equal_images(results: Iterable[RunResult]) -> bool:
+    """Whether the epochs of these runs hold equally many images, but for the up to N - 1 that N ranks leave out."""
+    results = tuple(results)
+    images = [result.epochs[-1].samples for result in results]
+    return not results or max(images) - min(images) < max(result.loading_ranks for result in results)
 
 
 def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> None:
@@ -91,7 +105,7 @@ class Standing:
     """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
 
     unequal: the settings that should be equal and are not. efficiency: the speed-up ÷ how many times as many devices
-    (on a CPU, threads) as the baseline the row has.
+    (on a CPU, threads) as the baseline the row has. accuracy: why its accuracy keeps it from being recommended, if so.
     """
 
     baseline: Row | None
@@ -99,6 +113,7 @@ class Standing:
     reason: str = ""
     unequal: tuple[str, ...] = ()
     efficiency: Ratio | None = None
+    accuracy: str = ""
 
 
 def compare_with_baselines(report: Report) -> dict[str, Standing]:
@@ -126,8 +141,34 @@ def compare_with_baselines(report: Report) -> dict[str, Standing]:
         for row, speed_up in zip(rows, speed_ups, strict=True):
             share = units(baseline.results[0]) / units(row.results[0])
             standings[row.configuration.name] = replace(
-                standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share))
+                standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share),
+                accuracy=less_accurate(report, row, baseline, speed_up))
     return standings
+
+
+def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> str:
+    """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; nothing if it is.
+
+    A test of non-inferiority: with 95 % confidence, the mean difference in blocks of equal seeds is above -margin; all
+    rows that learn tell the noise. Of a row that is not faster, or whose weights are one device's after 20 steps, only
+    a lower accuracy that is proved is told. Rows that reached a target accuracy are equal in that.
+    """
+    if report.settings.get("target_accuracy") is not None or row.times_only:
+        return ""
+    rows = tuple(other for other in report.rows if not other.times_only)
+    columns = {other.configuration.name: column for column, other in enumerate(rows)}
+    accuracies = block_times(rows, lambda outcome: 100 * outcome.result.epochs[-1].test_accuracy)
+    value, low, high = mean_difference(accuracies, *(columns[some.configuration.name] for some in (row, baseline)),
+                                       2 * CONFIDENCE - 1)
+    margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
+    if low >= -margin:
+        return ""
+    if high < 0:
+        return f"accuracy {-value:.1f} points lower"
+    check = report.equivalence.get(row.configuration.name)
+    if speed_up.words != FASTER or (check and check.status == "ok"):
+        return ""
+    return f"{NOT_SHOWN} {margin:g} point" + ("" if margin == 1 else "s")
 
 
 def _before_times(report, row):

@@ -1,4 +1,4 @@
-"""What one row's runs say by themselves: medians, throughput, phases, and what makes them doubtful."""
+"""What the runs of each row say by themselves: times, throughput, phases, and what makes them doubtful."""
 
 import math
 import statistics
@@ -9,11 +9,13 @@ import numpy as np
 
 from common.describe import training_seconds
 from common.results import PhaseTimes, RunResult
+from comparison.launch import Outcome
 from comparison.quantiles import CONFIDENCE, look_confidence
 from comparison.record import Report, Row
-from comparison.statistics import EQUAL_WITHIN, Ratio, mean_interval, ratios
+from comparison.statistics import EQUAL_WITHIN, Ratio, adjusted_means, mean_interval, ratios
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
+STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
 MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
 
 
@@ -39,13 +41,16 @@ class Memory:
 class Summary:
     """One row's derived numbers; None where nothing was measured.
 
-    Times are geometric means over the runs, as ratios of rows are; for the time per epoch, each run counts with its
-    median over the epochs without the warm-up. fastest and slowest are over all those epochs. accuracies: of the runs'
-    last epochs, 0..1; none for a method that trains something else on purpose. phases: milliseconds per step, mean
-    over the timed epochs of all runs. Startup is the time before the first step, and what the first epoch takes longer.
+    Times are geometric means over the runs, adjusted to all blocks where some runs failed, so that the quotient of two
+    rows' is their ratio; for the time per epoch, each run counts with its mean over the epochs without the warm-up.
+    fastest and slowest are over all those epochs. asked_seconds: what rows are judged by (see asked_seconds()).
+    accuracies: of the runs' last epochs, 0..1; none for a method that trains something else on purpose. phases:
+    milliseconds per step, mean over the timed epochs of all runs. Startup is the time before the first step, and what
+    the first epoch takes longer.
     """
 
     runs: int = 0
+    asked_seconds: float | None = None
     epoch_seconds: float | None = None
     epoch_interval: tuple[float, float] | None = None  # of 95 %, around epoch_seconds
     fastest_epoch: float | None = None
@@ -77,34 +82,53 @@ class Summary:
 
 
 def epoch_seconds(result: RunResult) -> float:
-    """Return a run's median seconds per epoch."""
-    return statistics.median(epoch.train_seconds for epoch in result.timed_epochs)
+    """Return a run's mean seconds per epoch."""
+    return statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs)
 
 
 def run_seconds(row: Row) -> list[float]:
-    """Return the median seconds per epoch of each run that ended well."""
+    """Return the mean seconds per epoch of each run that ended well."""
     return [epoch_seconds(result) for result in row.results]
 
 
-def summarize(row: Row) -> Summary:
-    """Return the numbers of one row."""
+def image_seconds(outcome: Outcome) -> float:
+    """Return a run's mean seconds per image: epochs of rows with other batches or ranks may hold other images."""
+    epochs = outcome.result.timed_epochs
+    return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
+
+
+def whole_training(outcome: Outcome) -> float:
+    """Return a run's seconds of training over all its epochs."""
+    return training_seconds(outcome.result)
+
+
+def summarize(report: Report) -> dict[str, Summary]:
+    """Return the numbers of every row, by its configuration's name."""
+    measures = (asked_seconds(report), image_seconds, whole_training, lambda outcome: outcome.wall_seconds)
+    means = zip(*(adjusted_means(block_times(report.all_rows, measure)) for measure in measures), strict=True)
+    return {row.configuration.name: _summary(row, *map(float, own))
+            for row, own in zip(report.all_rows, means, strict=True)}
+
+
+def _summary(row, asked, per_image, training, total):
+    """The numbers of one row, given its mean seconds for what was asked, an image, the training and the command."""
     seconds = run_seconds(row)
     if not seconds:
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
-    mean = statistics.geometric_mean(seconds)
+    mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
     return Summary(
         runs=len(seconds),
+        asked_seconds=asked,
         epoch_seconds=mean,
-        epoch_interval=mean_interval(seconds),
+        epoch_interval=mean_interval(seconds, mean),
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
-        images_per_second=epochs[-1].samples / mean,
+        images_per_second=1 / per_image,
         accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
-        total_seconds=statistics.geometric_mean(
-            outcome.wall_seconds for outcome in row.outcomes if outcome.status == "ok"),
-        training_seconds=statistics.geometric_mean(map(training_seconds, row.results)),
-        training_interval=mean_interval([training_seconds(result) for result in row.results]),
+        total_seconds=total,
+        training_seconds=training,
+        training_interval=mean_interval([training_seconds(result) for result in row.results], training),
         startup_seconds=statistics.median(
             result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
             for result, own in zip(row.results, seconds, strict=True)),
@@ -131,20 +155,19 @@ def _memory(results):
     return Memory(statistics.median(peaks), min(peaks), max(peaks), results[0].memory_parts or {})
 
 
-def block_times(rows: tuple[Row, ...], seconds: Callable[[RunResult], float] = epoch_seconds) -> np.ndarray:
-    """Return the seconds of every run that ended well, (blocks, rows), nan where there is none.
-
-    seconds: what of a run is meant.
-    """
-    cells = {(outcome.block, column): seconds(outcome.result) for column, row in enumerate(rows)
+def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = image_seconds) -> np.ndarray:
+    """Return what is measured of every run that ended well, (blocks, rows), nan where there is none."""
+    cells = {(outcome.block, column): measure(outcome) for column, row in enumerate(rows)
              for outcome in row.outcomes if outcome.status == "ok"}
     blocks = sorted({block for block, _ in cells})
-    return np.array([[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks])
+    values = [[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks]
+    return np.array(values).reshape(len(blocks), len(rows))
 
 
-def asked_seconds(report: Report) -> Callable[[RunResult], float]:
-    """Return what of a run the rows are judged by: all training to a target accuracy if one was set, or an epoch."""
-    return epoch_seconds if report.settings.get("target_accuracy") is None else training_seconds
+def asked_seconds(report: Report) -> Callable[[Outcome], float]:
+    """Return what of a run the rows are judged by: the seconds of all training to a target accuracy if one was set, or
+    those of an image."""
+    return image_seconds if report.settings.get("target_accuracy") is None else whole_training
 
 
 def confidence_of(report: Report) -> float:
@@ -162,7 +185,7 @@ def noise_blocks_of(report: Report) -> int | None:
 
 
 def ratios_of(
-    report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[RunResult], float] = epoch_seconds,
+    report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[Outcome], float] = image_seconds,
     confidence: float | None = None
 ) -> list[Ratio]:
     """Return the ratios of the times of one row and each of several; all their intervals together have `confidence`.
@@ -180,7 +203,7 @@ def ratios_of(
 
 
 def ratio_of(
-    report: Report, numerator: Row, denominator: Row, seconds: Callable[[RunResult], float] = epoch_seconds
+    report: Report, numerator: Row, denominator: Row, seconds: Callable[[Outcome], float] = image_seconds
 ) -> Ratio:
     """Return the ratio of the times of two rows."""
     return ratios_of(report, numerator, [denominator], seconds)[0]
@@ -196,7 +219,9 @@ def unsteadiness(row: Row) -> list[str]:
         reasons.append(f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
                        "s per epoch): something else used the machine, or it changed its speed; close other programs, "
                        "or give more --repeats or a longer --budget")
-    first = [result.epochs[0].train_seconds / median for result, median in zip(row.results, seconds, strict=True)
+    reasons += [f"in block {outcome.block}, {words}; what counts is the mean" for outcome in row.outcomes
+                if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))]
+    first = [result.epochs[0].train_seconds / mean for result, mean in zip(row.results, seconds, strict=True)
              if len(result.epochs) > 1]
     if first and statistics.median(first) > 1.5:
         reasons.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
@@ -208,3 +233,16 @@ def unsteadiness(row: Row) -> list[str]:
     if row.disturbed:
         reasons.append(f"other programs {row.foreign} during a run; close them and run again")
     return reasons
+
+
+def _odd_epochs(epochs):
+    """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one; nothing if none."""
+    seconds = [epoch.train_seconds for epoch in epochs]
+    mean, median = statistics.fmean(seconds), statistics.median(seconds)
+    if abs(mean / median - 1) <= STALLED:
+        return ""
+    sign = 1 if mean > median else -1
+    odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
+    numbers, times = (", ".join(texts) for texts in zip(*(
+        (str(epoch.epoch), f"{epoch.train_seconds:.2f}") for epoch in odd), strict=True))
+    return f"epoch{'s' * (len(odd) > 1)} {numbers} took {times} s, where the median epoch took {median:.2f} s"

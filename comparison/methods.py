@@ -62,7 +62,8 @@ class Method:
     without_exchange: the flags that leave out the exchange of gradients. baseline: the others are compared with it
     unless --baseline says otherwise. by_default: it runs unless --methods says otherwise, where there are default_gpus:
     what fewer GPUs would simulate, another method may do in truth. rung: it is one of --methods ladder. projected: what
-    --project computes is about it.
+    --project computes is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of
+    rows that are equally fast, the simplest is recommended.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -83,6 +84,7 @@ class Method:
     default_gpus: int = 0
     rung: bool = False
     projected: bool = False
+    complexity: int = 0
 
     @property
     def staged(self) -> bool:
@@ -182,37 +184,38 @@ METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
         _single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES),
-    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL),
-    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True),
+    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
+    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
     "ddp-no-sync": Method(
         _with(_ddp, "no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=RANKS, divides=True,
-        differs="it exchanges no gradients", by_default=False, rung=True),
+        differs="it exchanges no gradients", by_default=False, rung=True, complexity=2),
     "ddp": Method(
         _ddp, Look("#0072B2", "-.", "^"), uses=RANKS, divides=True, rung=True, called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
-        projected=True),
+        projected=True, complexity=2),
     "ddp-bf16": Method(
         _with(_ddp, "gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=RANKS,
-        divides=True, rounds="gradients to bf16", by_default=False),
+        divides=True, rounds="gradients to bf16", by_default=False, complexity=2),
     "ddp-fp16": Method(
         _with(_ddp, "gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=RANKS,
-        divides=True, rounds="gradients to fp16", by_default=False),
+        divides=True, rounds="gradients to fp16", by_default=False, complexity=2),
     "ddp-zero": Method(
         _with(_ddp, "ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=RANKS, divides=True,
-        by_default=False),
-    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True),
-    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2),
+        by_default=False, complexity=3),
+    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True, complexity=3),
+    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2, complexity=4),
     "mp-micro": Method(
         _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
-        default_gpus=2, called="model parallel with micro-batches"),
-    "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False),
+        default_gpus=2, called="model parallel with micro-batches", complexity=4),
+    "pipeline-1": Method(
+        _pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False, complexity=4),
     "pipeline": Method(
-        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True),
+        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True, complexity=4),
     "pipeline-1f1b": Method(
         _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"), Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
-        uses=(*RANKS, "micro_batches"), cuts=True, one_each=True, by_default=False),
+        uses=(*RANKS, "micro_batches"), cuts=True, one_each=True, by_default=False, complexity=4),
     "accelerate": Method(
-        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate"),
+        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate", complexity=2),
 }
 UNKNOWN = Method(None)
 

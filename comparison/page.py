@@ -12,11 +12,10 @@ from common.writing import write_text
 from comparison.analysis import Analysis
 from comparison.language import say, spoken
 from comparison.methods import method_of
-from comparison.recommend import recommendations
 from comparison.remedies import Proof
 from comparison.row_analysis import RowAnalysis
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
-from comparison.verdict import tell_guesses, where_time_goes
+from comparison.verdict import answers
 
 OPEN = ("Result", "Verdict", "Figures")  # sections that are; the others open at a click, and in print
 STYLE = """
@@ -52,8 +51,8 @@ WIDTH, LABEL, LINE = 900, 250, 26  # of a chart, of its labels, and of a row, in
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files, which are put into it."""
     title = escape(say(analysis.report.title))
-    answer = [*recommendations(analysis), *where_time_goes(analysis), *tell_guesses(analysis)]
-    parts = [f"<h1>{title}</h1>", *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answer),
+    parts = [f"<h1>{title}</h1>",
+             *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answers(analysis, proofs)),
              _speed_ups(analysis), _epochs(analysis)]
     for section in sections(analysis, figures, proofs, "html"):
         inside = "\n".join(WRITTEN[kind](content) for kind, content in section.parts)

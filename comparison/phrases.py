@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from comparison.analysis import Analysis
+from comparison.analysis import Analysis, Sweep
 from comparison.methods import method_of
 from comparison.record import Row
 from comparison.row_analysis import RowAnalysis
@@ -40,17 +40,33 @@ def series_name(rows: Iterable[Row]) -> str:
 
 
 def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
-    """Return how long a row takes for what was asked: to a target accuracy, and per epoch."""
+    """Return how long a row takes for what was asked: to a target accuracy, and per epoch; with images per second where
+    epochs hold other numbers of images."""
     target, numbers = analysis.report.settings.get("target_accuracy"), entry.summary
     asked = "" if target is None else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %, "
-    return f"{asked}{numbers.epoch_seconds:.2f} s per epoch"
+    rate = "" if analysis.same_images else f"{numbers.images_per_second:,.0f} images/s, "
+    return f"{asked}{rate}{numbers.epoch_seconds:.2f} s per epoch"
 
 
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
     """Return how long a row takes for what was asked, beside another."""
     if analysis.report.settings.get("target_accuracy") is not None:
         return f"{time_asked(analysis, entry)}, instead of {time_asked(analysis, baseline)}"
+    if not analysis.same_images:
+        return f"{entry.summary.images_per_second:,.0f} instead of {baseline.summary.images_per_second:,.0f} images/s"
     return f"{entry.summary.epoch_seconds:.2f} s instead of {baseline.summary.epoch_seconds:.2f} s per epoch"
+
+
+def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
+    """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
+    if not sweep.fastest:
+        return "disturbed, nothing can be claimed from its times"
+    values = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
+    if len(values) > 1:
+        return f"fastest at {', '.join(values[:-1])} or {values[-1]} (not decided)"
+    target, numbers = analysis.report.settings.get("target_accuracy"), sweep.fastest[0].summary
+    return f"fastest at {values[0]}, " + (f"{numbers.images_per_second:,.0f} images/s" if target is None else
+                                          f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %")
 
 
 def several_baselines(analysis: Analysis) -> bool:

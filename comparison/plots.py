@@ -10,7 +10,7 @@ from comparison.curve_plots import draw_curves
 from comparison.figures import keep_figure
 from comparison.map import draw_map, find_maps
 from comparison.methods import method_of, projected_method
-from comparison.phrases import mebibytes, series_name
+from comparison.phrases import fastest_value, mebibytes, series_name
 from comparison.plan import SWEEPS
 from comparison.projection import LABEL, TESTED
 from comparison.row_analysis import MUCH_MEMORY, RowAnalysis
@@ -177,20 +177,20 @@ def _sweep(analysis, sweeps, path):
     for axis, sweep in zip(axes, sweeps, strict=True):
         values = [str(sweep.value(entry)) for entry in sweep.rows]
         numbers = [entry.summary for entry in sweep.rows]
-        data = [summary.epoch_seconds * summary.waiting_share for summary in numbers]
+        per_image = [1e6 / summary.images_per_second for summary in numbers]
+        data = [time * summary.waiting_share for time, summary in zip(per_image, numbers, strict=True)]
         # a mean may be outside of its values by what was rounded
-        whiskers = [[max(0.0, summary.epoch_seconds - summary.fastest_epoch) for summary in numbers],
-                    [max(0.0, summary.slowest_epoch - summary.epoch_seconds) for summary in numbers]]
+        whiskers = [[max(0.0, time * (1 - summary.fastest_epoch / summary.epoch_seconds)),
+                     max(0.0, time * (summary.slowest_epoch / summary.epoch_seconds - 1))]
+                    for time, summary in zip(per_image, numbers, strict=True)]
         axis.bar(values, data, color=waiting, label="waiting for data")
-        axis.bar(values, [summary.epoch_seconds - wait for summary, wait in zip(numbers, data, strict=True)],
-                 bottom=data, color=rest, hatch="////", edgecolor="white",
-                 label="the rest: transfer, forward, backward, update", yerr=whiskers, capsize=5, ecolor="#777777")
+        axis.bar(values, [time - wait for time, wait in zip(per_image, data, strict=True)], bottom=data, color=rest,
+                 hatch="////", edgecolor="white", label="the rest: transfer, forward, backward, update",
+                 yerr=list(zip(*whiskers, strict=True)), capsize=5, ecolor="#777777")
         axis.grid(visible=False, axis="x")
-        first, shortest = sweep.rows[0].row, min(sweep.rows, key=lambda entry: entry.summary.epoch_seconds)
-        name = series_name(entry.row for entry in sweep.rows) + first.values(without=sweep.name)
-        axis.set(xlabel=SWEEPS[sweep.name].lower(), ylabel="time per epoch (s)", ylim=(0, None),
-                 title=f"{name}\nsimulated: its times say nothing about its speed" if first.simulated else
-                 f"{name}\nshortest at {sweep.value(shortest)}: {shortest.summary.epoch_seconds:.2f} s per epoch")
+        name = series_name(entry.row for entry in sweep.rows) + sweep.rows[0].row.values(without=sweep.name)
+        axis.set(xlabel=SWEEPS[sweep.name].lower(), ylabel="time per image (µs)", ylim=(0, None),
+                 title=f"{name}\n{fastest_value(analysis, sweep)}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{analysis.report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
     return keep_figure(figure, path)

@@ -25,9 +25,9 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 @functools.cache
 def dunnett_quantile(
-    comparisons: int, freedom: int, confidence: float = CONFIDENCE, correlation: float = 0.5, sides: int = 2
+    comparisons: int, freedom: int, confidence: float = CONFIDENCE, correlation: float = 0.5
 ) -> float:
-    """Return the d with P(all |T| < d) = confidence, with one side P(all T < d), for `comparisons` of one reference.
+    """Return the d with P(all |T| < d) = confidence, for `comparisons` of one reference.
 
     Each T is a normal variable, any two with the given correlation (1/2 where all have as many runs), divided by one
     estimate of the standard deviation with `freedom` degrees (C. W. Dunnett, Biometrics 20, 1964). By Gauss-Legendre
@@ -46,9 +46,8 @@ def dunnett_quantile(
 
     def probability(critical):
         reach = critical * deviations[:, None]
-        inside = _normal_probability((reach + loading * common) / rest)
-        if sides == 2:
-            inside = inside - _normal_probability((loading * common - reach) / rest)
+        inside = (_normal_probability((reach + loading * common) / rest)
+                  - _normal_probability((loading * common - reach) / rest))
         return density @ inside**comparisons @ shares
 
     low, high = 0.0, 1.0

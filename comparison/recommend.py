@@ -2,6 +2,8 @@
 
 from comparison.analysis import Analysis
 from comparison.choice import Recommendation
+from comparison.counterparts import BEFORE
+from comparison.fairness import NOT_SHOWN
 from comparison.methods import all_cores_methods
 from comparison.phrases import as_fast, instead_of, tell_disturbed, time_asked
 
@@ -9,14 +11,15 @@ from comparison.phrases import as_fast, instead_of, tell_disturbed, time_asked
 def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
     return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(analysis, choice)}"
-            for choice in analysis.recommendations]
+            for choice in analysis.recommendations
+            if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE])]
 
 
 def _recommend(analysis: Analysis, choice: Recommendation):
     best, shown = choice.best, choice.shown
     standing = shown and shown.standing
     if choice.kind == "not measured":
-        return "none, as no other method was measured against the baseline."
+        return _unequal(analysis) or "none, as no other method was measured against the baseline."
     if choice.kind == "disturbed":
         return f"none. The comparison was disturbed: {tell_disturbed([entry.row for entry in choice.rows])}."
     if choice.kind == "all cores":
@@ -30,18 +33,30 @@ def _recommend(analysis: Analysis, choice: Recommendation):
         return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {as_fast(standing.speed_up)} as "
                 f"“{standing.baseline.label}”. Give --repeats 3 or more.")
     if choice.kind == "stay":
+        doubts = [doubt for doubt in (standing.accuracy, shown.row.trouble) if doubt]
+        words = standing.speed_up.words + (f", but {' and '.join(doubts)}" if doubts else "")
+        more = " More --repeats, or --check-maths, can show that." if NOT_SHOWN in standing.accuracy else ""
         return (f"stay with “{best.label}”, {time_asked(analysis, best)}. The best of the others against an equal "
                 f"baseline, “{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
-                f"{standing.speed_up.words}.{_not_run(analysis)}")
+                f"{words}.{more}{_ending(analysis, choice)}")
     words = f"use “{best.label}” on this machine: {as_fast(standing.speed_up)} as “{standing.baseline.label}”"
     if choice.whole and choice.whole is not best and choice.whole.row is not standing.baseline:
         words += f" and {as_fast(choice.whole_ratio)} as “{choice.whole.label}”"
-    equals = ", ".join(f"“{entry.label}”" for entry in choice.equals)
-    return (f"{words}; {instead_of(analysis, best, analysis.of(standing.baseline))}."
-            + (f" Not told apart from it: {equals}." if equals else "") + _not_run(analysis))
+    return f"{words}; {instead_of(analysis, best, analysis.of(standing.baseline))}.{_ending(analysis, choice)}"
 
 
-def _not_run(analysis):
-    """Which rows nothing is known of, as they did not run on devices of their own."""
+def _ending(analysis, choice):
+    """Which rows could be used as well, whether all runs of the best ended well, and of which rows nothing is known."""
+    ending = f" {choice.best.row.trouble.capitalize()}." if choice.best.row.troubles else ""
+    if equals := [f"“{entry.label}”" for entry in choice.equals if entry is not choice.shown]:
+        ending += f" Statistically tied with it: {', '.join(equals)}."
     rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated or not entry.row.results]
-    return f" Not measured here: {', '.join(rows)}." if rows else ""
+    return ending + (f" Not measured here: {', '.join(rows)}." if rows else "")
+
+
+def _unequal(analysis):
+    """How fast the rows are that were let run although they are unequal; nothing if none."""
+    rows = [f"“{entry.label}” is {as_fast(entry.standing.speed_up)} as “{entry.standing.baseline.label}”, with "
+            f"{', '.join(entry.standing.unequal)}"
+            for entry in analysis.rows if entry.standing.speed_up and entry.standing.unequal]
+    return f"none, as the rows are unequal: {'; '.join(rows)}." if rows else ""

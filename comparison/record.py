@@ -45,6 +45,7 @@ class Settings(TypedDict):
     budget: NotRequired[float | None]
     margin: NotRequired[float | None]
     equal_within: NotRequired[float]
+    accuracy_margin: NotRequired[float]
     fit_batch: NotRequired[bool]
     predict: NotRequired[list[str] | None]
     prove: NotRequired[bool | None]
@@ -255,7 +256,7 @@ class Report:
     def asked(self) -> str:
         """What the rows are compared by."""
         target = self.settings.get("target_accuracy")
-        return "time per epoch" if target is None else f"training time to {100 * target:g} %"
+        return "time per image" if target is None else f"training time to {100 * target:g} %"
 
     @property
     def title(self) -> str:

@@ -105,7 +105,8 @@ def definitions(report: Report) -> list[str]:
               "data, and without its loader workers.")
     sentences = [
         "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
-        f"rank; a run's median over its epochs ({warm_up}), then the geometric mean over the runs, as for all times. "
+        f"rank; a run's mean over its epochs ({warm_up}), then the geometric mean over the runs, as for all times. "
+        "Where runs failed, it is adjusted to all blocks, so that the quotient of two rows' times is their speed-up. "
         "Evaluation is not in it.",
         f"Speed-up: the {report.asked} of the {report.settings['baseline']} row with the same swept values, divided by "
         "the row's. The interval is of logarithms, by randomised blocks: what all rows of a block have in common is no "

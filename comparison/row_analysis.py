@@ -88,6 +88,8 @@ def _result(report, row, standing):
         words.append("baseline")
     elif standing.speed_up:
         words.append(standing.speed_up.words)
+        if standing.accuracy:
+            words.append(standing.accuracy)
     elif row.simulated:
         words.append("simulated")
     elif standing.unequal and not allowed:

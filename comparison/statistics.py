@@ -11,6 +11,7 @@ from comparison.quantiles import CONFIDENCE, dunnett_quantile, t_quantile
 
 EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
 SHARED_FREEDOM = 2  # how much the noise of the other columns counts beside a pair's own: see _difference
+ROUNDING = 1e-9  # singular values below this are zeros
 FASTER, SLOWER, EQUAL, UNDECIDED = "faster", "slower", "practically equal", "undecided"
 DISTURBED, TOO_FEW = "disturbed", "no interval: too few runs"
 
@@ -60,13 +61,37 @@ class Ratio:
         return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
-def mean_interval(values: list[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Return the interval of the geometric mean of positive numbers, Student's on the logarithms; None below three."""
+def mean_interval(values: list[float], mean: float) -> tuple[float, float] | None:
+    """Return the 95 % interval around the geometric mean of positive numbers, Student's on the logarithms; None below
+    three."""
     if len(values) < 3:
         return None
     logs = [math.log(value) for value in values]
-    margin = t_quantile(len(logs) - 1, confidence) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(statistics.mean(logs) - margin), math.exp(statistics.mean(logs) + margin)
+    factor = math.exp(t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
+    return mean / factor, mean * factor
+
+
+def adjusted_means(times: np.ndarray) -> np.ndarray:
+    """Return the geometric mean of each column, adjusted to all blocks: the quotients of these are `ratios`' values.
+
+    times: as for `ratios`. Without holes it is the plain mean; nan for a column without a time.
+    """
+    return np.exp(_fit(np.log(times)).effects)
+
+
+def mean_difference(values: np.ndarray, first: int, second: int, confidence: float) -> tuple[float, float, float]:
+    """Return by how much the mean of one column is above another's, and its interval: infinite where no noise is told.
+
+    values: (blocks, columns), nan where nothing was measured. Randomised blocks: value = column + block + noise, which
+    all columns have in common, with Student's interval.
+    """
+    fit = _fit(values)
+    difference = float(fit.effects[first] - fit.effects[second])
+    if not fit.freedom:
+        return difference, -math.inf, math.inf
+    error = math.sqrt(_spread(fit, first, second) * fit.squares / fit.freedom)
+    margin = t_quantile(fit.freedom, confidence) * error
+    return difference, difference - margin, difference + margin
 
 
 def ratios(
@@ -98,28 +123,6 @@ def ratios(
     return results
 
 
-def not_told_apart(
-    times: np.ndarray, columns: list[int], confidence: float = CONFIDENCE, noise_blocks: int | None = None
-) -> list[int]:
-    """Return which of `columns` may be the fastest, first the one that was measured to be, in two blocks or more.
-
-    With the given confidence the truly fastest is among them: multiple comparisons with the best (J. C. Hsu, Annals of
-    Statistics 9, 1981), on the same model as `ratios`. Where that gives no interval, a column may be faster.
-    """
-    logs = np.log(times)
-    fit, noise = _fit(logs), _noise(logs, noise_blocks)
-    several = [column for column in columns if np.isfinite(logs[:, column]).sum() > 1]
-    best = min(several or columns, key=lambda column: fit.effects[column])
-    kept = [best]
-    for column in columns:
-        if column == best:
-            continue
-        slower, error, freedom = _difference(logs, fit, noise, column, best)
-        if freedom < 2 or slower <= dunnett_quantile(len(columns) - 1, freedom, confidence, sides=1) * error:
-            kept.append(column)
-    return kept
-
-
 def residual_deviation(times: np.ndarray) -> tuple[float, int] | None:
     """Return the standard deviation of the noise that is left without columns and blocks, and its degrees of freedom.
 
@@ -143,7 +146,7 @@ def resolution(deviation: float, blocks: int, columns: int, comparisons: int, co
 
 
 class _Fit(NamedTuple):
-    """What the columns add to the logarithms, with the covariance ÷ variance of that; the residuals' squares."""
+    """The columns' means, adjusted to all blocks, with the covariance ÷ variance of that; the residuals' squares."""
 
     effects: np.ndarray
     covariance: np.ndarray
@@ -151,18 +154,19 @@ class _Fit(NamedTuple):
     freedom: int
 
 
-def _fit(logs):
-    blocks, columns = np.nonzero(np.isfinite(logs))
-    cells = np.arange(len(blocks))
-    design = np.zeros((len(cells), sum(logs.shape)))
-    design[cells, blocks] = design[cells, len(logs) + columns] = 1
-    inverse = np.linalg.pinv(design.T @ design, hermitian=True)
-    observed = logs[blocks, columns]
-    estimates = inverse @ design.T @ observed
-    projection = inverse @ design.T @ design
-    own = slice(len(logs), None)
-    return _Fit(estimates[own], inverse[own, own], float(((observed - design @ estimates) ** 2).sum()),
-                len(cells) - round(np.trace(projection)))
+def _fit(values):
+    """By least squares; the blocks' effects add up to 0, also among columns that share no block with the others."""
+    blocks, columns = np.nonzero(np.isfinite(values))
+    observed = values[blocks, columns]
+    in_block, in_column = np.eye(len(values))[blocks], np.eye(values.shape[1])[columns]
+    to_means = np.linalg.pinv(in_column)
+    within = in_block - in_column @ to_means @ in_block
+    to_effects = np.linalg.pinv(within, rcond=ROUNDING)
+    to_means = to_means @ (np.eye(len(observed)) - in_block @ to_effects)
+    residuals = observed - in_block @ to_effects @ observed - in_column @ to_means @ observed
+    means = np.where(in_column.any(axis=0), to_means @ observed, np.nan)
+    freedom = len(observed) - len(set(columns)) - int(np.linalg.matrix_rank(within, tol=ROUNDING))
+    return _Fit(means, to_means @ to_means.T, float((residuals ** 2).sum()), freedom)
 
 
 class _Difference(NamedTuple):
@@ -195,16 +199,20 @@ def _difference(logs, fit, noise, first, second):
     """
     pairs = noise.logs[:, first] - noise.logs[:, second]
     pairs = pairs[np.isfinite(pairs)]
+    estimate = float(fit.effects[first] - fit.effects[second])
     if len(pairs) < 2:
-        means = [np.mean(column[np.isfinite(column)]) for column in (logs[:, first], logs[:, second])]
-        return _Difference(float(means[0] - means[1]), math.nan, 0)
+        return _Difference(estimate, math.nan, 0)
     own_freedom, own_squares = len(pairs) - 1, ((pairs - pairs.mean()) ** 2).sum() / 2
     rest_freedom = noise.fit.freedom - own_freedom
     shared = min(SHARED_FREEDOM, rest_freedom)
     squares = own_squares + (shared * max(0.0, noise.fit.squares - own_squares) / rest_freedom if shared else 0.0)
-    spread = fit.covariance[first, first] + fit.covariance[second, second] - 2 * fit.covariance[first, second]
     freedom = own_freedom + shared
-    return _Difference(float(fit.effects[first] - fit.effects[second]), math.sqrt(spread * squares / freedom), freedom)
+    return _Difference(estimate, math.sqrt(_spread(fit, first, second) * squares / freedom), freedom)
+
+
+def _spread(fit, first, second):
+    """The variance of the difference of two columns' means ÷ that of the noise."""
+    return fit.covariance[first, first] + fit.covariance[second, second] - 2 * fit.covariance[first, second]
 
 
 def _least_correlation(fit, reference, others):

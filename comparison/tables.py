@@ -124,10 +124,10 @@ def settings_table(report: Report, tablefmt: str) -> str:
 
 def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return one table for each swept setting and method: waiting and the rest of a step, times, accuracy."""
-    return [_sweep_table(sweep, tablefmt) for sweep in analysis.sweeps]
+    return [_sweep_table(analysis, sweep, tablefmt) for sweep in analysis.sweeps]
 
 
-def _sweep_table(sweep, tablefmt):
+def _sweep_table(analysis, sweep, tablefmt):
     ratios = [DASH] * len(sweep.rows) if sweep.name == "model" else [DASH, *map(longer, sweep.ratios)]
     rows = []
     for entry, ratio in zip(sweep.rows, ratios, strict=True):
@@ -135,11 +135,12 @@ def _sweep_table(sweep, tablefmt):
         rows.append([
             entry.row.configuration.label + entry.row.values(without=sweep.name), str(sweep.value(entry)),
             f"{numbers.phases.data:.1f}", f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
-            f"{numbers.epoch_seconds:.2f}", f"{numbers.total_seconds:.1f}", accuracy(numbers.accuracies), ratio])
+            f"{numbers.epoch_seconds:.2f}", f"{numbers.images_per_second:,.0f}", f"{numbers.total_seconds:.1f}",
+            accuracy(numbers.accuracies), ratio])
     header = ("Method", SWEEPS[sweep.name], "Waiting for data (ms/step)", "Rest of the step (ms)",
-              "Time per epoch (s)", "Total time (s)", "Accuracy (%)",
-              f"Times as long as at {sweep.value(sweep.rows[0])} [95 %]")
-    return lay_out(rows, header, tablefmt, left=(0, 7))
+              "Time per epoch (s)", "Images/s", "Total time (s)", "Accuracy (%)",
+              f"{analysis.report.asked.capitalize()} ÷ that at {sweep.value(sweep.rows[0])} [95 %]")
+    return lay_out(rows, header, tablefmt, left=(0, 8))
 
 
 def before_rows(analysis: Analysis) -> list[list[str]]:

@@ -17,11 +17,10 @@ from comparison.language import NOTHING, narrowed, say, widened
 from comparison.phrases import mebibytes
 from comparison.plan import words_of
 from comparison.projection import LABEL
-from comparison.recommend import recommendations
 from comparison.remarks import faults, warnings
 from comparison.remedies import Proof
 from comparison.tables import accuracy, before_rows, cell, lay_out, target_cell
-from comparison.verdict import sweep_sentences, tell_guesses, tell_proof, where_time_goes
+from comparison.verdict import answers
 
 MOST, FEWEST = 100, 60  # columns
 PARTING = "\v"  # for textwrap a space, between two characters that have none
@@ -35,12 +34,9 @@ def terminal_columns() -> int:
 
 def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
-    report, words = analysis.report, []
-    words += [*recommendations(analysis), *where_time_goes(analysis), *sweep_sentences(analysis),
-              *map(tell_proof, proofs), *tell_guesses(analysis)]
-    parts = [fill(say(report.title), width), fill(say(_what_is_equal(analysis)), width), _main_table(analysis, width),
-             *(fill(say(sentence), width) for sentence in words), _before_table(analysis, width),
-             _projection(analysis, width), fill(say(_maths(report)), width),
+    parts = [fill(say(analysis.report.title), width), fill(say(_what_is_equal(analysis)), width),
+             _main_table(analysis, width), _before_table(analysis, width), _projection(analysis, width),
+             *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
              _list([*warnings(analysis), *faults(analysis)], width)]
     return "\n\n".join(part for part in parts if part)
 
@@ -71,14 +67,25 @@ def _what_is_equal(analysis):
 
 def _main_table(analysis, width):
     report, target = analysis.report, analysis.report.settings.get("target_accuracy")
-    time = "Time per\nepoch (s)" if target is None else f"Training to\n{100 * target:g} % (s)"
+    time = "Time per\nepoch (s)" if analysis.same_images else "Images/s"
+    if target is not None:
+        time = f"Training to\n{100 * target:g} % (s)"
     batch = ["Largest\nbatch"] if report.fitted else []
     header = ["Method", *batch, time, "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
     rows = [[entry.label, *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
-             cell(entry.summary.epoch_seconds, ".2f") if target is None else target_cell(entry),
+             _time_cell(analysis, entry),
              cell(entry.standing.speed_up), cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
              accuracy(entry.summary.accuracies), entry.result] for entry in analysis.rows]
     return fitted_table(rows, header, width)
+
+
+def _time_cell(analysis, entry):
+    """What was asked for; the images per second where epochs hold other numbers of images."""
+    if analysis.report.settings.get("target_accuracy") is not None:
+        return target_cell(entry)
+    if analysis.same_images:
+        return cell(entry.summary.epoch_seconds, ".2f")
+    return cell(entry.summary.images_per_second, ",.0f")
 
 
 def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
@@ -113,11 +120,3 @@ def _projection(analysis, width):
     table = [lay_out(rows, header, "simple", left=())] if rows else []
     words = fill(say(" ".join(projection.stops or projection.assumptions)), width)
     return "\n\n".join([say(f"Projection ({LABEL})"), *table, words])
-
-
-def _maths(report):
-    """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
-    differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
-    if not differences:
-        return ""
-    return f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."

@@ -1,12 +1,23 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
 
+from collections.abc import Sequence
+
 from common.errors import OUT_OF_MEMORY
 from common.words import count, percent
 from comparison.analysis import Analysis, Sweep
 from comparison.counterparts import TWIN
 from comparison.fitting import Trial, trials_of
 from comparison.methods import method_of
-from comparison.phrases import as_fast, instead_of, longer, mebibytes, several_baselines, tell_disturbed, time_asked
+from comparison.phrases import (
+    as_fast,
+    fastest_value,
+    instead_of,
+    longer,
+    mebibytes,
+    several_baselines,
+    tell_disturbed,
+    time_asked,
+)
 from comparison.plan import SWEEPS
 from comparison.recommend import recommendations
 from comparison.remedies import Proof
@@ -21,6 +32,28 @@ def verdict(analysis: Analysis) -> list[str]:
     return [*rows, *_simulated(analysis), *sweep_sentences(analysis), *recommendations(analysis)]
 
 
+def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
+    """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
+    return [*_maths(analysis.report), *_largest_batches(analysis),
+            *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
+            *sweep_sentences(analysis), *map(tell_proof, proofs), *tell_guesses(analysis), *recommendations(analysis),
+            *where_time_goes(analysis)]
+
+
+def _maths(report):
+    """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
+    differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
+    return [f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."
+            ] if differences else []
+
+
+def _largest_batches(analysis):
+    """The largest batch of every row, if that was asked."""
+    rows = [f"“{entry.label}” {entry.row.configuration.planned.batch_size:,}" for entry in analysis.done
+            if trials_of(entry.row.configuration, analysis.report.trials)]
+    return [f"Largest batch that fits: {', '.join(rows)}."] if rows else []
+
+
 def _simulated(analysis):
     rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated]
     return [f"Simulated on one device, which says nothing about the method's speed: {', '.join(rows)}."] if rows else []
@@ -28,7 +61,7 @@ def _simulated(analysis):
 
 def sweep_sentences(analysis: Analysis) -> list[str]:
     """Return a sentence for every sweep and method."""
-    return [_sweep(sweep) for sweep in analysis.sweeps if sweep.name != "model"]
+    return [_sweep(analysis, sweep) for sweep in analysis.sweeps if sweep.name != "model"]
 
 
 def tell_guesses(analysis: Analysis) -> list[str]:
@@ -221,14 +254,13 @@ def _memory(analysis, entry):
             + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")]
 
 
-def _sweep(sweep: Sweep) -> str:
-    first, best = sweep.rows[0], min(sweep.rows, key=lambda entry: entry.summary.epoch_seconds)
+def _sweep(analysis: Analysis, sweep: Sweep) -> str:
+    first = sweep.rows[0]
     compared = ", ".join(f"{sweep.value(entry)}: {longer(ratio)}"
                          for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True))
-    simulated = " (simulated)" if any(entry.row.simulated for entry in sweep.rows) else ""
     return (f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
-            f"{first.row.values(without=sweep.name)}{simulated}: shortest at {sweep.value(best)}, "
-            f"{best.summary.epoch_seconds:.2f} s per epoch. Times as long as at {sweep.value(first)}: {compared}."
+            f"{first.row.values(without=sweep.name)}: {fastest_value(analysis, sweep)}. "
+            f"{analysis.report.asked.capitalize()} as a multiple of that at {sweep.value(first)}: {compared}."
             + _where_it_pays(sweep))
 
 

@@ -126,7 +126,7 @@ def test_a_sweep_has_its_column_and_its_table():
     assert [row[1] for row in cells(main_table(analyse(report), "simple"))] == ["0", "2"]
     (table,) = sweep_tables(analyse(report), "simple")
     first, second = cells(table)
-    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "9.0", "80.00 ± 0.00", "–"]
+    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "333", "9.0", "80.00 ± 0.00", "–"]
     assert second[2:5] == ["1.0", "63.5", "2.00"] and second[-1] == "0.67 [0.66, 0.67] (faster)"
     assert "UNEQUAL" not in terminal_text(analyse(report)) and "refused" not in terminal_text(analyse(report))
 
@@ -330,7 +330,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     first, second, third = analysis.projection.points
     assert (first.epoch_seconds, first.speed_up, first.error) == (pytest.approx(0.5), 1, None)  # 10 steps of 40 ms
     assert second.epoch_seconds == pytest.approx(0.4) and second.speed_up == pytest.approx(50 / (1.25 * 24 + 10))
-    assert (second.measured_seconds, second.error) == (0.5, pytest.approx(-0.2))
+    assert (second.measured_seconds, second.error) == (pytest.approx(0.5), pytest.approx(-0.2))
     assert third.epoch_seconds == pytest.approx(0.3375) and third.measured_seconds is None  # 1.25 x 15 + 15 ms
     table = projection_table(analysis, "simple")
     assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
@@ -344,7 +344,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
 def test_the_projection_is_held_to_a_row_that_is_planned_as_the_first_one():
     half = configuration("ddp", name="ddp-precision=bf16", num_workers=2, precision="bf16")
     rows = row_of("single"), (half, runs("ddp", (0.3, 0.3, 0.3), count=2)), row_of("ddp", 2)
-    assert projected(*rows, cores=8).projection.points[1].measured_seconds == 0.4
+    assert projected(*rows, cores=8).projection.points[1].measured_seconds == pytest.approx(0.4)
     assert projected(*rows[:2], cores=8).projection.points[1].measured_seconds is None
 
 
@@ -533,16 +533,11 @@ def test_titles_of_phases_and_sweeps_say_what_was_found(tmp_path, monkeypatch):
     assert any(figure.get_suptitle().startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 of them in the phase "
                                                 "backward\n") for figure in titles)
     titles.clear()
-    swept = [(configuration("mp", values={"num_workers": count}), runs("mp", (time, time))) for count, time in
+    swept = [(configuration("mp", values={"num_workers": count}), runs("mp", 3 * [time])) for count, time in
              ((0, 3.0), (2, 1.5))]
     draw_all(analyse(report_of(*swept)), tmp_path)
     shown = [axis.get_title() for figure in titles for axis in figure.axes]
-    assert "MP\nshortest at 2: 1.50 s per epoch" in shown, shown
-    titles.clear()
-    draw_all(analyse(report_of(*((row, [replace(result, simulated=True) for result in results])
-                                 for row, results in swept))), tmp_path)
-    assert "MP\nsimulated: its times say nothing about its speed" in [
-        axis.get_title() for figure in titles for axis in figure.axes]
+    assert "MP\nfastest at 2, 667 images/s" in shown, shown
 
 
 def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
@@ -617,7 +612,7 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
-    assert "Recommendation: " in terminal_text(analyse(report))
+    assert re.search("Recommendation: |Sweep of ", terminal_text(analyse(report)))
     said = {words.partition(": ")[0] for words in verdict(analyse(report))}
     assert {entry.label for entry in analyse(report).rows if not entry.row.simulated} <= said
     assert {figure.name for figure in figures} <= set(FIGURES)
@@ -633,11 +628,11 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
 
 
 def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):
-    rows, report = [], full_report()
-    monkeypatch.setattr(analysis, "summarize", lambda row: rows.append(row) or summarize(row))
+    reports, report = [], full_report()
+    monkeypatch.setattr(analysis, "summarize", lambda report: reports.append(report) or summarize(report))
     write_results(report, tmp_path)
     present(tmp_path)
-    assert [row.configuration.name for row in rows] == ["single", "ddp", "dp", "mp"]
+    assert reports == [report]
 
 
 def test_an_interrupted_comparison_says_so():
