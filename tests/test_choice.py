@@ -188,8 +188,8 @@ def test_who_trains_other_images_bears_the_mark():
 
 
 def test_nothing_is_told_of_a_sweep_of_simulated_rows():
-    rows = [(configuration("mp-micro", values={"micro_batches": count}, name=f"mp-micro-{count}"),
-             runs("mp-micro", seconds, simulated=True)) for count, seconds in ((1, SLOW), (2, FAST))]
+    rows = [(configuration("mp-micro", values={"micro_batches": count}), runs("mp-micro", seconds, simulated=True))
+            for count, seconds in ((1, SLOW), (2, FAST))]
     assert analyse(report_of(SINGLE, *rows)).sweeps == ()
 
 
