@@ -1,5 +1,6 @@
 """The few things that ranks do together besides averaging gradients: they join, gather, end, and part."""
 
+import functools
 import json
 import socket
 import time
@@ -27,6 +28,7 @@ def join_group(place: Place, device: torch.device, bound: bool) -> None:
         dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
                                 world_size=place.world_size, timeout=group_timeout(place.timeout, on_gpu),
                                 device_id=device if on_gpu else None)
+    group_store()  # now, while all ranks are here
 
 
 def group_timeout(timeout: timedelta, on_gpu: bool) -> timedelta:
@@ -70,8 +72,13 @@ def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
 
 
 def group_store() -> dist.Store:
-    """Return the store of the process group that this rank has joined."""
-    return of_attempt(dist.distributed_c10d._get_default_store())  # there is no public way to it
+    """Return the store of the process group that this rank has joined; the first call waits for all ranks."""
+    return _own_part(dist.distributed_c10d._get_default_store())  # there is no public way to it
+
+
+@functools.cache
+def _own_part(store):
+    return of_attempt(store, dist.get_rank(), dist.get_world_size())
 
 
 def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[int], bool]:

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -171,17 +173,17 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
     if init_method == "env://":
         _variable("MASTER_ADDR")
         _whole_number("MASTER_PORT")
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if init_method == "env://" else init_method
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+        store.set_timeout(timeout)  # a file's store has not been told
+        store = of_attempt(store, rank, world_size)
     except (RuntimeError, ValueError) as error:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if isinstance(error, dist.DistStoreError):
             advice = "start the missing ones, or give them more time with --dist-timeout"
             raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
         advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
         raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
-    store.set_timeout(timeout)  # a file's store has not been told
-    store = of_attempt(store)
     hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
         return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
@@ -210,10 +212,26 @@ def _setting(name):
     return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
 
 
-def of_attempt(store: dist.Store) -> dist.Store:
-    """Return the part of a store that is this attempt's own.
+def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """Return the part of a store that is this attempt's own, once all of its ranks have come.
 
     After a restart by torchrun, a store still holds what the ranks put there which are gone
-    (github.com/pytorch/pytorch/issues/135712).
+    (github.com/pytorch/pytorch/issues/135712), and no number tells the attempts apart: each agent counts its own
+    failures alone. So rank 0 names the part, and answers every rank under a name that only this attempt's rank knows.
+    Raises DistStoreError where a rank does not come within the store's timeout.
     """
-    return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    own, end = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    if rank:
+        store.set(f"asks-{rank}", own)
+        part = dist.PrefixStore(store.get(own).decode(), store)
+        part.set(f"here-{rank}", "")
+        return part
+    part, missing = dist.PrefixStore(own, store), [*range(1, world_size)]
+    while missing := [other for other in missing if not part.check([f"here-{other}"])]:
+        for other in missing:
+            if store.check([f"asks-{other}"]):  # one that is gone may have asked: the answer hurts nobody
+                store.set(store.get(f"asks-{other}").decode(), own)
+        if time.monotonic() > end:
+            raise dist.DistStoreError(f"rank {', '.join(map(str, missing))} did not come in time")
+        time.sleep(0.01)
+    return part

@@ -16,7 +16,6 @@ import accelerate_train
 from common import distributed, engine, heartbeat
 from common.engine import evaluate, train_one_epoch
 from common.heartbeat import Heartbeat
-from common.ranks import of_attempt
 from test_data import make_config
 from training import make_context, make_step
 
@@ -26,7 +25,7 @@ def ranks(monkeypatch):
     """Three ranks that share a store; a rank may stay behind for 100 s. at(seconds) → the ranks that are lost then."""
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=100))
-    store = of_attempt(store)  # as find_ranks() makes it
+    store = dist.PrefixStore("attempt", store)  # as find_ranks() makes it
     monkeypatch.setattr(heartbeat.threading.Thread, "start", lambda thread: None)
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 0.0)
     beats = [Heartbeat(store, rank, 3) for rank in range(3)]
@@ -127,6 +126,7 @@ def test_a_rank_that_waits_for_all_others_is_further_than_one_that_has_not_come_
 def test_nccls_watchdog_comes_later(monkeypatch):
     groups = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(distributed, "group_store", dist.HashStore)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: groups.append((backend, timeout)))
     place = SimpleNamespace(store=None, rank=0, world_size=2, timeout=timedelta(seconds=60))
     for device in ("cuda:0", "cpu"):
@@ -150,7 +150,7 @@ def test_nccls_watchdog_comes_later_where_accelerate_makes_the_group(kind, monke
 
     monkeypatch.setattr(accelerate, "Accelerator", Joining)
     monkeypatch.setattr(accelerate_train, "rank_device", lambda *_, **__: torch.device(kind))
-    monkeypatch.setattr(accelerate_train, "group_store", lambda: of_attempt(stores[0][1]))
+    monkeypatch.setattr(accelerate_train, "group_store", lambda: dist.PrefixStore("attempt", stores[0][1]))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     accelerate_train.make_accelerator(make_config(), SimpleNamespace(dist_timeout=60))
     (watchdog, store), = stores

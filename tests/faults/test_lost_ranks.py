@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 
 from common import lost_ranks
 from common.entry import explained
+from common.results import read_result
 from comparison.launch import run_once
 from processes import PROJECT, child_environment
 from reports import configuration
@@ -184,6 +186,38 @@ def test_a_restarted_rank_goes_on_where_it_was(broken, tmp_path, keep):
     whole = broken(SPAWN, "None", "--num-workers", 0)
     assert [(epoch.train_loss, epoch.test_accuracy) for epoch in whole.result.epochs] \
         == [(epoch.train_loss, epoch.test_accuracy) for epoch in outcome.result.epochs]
+
+
+DIES_ONCE = """
+import os, runpy, sys
+_, once, rank, *sys.argv = sys.argv
+if os.environ["RANK"] == rank and not os.path.exists(once):
+    open(once, "w").close()
+    os._exit(3)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_agents_that_counted_different_numbers_of_restarts(rank, data_root, tmp_path, free_port, keep):
+    """Each counts only its own failures: two of the three restart because the third does, and count none."""
+    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc_per_node=1", "--max-restarts=1",
+               "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port}", "--local_addr=127.0.0.1",
+               tmp_path / "dies_once.py", tmp_path / "once", rank, "ddp_train.py", "--dataset", "synthetic-mnist",
+               "--data-root", data_root, "--model", "mlp", "--train-size", 480, "--batch-size", 48, "--epochs", 1,
+               "--loader", "resident", "--dist-timeout", 30, "--figure-dir", tmp_path, "--output", tmp_path / "run"]
+    start, environment = time.perf_counter(), {**child_environment(), "PYTHONPATH": str(PROJECT)}
+    agents = [subprocess.Popen([*map(str, command)], cwd=PROJECT, env=environment, stderr=subprocess.DEVNULL)
+              for _ in range(3)]
+    try:
+        codes = [agent.wait(180) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+    keep(f"rank {rank} of three agents dies under --max-restarts=1", max(codes), "", time.perf_counter() - start)
+    assert (tmp_path / "once").exists() and codes == [0, 0, 0]
+    assert read_result(tmp_path / "run").world_size == 3
 
 
 @pytest.mark.slow

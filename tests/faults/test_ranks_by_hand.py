@@ -1,5 +1,6 @@
 """Ranks and scripts that a shell or a cluster starts, with RANK and the like in their environment, without torchrun."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -8,7 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +24,7 @@ from common import agreement
 from common.agreement import refuse_different_ranks
 from common.data.image_set import load_image_set
 from common.errors import USAGE, SuiteError
-from common.ranks import find_ranks, rank_device
+from common.ranks import find_ranks, of_attempt, rank_device
 from processes import PROJECT, child_environment
 from test_data import make_config, make_image_set
 from training import CPU
@@ -88,6 +92,27 @@ def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, p
         done = project("ddp_train.py", "--dist-timeout", 2,
                        environment={**HERE, "MASTER_PORT": str(port), **environment})
     reported(f"ranks by hand: {fault}", done, code, message.format(port=port))
+
+
+def attempt(store, ranks, world_size=3):
+    """Let these ranks of an attempt come to a store; return which value each finds there that rank 0 has left."""
+    def come(rank):
+        with contextlib.suppress(dist.DistStoreError):
+            part = of_attempt(store, rank, world_size)
+            if rank == 0:
+                part.set("value", uuid.uuid4().hex)
+            return part.get("value")
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [*pool.map(come, ranks)]
+
+
+def test_ranks_of_an_attempt_do_not_meet_those_of_an_earlier_one():
+    store, values = dist.HashStore(), []
+    for ranks in ([0, 1, 2], [0, 2], [2, 1, 0], [1, 2], [1, 0, 2]):
+        store.set_timeout(timedelta(seconds=60 if len(ranks) == 3 else 0.5))
+        values += {*attempt(store, ranks)}
+    assert [value is None for value in values] == [False, True, False, True, False] and len({*values}) == 4
 
 
 @pytest.fixture
