@@ -165,8 +165,6 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     Measures nothing yet.
     """
     machine, environment = find_machine(arguments, directory)
-    if max(arguments.nodes) > 1 and not arguments.dry_run:
-        environment |= {"nodes": find_nodes(arguments, directory)}
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
         print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
@@ -198,6 +196,8 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
         raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
                          "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
+    if max(arguments.nodes) > 1 and not arguments.dry_run:
+        environment |= {"nodes": find_nodes(arguments, directory)}
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
                 if name not in ("source", "diff", "dry_run", "resume", "lang", "tensorboard", "debug")}
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))

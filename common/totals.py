@@ -4,11 +4,15 @@ from common.errors import USAGE, SuiteError
 
 
 def per_process(flag: str, total: int, world_size: int) -> int:
-    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say."""
+    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say.
+
+    It names the next ones that divide, and the one above by which each process gets a power of two.
+    """
     if total % world_size:
-        above = total + world_size - total % world_size
+        below, power = total - total % world_size, world_size << (total // world_size).bit_length()
+        choices = [str(choice) for choice in dict.fromkeys((below, below + world_size, power)) if choice]
         raise SuiteError(f"{flag} is a total and must divide by the number of processes",
-                         f"found {total} for {world_size} processes", f"type e.g. {flag} {above}", USAGE)
+                         f"found {total} for {world_size} processes", f"type e.g. {flag} {' or '.join(choices)}", USAGE)
     return total // world_size
 
 

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.errors import MACHINE, USAGE, SuiteError
-from common.machine.lifetime import temporary_directory
+from common.config import FOLDER
+from common.errors import DATA, MACHINE, USAGE, SuiteError
 from common.slurm import srun
 from common.words import count
 from comparison.launch import ask
@@ -18,8 +18,8 @@ from comparison.plan import Configuration
 def find_nodes(arguments, directory: Path) -> list[str]:
     """Return what each node of the job is, in words, as many as the row with most of them needs.
 
-    Raises SuiteError (USAGE) where there is no job of so many nodes, and (MACHINE) where one cannot train, does not see
-    `directory`, or is another kind of machine, unless that is allowed.
+    Raises SuiteError (USAGE) where there is no job of so many nodes, (DATA) where one lacks the data set, and (MACHINE)
+    where one cannot train, does not see `directory`, or is another kind of machine, unless that is allowed.
     """
     nodes = max(arguments.nodes)
     held = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
@@ -34,6 +34,10 @@ def find_nodes(arguments, directory: Path) -> list[str]:
         for check in description["checks"]:
             if check["status"] == "bad" and (check["name"] == "shared files" or not description["environment"]):
                 raise SuiteError(f"node {number} of {nodes}, {check['name']}", check["found"], check["advice"], MACHINE)
+            if check["name"] == f"data: {arguments.dataset}" and check["status"] != "ok":
+                raise SuiteError(f"node {number} of {nodes}, {check['name']}", check["found"],
+                                 f"type: python -m common.programs.fetch --dataset {arguments.dataset} --data-root "
+                                 "DIR, where DIR is a directory that all nodes see", DATA)
     environments = [description["environment"] for description in descriptions]
     unequal = [f"{name} {', '.join(dict.fromkeys(str(each[name]) for each in environments))}"
                for name in environments[0] if any(each[name] != environments[0][name] for each in environments)]
@@ -51,9 +55,15 @@ def by_hand(row: Configuration) -> str:
 
 
 def _descriptions(nodes, arguments, directory):
-    """What the pre-flight check says on each node. Its result comes in a file, as srun mixes what tasks print."""
-    with temporary_directory() as place, tempfile.NamedTemporaryFile(dir=directory, prefix=".seen-") as seen:
-        ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir", str(directory),
-            "--device", arguments.device, "--sees", seen.name, fine=(0, MACHINE),
-            launcher=(*srun(nodes, 1), f"--output={place}/%t.json"))
-        return [json.loads(Path(place, f"{node}.json").read_text(encoding="utf-8")) for node in range(nodes)]
+    """What the pre-flight check says on each node. All are heard, and srun labels each piece of what a task prints."""
+    folder = Path(arguments.dataset.removeprefix(FOLDER), "train")
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".seen-") as seen:
+        shared = [seen.name, *([str(folder)] if folder.exists() else [])]
+        printed = ask("common.programs.check", "--json", "--data-root", arguments.data_root, "--output-dir",
+                      str(directory), "--device", arguments.device, "--sees", *shared, fine=(0, MACHINE),
+                      launcher=(*srun(nodes, 1), "--label", "--kill-on-bad-exit=0"))
+    texts = [""] * nodes
+    for line in printed.splitlines():
+        node, _, piece = line.partition(": ")
+        texts[int(node)] += piece
+    return [json.loads(text) for text in texts]

@@ -121,7 +121,7 @@ def make_plan(
 
     shared_flags: the training flags that all rows get. blocks: of the models that may have too few of them to be cut,
     how many they have. Raises SuiteError (USAGE) if a method has no combination whose batch and workers divide by the
-    number of devices; one of several that does not is skipped with its reason.
+    number of devices; one of several that does not is skipped with its reason, unless nodes would wait for it in vain.
     """
     nproc = arguments.nproc or [machine.gpus or 2]
     nodes = arguments.nodes
@@ -150,8 +150,9 @@ def make_plan(
                       **{name: swept[name][0] for name in SWEEPS}, **values, **own}
             configurations.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in configurations if error]
-        if len(errors) == len(configurations):
-            raise errors[0]
+        wasted = [error for row, error in configurations if error and row.nodes > 1]
+        if wasted or len(errors) == len(configurations):
+            raise (wasted or errors)[0]
         rows |= {configuration.name: configuration for configuration, _ in configurations}
     return list(rows.values())
 

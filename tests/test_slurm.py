@@ -1,6 +1,7 @@
 """Training by SLURM: what srun tells ranks; where SLURM is installed, real jobs of two nodes, both on this machine."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +19,10 @@ import psutil
 import pytest
 import torch
 
+import compare_parallel
 from common.errors import SuiteError
 from common.slurm import become_rank, first_host
+from common.totals import per_process
 from comparison import nodes
 from comparison.methods import Machine, python
 from comparison.nodes import by_hand, find_nodes
@@ -97,6 +101,26 @@ def test_a_ladder_over_nodes_is_a_sweep():
     assert too_many.skip == "needs 10 GPUs, found 8"
 
 
+@pytest.mark.parametrize("nodes", [[3], [1, 3]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--nodes", *map(str, nodes), "--nproc", "1", "--methods",
+                                      "single", "ddp", "--dataset", "synthetic-mnist", *more])
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, cores=8), {}))
+    monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
+    monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
+    with pytest.raises(SuiteError, match="found 128 for 3 processes; type e.g. --batch-size 126 or 129 or 192"):
+        compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+
+
+@pytest.mark.parametrize("total, processes, choices", [
+    (48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")])
+def test_totals_that_would_divide(total, processes, choices):
+    with pytest.raises(SuiteError) as caught:
+        per_process("--batch-size", total, processes)
+    assert str(caught.value).endswith(f"type e.g. --batch-size {choices}")
+
+
 def test_what_to_type_without_slurm(capsys):
     row = plan_of([2], nproc=[4], methods=[("ddp", {})])["ddp"]
     script = f"{row.command[1]} "
@@ -118,13 +142,17 @@ def described(environment=ALIKE, *checks):
     ("1", [], "this one has 1 node"),
     ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
     ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
-    ("2", [described(), described({**ALIKE, "cores": 16})], "the nodes of the job are not alike; cores 8, 16; ask"),
+    ("2", [described(ALIKE, ("data: mnist", "ok")), described(ALIKE, ("data: mnist", "note"))],
+     "node 2 of 2, data: mnist; found; type: "),
+    ("2", [described(), described(ALIKE, ("data: mnist", "bad"))], "node 2 of 2, data: mnist; found; type: "),
+    ("2", [described(), described({**ALIKE, "cores": 16}, ("data: cifar10", "note"))],
+     "the nodes of the job are not alike; cores 8, 16; ask"),
 ])
 def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
     monkeypatch.setattr(nodes, "_descriptions", lambda *_: descriptions)
     with pytest.raises(SuiteError) as caught:
-        find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False), tmp_path)
+        find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False, dataset="mnist"), tmp_path)
     assert message in str(caught.value)
 
 
@@ -132,7 +160,7 @@ def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     noted = described({**ALIKE, "cores": 16}, ("cores", "bad"))
     monkeypatch.setattr(nodes, "_descriptions", lambda *_: [described(), noted])
-    found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True), tmp_path)
+    found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True, dataset="mnist"), tmp_path)
     assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
 
 
@@ -190,18 +218,27 @@ def free_ports(number):
     return ports
 
 
+def start_node(run, place, node):
+    """Start a node's slurmd, in a mount namespace in which place/tmp is a disk of its own."""
+    run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec slurmd -N "$1"', place / "tmp", node)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Run a SLURM command: cluster("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
 
-    cluster.place: where its processes write who they are.
+    Each has temporary files of its own, in TMPDIR. cluster.place: where its processes write who they are;
+    cluster.start_node(name): start a node.
     """
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
         pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to give each node a disk of its own (unshare --mount)")
     place = tmp_path_factory.mktemp("slurm")
-    for part in ("state", "spool.n1", "spool.n2"):
+    for part in ("state", "spool.n1", "spool.n2", "tmp"):
         (place / part).mkdir()
-    environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf")}
+    environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf"),
+                   "TMPDIR": str(place / "tmp")}
     (place / "slurm.conf").write_text(CONFIGURATION.format(
         host=socket.gethostname().partition(".")[0], place=place, ports=free_ports(3), cores=os.cpu_count()))
 
@@ -214,9 +251,9 @@ def cluster(tmp_path_factory):
         shutil.chown("/run/munge", "munge")
         run("runuser", "-u", "munge", "--", shutil.which("munged"))
     run("slurmctld", "-c")
+    run.place, run.start_node = place, functools.partial(start_node, run, place)
     for node in ("n1", "n2"):
-        run("slurmd", "-N", node)
-    run.place = place
+        run.start_node(node)
     all_idle(run)
     yield run
     for file in place.glob("*.pid"):
@@ -272,6 +309,34 @@ def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path)
     _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident")
     weights = torch.load(tmp_path / "srun.pth", weights_only=True)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+FIND_NODES = """
+import sys
+from types import SimpleNamespace
+from common.entry import run_script
+from comparison.nodes import find_nodes
+directory, root, dataset = sys.argv[1:]
+arguments = SimpleNamespace(nodes=[2], allow_unequal=False, dataset=dataset, data_root=root, device="cpu")
+run_script(lambda: print(len(find_nodes(arguments, directory)), "nodes"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory, data, dataset, said", [
+    ("shared", "shared", "synthetic-mnist", "2 nodes"),
+    ("shared", "own", "mnist", "node 1 of 2, data: mnist; not in"),
+    ("shared", "shared", "folder:own", "node 1 of 2, shared files"),
+    ("own", "shared", "synthetic-mnist", "node 1 of 2, shared files"),
+])
+def test_nodes_that_have_temporary_files_of_their_own_are_asked(directory, data, dataset, said, slurm, tmp_path):
+    """srun is typed where neither node's TMPDIR is seen, as on a login node."""
+    places = {"shared": tmp_path, "own": Path(tempfile.mkdtemp(dir=slurm.place / "tmp"))}
+    (places["own"] / "train").mkdir()
+    dataset = dataset.replace("own", str(places["own"]))
+    printed = slurm("sh", "-c", 'salloc --quiet --nodes=2 "$@" 2>&1', "sh", sys.executable, "-c", FIND_NODES,
+                    places[directory], places[data], dataset, check=False)
+    assert said in printed
 
 
 def submit(slurm, directory, *flags, options=()):
@@ -360,7 +425,7 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     wait_for(lambda: state(slurm, job) == "PENDING", 90)
     gone(str(data_root))
     if dies:
-        slurm("slurmd", "-N", "n2")
+        slurm.start_node("n2")
     begin_again(slurm, job)
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")

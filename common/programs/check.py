@@ -199,13 +199,13 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
-    parser.add_argument("--sees", type=Path, metavar="FILE", help="that another machine wrote and this one must see")
+    parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE",
+                        help="that another machine has and this one must see")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
-    if arguments.sees and not arguments.sees.exists():
-        checks.append(Check("shared files", BAD, f"{arguments.sees.parent} is not the same directory on every machine",
-                            "name one that all see with --output-dir"))
+    checks += [Check("shared files", BAD, f"{file.parent} is not the same directory on every machine",
+                     "name one that all see") for file in arguments.sees if not file.exists()]
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
