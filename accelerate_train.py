@@ -30,7 +30,7 @@ from common.lost_ranks import name_lost_ranks
 from common.machine.cores import short_slices
 from common.machine.setup import prepare_process
 from common.models import build_model
-from common.ranks import rank_device
+from common.ranks import rank_device, sharing_cores
 from common.run import run
 from common.slurm import become_rank
 from common.timing import LastGradient
@@ -49,7 +49,8 @@ def train(config, options) -> None:
     accelerator = make_accelerator(config, options)  # ACC: joins the process group that the launcher describes
     rank, world_size = accelerator.process_index, accelerator.num_processes  # ACC:
     device = numbered(accelerator.device)  # ACC:
-    config = prepare_process(config, device, *place_here())  # ACC:
+    sharing = sharing_cores(group_store(), rank, world_size) if world_size > 1 else ()  # ACC:
+    config = prepare_process(config, device, *sharing)  # ACC:
     image_set = load_image_set(config)
     if world_size > 1:  # ACC:
         refuse_different_ranks(group_store(), rank, world_size, device, config, options, image_set)  # ACC:

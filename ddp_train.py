@@ -79,7 +79,7 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
     place = find_ranks(init_method, options.dist_timeout)  # DDP: which rank this is, of how many
     rank, world_size = place.rank, place.world_size  # DDP:
     device = rank_device(config.device, place.local_rank, place.local_world_size)  # DDP:
-    config = prepare_process(config, device, place.local_rank, place.local_world_size)  # DDP:
+    config = prepare_process(config, device, *place.sharing)  # DDP:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # DDP:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:

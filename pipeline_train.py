@@ -215,7 +215,7 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
     place = find_ranks(init_method, options.dist_timeout)  # Pipeline: which rank this is, of how many
     rank, world_size = place.rank, place.world_size  # Pipeline:
     device = rank_device(config.device, place.local_rank, place.local_world_size)  # Pipeline:
-    config = prepare_process(config, device, place.local_rank, place.local_world_size)  # Pipeline:
+    config = prepare_process(config, device, *place.sharing)  # Pipeline:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # Pipeline:
     sampler = DistributedSampler(image_set.train_labels, num_replicas=1, rank=0, seed=config.seed, drop_last=True)

@@ -77,8 +77,8 @@ class RunConfig:
     """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
 
     `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: then they are,
-    in this order, 2 (but one per process at least, and none where prepare_process() says so), the machine's cores ÷
-    processes, all images, the whole epoch.
+    in this order, 2 (but one per process at least, and none where prepare_process() says so), the cores that a process
+    may use ÷ processes that may use them too, all images, the whole epoch.
     """
 
     dataset: str = flag(

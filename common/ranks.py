@@ -1,5 +1,6 @@
 """Starting ranks, one process for each device, and how each finds the others."""
 
+import json
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ from common.data.image_set import load_image_set
 from common.entry import run_script
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.ending import end_after_step, told
-from common.machine.environment import available_cores, available_devices, free_memory
+from common.machine.environment import available_cores, available_devices, free_memory, usable_cores
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.setup import check_memory_limit, check_precision
 from common.slurm import become_rank
@@ -148,12 +149,16 @@ def _error_file(directory, rank):
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands among the ranks, and the store through which they talk until there is a group."""
+    """Where this process stands among the ranks, and the store through which they talk until there is a group.
+
+    sharing: see sharing_cores().
+    """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    sharing: tuple[int, int]
     store: dist.Store
     timeout: timedelta
 
@@ -185,10 +190,22 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
         advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
         raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
     hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
+    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        return Place(rank, world_size, _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE"), store, timeout)
-    host = hosts[rank]
-    return Place(rank, world_size, hosts[:rank].count(host), hosts.count(host), store, timeout)
+        local = _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE")
+    return Place(rank, world_size, *local, sharing_cores(store, rank, world_size), store, timeout)
+
+
+def sharing_cores(store: dist.Store, rank: int, world_size: int) -> tuple[int, int]:
+    """Return which of the ranks that may use this one's CPU cores it is, and how many they are.
+
+    All ranks of a machine, unless a launcher has given each cores of its own, as srun can: then (0, 1).
+    """
+    own_host, own_cores = socket.gethostname(), usable_cores()
+    told = tell_all(store, "cores", json.dumps([own_host, [*own_cores]]), rank, world_size)
+    sharing = [other for other, (host, cores) in enumerate(map(json.loads, told))
+               if host == own_host and not own_cores.isdisjoint(cores)]
+    return sharing.index(rank), len(sharing)
 
 
 def plain_cause(error: Exception) -> str:

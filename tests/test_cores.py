@@ -1,5 +1,6 @@
 """--bind: which cores a process keeps to, and how soon what ranks send one another gets one."""
 
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -11,9 +12,12 @@ import pytest
 import torch
 
 from common.errors import MACHINE, SuiteError
-from common.machine import cores
+from common.machine import cores, environment
 from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
+from common.machine.setup import prepare_process
+from common.ranks import find_ranks
 from processes import PROJECT, child_environment
+from test_data import make_config
 from training import CPU
 
 LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)
@@ -70,6 +74,43 @@ def test_ranks_get_whole_cores_of_one_socket(siblings, sockets, processes, share
         (topology / "thread_siblings_list").write_text(f"{threads}\n")
         (topology / "physical_package_id").write_text(f"{socket}\n")
     assert [share_of({0, 1, 2, 3}, rank, processes) for rank in range(processes)] == shares
+
+
+def threads_and_cores(rank, allowed, directory, told):
+    """As one of four ranks that may use these cores: tell how many threads it gets, and to which cores --bind keeps it.
+
+    Runs in a process of its own.
+    """
+    os.environ.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
+    kept = []
+    os.sched_getaffinity = lambda _: {*allowed}
+    environment._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
+    place = find_ranks(f"file://{directory}/rendezvous", 60)
+    prepare_process(make_config(bind=True), CPU, *place.sharing)
+    told.put((rank, kept))
+
+
+@pytest.mark.parametrize("allowed, threads, bound", [
+    ([range(8), range(8, 16), range(16, 24), range(24, 32)], 8, 8),  # by srun --cpus-per-task=8
+    ([range(32)] * 4, 8, 8),
+    ([range(16), range(16, 32)] * 2, 8, 8),
+    ([range(8)] * 4, 2, 2),
+], ids=["each its own", "all together", "by socket", "few"])
+def test_ranks_that_a_launcher_has_bound_keep_all_their_cores(allowed, threads, bound, tmp_path):
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    ranks = [context.Process(target=threads_and_cores, args=(rank, allowed[rank], tmp_path, told)) for rank in range(4)]
+    for process in ranks:
+        process.start()
+    try:
+        found = dict(told.get(timeout=100) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+    cores_of = [found[rank][0] for rank in range(4)]
+    assert [found[rank][1] for rank in range(4)] == [threads] * 4
+    assert [len(kept) for kept in cores_of] == [bound] * 4 and len(set().union(*cores_of)) == 4 * bound
+    assert all(kept <= {*allowed[rank]} for rank, kept in enumerate(cores_of))
 
 
 def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):

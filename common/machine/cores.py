@@ -21,7 +21,7 @@ ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # sched_attr: size, policy, flags, nice
 POLICY, RUNTIME = 1, 5  # their places
 
 
-def bind(device: torch.device, local_rank: int = 0, processes: int = 1) -> None:
+def bind(device: torch.device, number: int = 0, processes: int = 1) -> None:
     """Keep this process, and all that it will start, on some of the CPU cores that it may use.
 
     On a GPU, on those of its NUMA node; where the machine has one node, or Linux does not say which (sysfs-bus-pci,
@@ -31,7 +31,7 @@ def bind(device: torch.device, local_rank: int = 0, processes: int = 1) -> None:
     if not hasattr(os, "sched_setaffinity"):
         raise SuiteError("--bind needs Linux", f"this is {platform.system()}", "leave it out", MACHINE)
     own = os.sched_getaffinity(0)
-    cores = own & _next_to(device) if device.type == "cuda" else share_of(own, local_rank, processes)
+    cores = own & _next_to(device) if device.type == "cuda" else share_of(own, number, processes)
     if cores:
         keep_on(cores)
 
@@ -47,15 +47,15 @@ def _next_to(gpu):
         return set()
 
 
-def share_of(cores: set[int], local_rank: int, processes: int) -> set[int]:
+def share_of(cores: set[int], number: int, processes: int) -> set[int]:
     """Return which of the cores belong to one of so many processes: none to two of them, unless there are too few.
 
     Cores of one socket, and threads of one core, stay together.
     """
     order = sorted(cores, key=_place)
     if processes > len(order):
-        return {order[local_rank % len(order)]}
-    return {*order[local_rank * len(order) // processes:(local_rank + 1) * len(order) // processes]}
+        return {order[number % len(order)]}
+    return {*order[number * len(order) // processes:(number + 1) * len(order) // processes]}
 
 
 def _place(core):

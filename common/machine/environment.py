@@ -29,8 +29,12 @@ def available_cores() -> int:
     """
     if _unbound_cores:
         return _unbound_cores
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *_quotas()]))
+    return max(1, min([len(usable_cores()), *_quotas()]))
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of the CPU cores on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
 def keep_on(cores: set[int]) -> None:

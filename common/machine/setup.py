@@ -14,13 +14,13 @@ from common.machine.environment import available_cores, device_name
 from common.timing import Stopwatch
 
 
-def prepare_process(config: RunConfig, device: torch.device, local_rank: int = 0, processes: int = 1,
+def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1,
                     tune: bool = True) -> RunConfig:
     """Make this process ready to train on `device`; return what it is to do.
 
-    It is number `local_rank` of `processes` on this machine. What it is to do is `config`, but without loader workers
-    where --num-workers was not typed and a CPU has no core for each of them besides one for each process: there they
-    cost lenet more time than they save (benchmarks/loaders.py).
+    It is number `number` of `processes` that may use the same cores. What it is to do is `config`, but without loader
+    workers where --num-workers was not typed and a CPU has no core for each of them besides one for each process: there
+    they cost lenet more time than they save (benchmarks/loaders.py).
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
     where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
@@ -31,7 +31,7 @@ def prepare_process(config: RunConfig, device: torch.device, local_rank: int = 0
     check_memory_limit(config, device)
     threads = threads_of(config, processes)
     if config.bind:
-        bind(device, local_rank, processes)
+        bind(device, number, processes)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = tune
     keep_freed_memory()
