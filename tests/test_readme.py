@@ -218,7 +218,7 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
     pages = [(PROJECT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "cluster.zh-CN.md")]
     typed, messages = ([re.findall(pattern, page, re.MULTILINE) for page in pages]
                        for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|"))
-    assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 6
+    assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 7
     compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
