@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from common.engine import build_optimizer
 from common.entry import run_script
 from common.errors import SuiteError
-from common.machine.environment import available_devices
+from common.machine.environment import available_devices, rounds_to_tf32
 from common.machine.setup import check_bf16, prepare_process
 from common.models import build_model
 from common.plots import new_figure, save_figure
@@ -201,7 +201,7 @@ def main() -> None:
         apart = operations(steps[TAKEN_APART, types[-1]][0], device)
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
     results = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
-               "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
+               "tf32": rounds_to_tf32(device),
                "peaks": {precision: {} for precision in types},
                "operations": {"network": TAKEN_APART, "precision": types[-1], "of": apart}}
     for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):

@@ -23,11 +23,13 @@ class SuiteError(Exception):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory did not suffice: on a GPU, on a CPU, or in a library that reports it in its own words.
 
-    PyTorch's allocator raises a plain RuntimeError on a CPU ("can't allocate memory"), as cuBLAS does on a GPU.
+    PyTorch's allocator raises a plain RuntimeError on a CPU ("can't allocate memory"), as cuBLAS and cuDNN do on a GPU.
+    cuDNN finds no engine for a convolution where memory does not suffice for the workspace of any.
     """
     said = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or any(words in said for words in (
-        "OutOfMemoryError", OUT_OF_MEMORY, "allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"))
+        "OutOfMemoryError", OUT_OF_MEMORY, "allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
+        "unable to find an engine"))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from common.describe import describe_end, describe_epoch, describe_start, result
 from common.engine import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.ending import end_after_step
-from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
+from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid, rounds_to_tf32
 from common.machine.memory import hold_to
 from common.machine.turns import Turns
 from common.memory import held_to, memory_parts, peak_memory, reserved_memory
@@ -241,11 +241,10 @@ def _unlike(devices):
 
 
 def _precision(model, devices):
-    """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32, PyTorch's default."""
+    """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32."""
     if model.precision != "fp32":
         return {"bf16": "bfloat16 autocast", "fp64": "float64"}[model.precision]
-    rounded = devices[0].type == "cuda" and torch.backends.cudnn.allow_tf32
-    return "float32, TF32 convolutions" if rounded else "float32"
+    return "float32, TF32 convolutions" if rounds_to_tf32(devices[0]) else "float32"
 
 
 def _after(context, model, optimizer, image_set, evaluations, turns, result):

@@ -89,6 +89,18 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
         assert common.run._before(alike, context.model, make_config(), make_config()).reason == ""
 
 
+@pytest.mark.parametrize("capability, allowed, label", [
+    ((7, 0), True, "float32"), ((7, 5), True, "float32"), ((8, 0), True, "float32, TF32 convolutions"),
+    ((9, 0), True, "float32, TF32 convolutions"), ((9, 0), False, "float32")], ids=str)
+def test_tf32_is_named_where_a_gpu_has_it(capability, allowed, label, monkeypatch):
+    with pretended_gpus("one"):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        context = make_context(torch.nn.Identity(), devices=tuple(available_devices("gpu")))
+        context.model.precision = "fp32"
+        assert common.run._before(context, context.model, make_config(), make_config()).precision == label
+
+
 def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path):
     with pretended_gpus("free", "full"):
         free = {0: 6 * 2**30, 1: 5 * 2**30}

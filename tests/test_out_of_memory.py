@@ -33,11 +33,16 @@ def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
         torch.empty(2**50)
     with pytest.raises(MemoryError) as in_python:
         bytearray(2**60)
-    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    libraries = map(RuntimeError, (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation after trying 3 plans."))
     for error in (on_cpu.value, in_python.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
-                  torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), cublas):
+                  torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), *libraries):
         assert is_out_of_memory(error) and str(explained(error)).startswith("out of memory; "), repr(error)
-    assert not is_out_of_memory(RuntimeError("the loss is no number"))
+    for words in ("the loss is no number", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"):
+        assert not is_out_of_memory(RuntimeError(words))
 
 
 @pytest.mark.parametrize("line, memory", [

@@ -137,6 +137,17 @@ def device_name(device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
+def rounds_to_tf32(device) -> bool:
+    """Return whether convolutions in float32 may round their inputs to TF32: PyTorch's default where a GPU has it.
+
+    That is from compute capability 8 on (Ampere): not on a T4 or V100.
+    """
+    import torch
+
+    return (device.type == "cuda" and torch.backends.cudnn.allow_tf32
+            and torch.cuda.get_device_capability(device) >= (8, 0))
+
+
 def require_torchvision() -> None:
     """Import torchvision; raise SuiteError (MACHINE), naming both versions, where it does not fit the installed torch.
 
