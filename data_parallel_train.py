@@ -159,15 +159,16 @@ def traits(parallel: nn.Module, devices: int, options) -> dict:  # DP:
 
 def choose_devices(config, options) -> list[torch.device]:  # DP:
     """Return the devices to train on: one, unless --use-parallel asks for more. Never a GPU where --device is cpu."""
-    devices = available_devices(config.device)
     if options.use_parallel is None:
-        return devices[:1]
+        return available_devices(config.device)[:1]
     if options.simulate_devices:
         raise SuiteError("--use-parallel and --simulate-devices exclude each other", "found both",
                          "leave one out", USAGE)
+    instead = f"--device cpu --simulate-devices {options.use_parallel or 2} instead of --use-parallel"
+    devices = available_devices(config.device, instead)
     if devices[0].type != "cuda":
         raise SuiteError("--use-parallel needs GPUs", "the run is on the CPU",
-                         "type --simulate-devices 4 to go through the same steps there", USAGE)
+                         f"type {instead} to go through the same steps there", USAGE)
     if options.use_parallel > len(devices):
         raise SuiteError(f"--use-parallel {options.use_parallel} needs as many GPUs", f"found {len(devices)}",
                          "ask for fewer", MACHINE)

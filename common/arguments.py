@@ -4,28 +4,51 @@ import argparse
 import difflib
 import math
 import re
+import sys
 import textwrap
 
 from common.errors import USAGE, SuiteError
 
 MOST = 2**31 - 1
+ELSEWHERE = {  # what other training scripts call a flag: what to type here
+    "--data-dir": "type --data-root DIR",
+    "--learning-rate": "type --lr LR",
+    "--local-rank": "leave it out, and start the script with torchrun --standalone --nproc_per_node=N",
+    "--mode": "for base type python data_parallel_train.py, for DP python data_parallel_train.py --use-parallel, for "
+              "DDP torchrun --standalone --nproc_per_node=N ddp_train.py",
+    "--momentum": "type --optimizer sgd or --optimizer nesterov, whose momentum is 0.9",
+    "--no-cuda": "type --device cpu",
+    "--use-model-parallel": "type python model_parallel_train.py --use-model-parallel",
+    "--use-parallel": "type python data_parallel_train.py --use-parallel",
+    "--world-size": "type torchrun --standalone --nproc_per_node=N ddp_train.py, or python ddp_train.py --spawn N",
+}
+LIKE = 0.8  # from which similarity on a name is suggested (difflib): --world-size is like --train-size by 0.67
 
 
 class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front.
 
     Its help fills a description's prose to the terminal's width; an indented paragraph of it holds commands, one a
-    line, which still work when pasted.
+    line, which still work when pasted. A flag may be typed with underscores.
     """
 
     def __init__(self, **settings):
         super().__init__(**{"formatter_class": _HelpFormatter, "allow_abbrev": False, **settings})
 
+    def parse_known_args(self, args=None, namespace=None):
+        typed = sys.argv[1:] if args is None else args
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text) for text in typed]
+        return super().parse_known_args(dashed, namespace)
+
     def error(self, message: str):
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        near = unknown and difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", self.format_usage()), n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise SuiteError(f"bad usage of {self.prog}", f"{message}{hint}", f"see: python {self.prog} --help", USAGE)
+        advice, hint = ELSEWHERE.get(unknown and unknown[1]), ""
+        if unknown and not advice:
+            known = re.findall(r"--[\w-]+", self.format_usage())
+            near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=LIKE)
+            hint = f", did you mean {near[0]}?" if near else ""
+        advice = advice or f"see: python {self.prog} --help"
+        raise SuiteError(f"bad usage of {self.prog}", f"{message}{hint}", advice, USAGE)
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -96,18 +119,26 @@ def _number(text, kind, accepts, wanted):
     return value
 
 
-def one_of(names, forms: tuple[tuple[str, str], ...] = ()):
+def one_of(names, forms: tuple[tuple[str, str], ...] = (), also: dict[str, str] | None = None):
     """Return a parser for one of `names` that suggests the nearest name when it is given another.
 
-    forms: (pattern, how it is written) of what else is taken, e.g. (r"folder:.+", "folder:PATH").
+    Capitals, dashes and underscores do not matter: "CIFAR-10" is cifar10. forms: (pattern, how it is written) of what
+    else is taken, e.g. (r"folder:.+", "folder:PATH"). also: other words for a name.
     """
 
     def parse(text: str) -> str:
-        if text in names or any(re.fullmatch(pattern, text) for pattern, _ in forms):
+        spelled = {**(also or {}), **{_bare(name): name for name in names}}
+        if any(re.fullmatch(pattern, text) for pattern, _ in forms):
             return text
+        if _bare(text) in spelled:
+            return spelled[_bare(text)]
         known = ", ".join((*names, *(form for _, form in forms)))
-        near = difflib.get_close_matches(text, names, n=1)
+        near = difflib.get_close_matches(text, names, n=1, cutoff=LIKE)
         hint = f", did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentTypeError(f"unknown name {text!r}{hint} (choose from {known})")
 
     return parse
+
+
+def _bare(name):
+    return re.sub("[-_]", "", name).casefold()

@@ -142,7 +142,8 @@ class RunConfig:
         shared=False, **TRAINS)
     seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     device: str = flag(
-        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu")), "KIND")
+        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu"), also={"cuda": "gpu"}),
+        "KIND")
     memory_limit: int | None = flag(
         None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
         memory, "SIZE", equal=True)

@@ -100,8 +100,8 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
         name = flags[one_of(flags)(flag)]
         parse = FLAGS[name].parse or _nothing
         own[name] = True if parse is _nothing and not equals else parse(value)
-    methods = ladder() if method == "ladder" else [one_of((*METHODS, "ladder"))(method)]
-    return [(method, own) for method in methods]
+    chosen = one_of((*METHODS, "ladder"))(method)
+    return [(name, own) for name in (ladder() if chosen == "ladder" else [chosen])]
 
 
 def guess(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import shlex
 import sys
 from dataclasses import fields, replace
@@ -9,12 +10,14 @@ from dataclasses import fields, replace
 import pytest
 
 import compare_parallel
+import data_parallel_train
 from common import checkpoint
-from common.arguments import OneLineParser
+from common.arguments import ELSEWHERE, OneLineParser
 from common.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from common.errors import SuiteError
 from comparison.methods import Machine
 from comparison.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
+from processes import PROJECT
 
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
@@ -28,6 +31,8 @@ CHANGED = {  # a value that is not the default
     "output": "o.json", "curves": False, "figure_dir": "f", "tensorboard": "t", "save": "s",
     "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
 }
+SCRIPTS = [*(f"{method}_train" for method in ("data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")),
+           "compare_parallel"]
 
 
 def typed(name: str) -> list[str]:
@@ -99,15 +104,22 @@ def test_traits_go_together():
 # ---- help
 
 
-@pytest.mark.parametrize("script", [*(f"{method}_train" for method in (
-    "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")), "compare_parallel"])
-def test_help_has_groups_and_examples_in_80_columns(script, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
-    module = importlib.import_module(script)
-    with pytest.raises(SystemExit):
-        module.main()
-    text = capsys.readouterr().out
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    """What a script of this name prints for --help, on a terminal of 80 columns."""
+    def help_of(script):
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+        with pytest.raises(SystemExit):
+            importlib.import_module(script).main()
+        return capsys.readouterr().out
+
+    return help_of
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_has_groups_and_examples_in_80_columns(script, help_of):
+    text = help_of(script)
     assert max(map(len, text.splitlines())) <= 80
     headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
     assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
@@ -123,9 +135,71 @@ def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
     assert lines.count("\\\n") >= 1 and shlex.split(lines.replace("\\\n", "")) == shlex.split(command)
 
 
+# ---- what other scripts call it
+
+
+@pytest.mark.parametrize("typed, name, value", [
+    ("--device cuda", "device", "gpu"), ("--device CPU", "device", "cpu"), ("--dataset MNIST", "dataset", "mnist"),
+    ("--dataset CIFAR-10", "dataset", "cifar10"), ("--dataset FashionMNIST", "dataset", "fashion-mnist"),
+    ("--dataset folder:My_Images", "dataset", "folder:My_Images"), ("--model ResNet18", "model", "resnet18"),
+    ("--model My_Net.py:Build", "model", "My_Net.py:Build"), ("--num_workers 3", "num_workers", 3),
+    ("--batch_size=96", "batch_size", 96), ("--no_augment", "augment", False),
+])
+def test_other_spellings_are_understood(typed, name, value, parsed):
+    assert getattr(parsed(*typed.split()), name) == value
+
+
+def test_a_comparison_understands_them_too(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *"--methods DDP:num_workers=4 Ladder --batch_size 64 128 "
+                                      "--dataset MNIST".split()])
+    arguments, shared = compare_parallel.parse()
+    assert arguments.methods[0] == ("ddp", {"num_workers": 4}) and len(arguments.methods) > 4
+    assert arguments.batch_size == [64, 128] and shared[:2] == ["--dataset", "mnist"]
+
+
+def test_mnist_py_trains_on_mnist_unless_told_otherwise(monkeypatch, tmp_path):
+    configs = []
+    monkeypatch.setattr(data_parallel_train, "train", lambda config, options: configs.append(config))
+    monkeypatch.setattr("common.entry.run_script", lambda main: main())
+    for flags in ((), ("--dataset", "fashion-mnist")):
+        monkeypatch.setattr(sys, "argv", ["mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path)])
+        runpy.run_path(str(PROJECT / "mnist.py"), run_name="__main__")
+    assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
+
+
+@pytest.mark.parametrize("typed, replacement", [
+    ("--local_rank=0", "torchrun --standalone --nproc_per_node=N"),
+    ("--mode DP", "for DP python data_parallel_train.py --use-parallel"),
+    ("--mode base", "for base type python data_parallel_train.py,"),
+    ("--use-model-parallel", "type python model_parallel_train.py --use-model-parallel"),
+    ("--use_parallel", "type python data_parallel_train.py --use-parallel"),
+    ("--momentum 0.9", "type --optimizer sgd"), ("--world-size 2", "--spawn N"), ("--data_dir x", "type --data-root"),
+])
+def test_what_another_script_calls_it_is_refused_with_what_to_type(typed, replacement):
+    with pytest.raises(SuiteError, match=re.escape(f"unrecognized arguments: {typed.partition('_')[0]}")) as caught:
+        script_parser("").parse_args(typed.split())
+    assert replacement in str(caught.value) and "did you mean" not in str(caught.value)
+
+
+def test_every_flag_to_type_instead_is_one(help_of):
+    known = {flag for script in SCRIPTS for flag in re.findall(r"^  (--[a-z-]+)", help_of(script), re.MULTILINE)}
+    typed = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
+    assert typed - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < typed
+
+
 def test_a_flag_that_is_not_known_gets_the_nearest():
     parser = script_parser("")
     with pytest.raises(SuiteError, match=r"unrecognized arguments: --bath-size=3, did you mean --batch-size\?; see"):
         parser.parse_args(["--bath-size=3"])
-    with pytest.raises(SuiteError, match="unrecognized arguments: --xyzzy; see"):
-        parser.parse_args(["--xyzzy"])
+    for unlike in ("--xyzzy", "--pretrained", "--backend"):  # two thirds of --train-size, of --bind
+        with pytest.raises(SuiteError, match=f"unrecognized arguments: {unlike}; see"):
+            parser.parse_args([unlike])
+
+
+@pytest.mark.parametrize("flag, text, near", [
+    ("--device", "xpu", None), ("--precision", "fp16", None), ("--optimizer", "nestorov", "nesterov"),
+    ("--dataset", "cifra10", "cifar10")])
+def test_a_name_that_is_not_known_gets_the_nearest_if_that_is_near(flag, text, near):
+    with pytest.raises(SuiteError) as caught:
+        script_parser("").parse_args([flag, text])
+    assert re.findall(r"did you mean (\S+)\?", str(caught.value)) == ([near] if near else [])

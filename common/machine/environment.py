@@ -65,9 +65,10 @@ def _quotas():
                     yield quota // period
 
 
-def available_devices(kind: str) -> list:
+def available_devices(kind: str, instead: str = "--device cpu") -> list:
     """Return the torch.devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
 
+    instead: what to type on a machine without GPUs.
     Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and for "auto" where there is one all the same that
     was not hidden on purpose.
     """
@@ -86,10 +87,10 @@ def available_devices(kind: str) -> list:
     if there and not hidden:
         cause += f": {_why_unusable()}"
     if kind == "gpu":
-        raise SuiteError("--device gpu needs a GPU", cause, "type --device cpu, or check with nvidia-smi", MACHINE)
+        raise SuiteError("--device gpu needs a GPU", cause, f"type {instead}, or check with nvidia-smi", MACHINE)
     if there and not hidden:
         raise SuiteError("this machine has a GPU that PyTorch cannot use", cause,
-                         "mend that, or type --device cpu to do without", MACHINE)
+                         f"mend that, or type {instead} to do without", MACHINE)
     return [torch.device("cpu")]
 
 

@@ -82,9 +82,11 @@ def test_more_processes_than_gpus(monkeypatch, refused):
         rank_device("gpu", 0, 2, all_visible=True)
 
 
-def test_use_parallel_on_a_cpu_names_the_alternative(project, reported):
-    done = project(SCRIPT, "--use-parallel", "--device", "cpu")
-    reported("--use-parallel on a CPU", done, 2, "type --simulate-devices")
+@pytest.mark.parametrize("kind, exit_code", [("cpu", 2), ("auto", 2), ("gpu", 3)])
+def test_use_parallel_without_gpus_names_the_alternative(kind, exit_code, project, reported):
+    done = project(SCRIPT, "--use-parallel", "--device", kind)
+    reported(f"--use-parallel --device {kind} without GPUs", done, exit_code,
+             "type --device cpu --simulate-devices 2 instead of --use-parallel")
 
 
 def test_more_micro_batches_than_images(project, reported):

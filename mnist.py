@@ -1,0 +1,12 @@
+"""data_parallel_train.py --dataset mnist, by the name that many a tutorial gives it: python mnist.py --epochs 3"""
+
+import sys
+
+import common.requirements  # noqa: F401 - before any package that may be missing
+
+from common.entry import run_script
+from data_parallel_train import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["--dataset", "mnist"]
+    run_script(main)
