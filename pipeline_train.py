@@ -6,10 +6,11 @@
 Every batch goes through the stages in micro-batches, so that a stage can work on the next one while the following stage
 has the last. gpipe: the forward passes of all of them, then all backward passes (Y. Huang et al., "GPipe", 2019); 1f1b:
 forward and backward passes in turn, so that a stage holds the features of fewer micro-batches (D. Narayanan et al.,
-"PipeDream", 2019). The gradients are those of one device that goes through the same micro-batches. BatchNorm normalises
-each micro-batch by itself. With one rank, this is that one device: the control. Lines marked Pipeline belong to the
-method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in nine lines,
-without measuring, is train_by_hand() in benchmarks/overhead.py.
+"Memory-Efficient Pipeline-Parallel DNN Training", 2021: PipeDream-Flush). With both, all passes of a batch are over
+before the weights change, and the gradients are those of one device that goes through the same micro-batches. BatchNorm
+normalises each micro-batch by itself. With one rank, this is that one device: the control. Lines marked Pipeline belong
+to the method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in nine
+lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
 import copy

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 import data_parallel_train
 from common.data.image_set import load_image_set
@@ -395,3 +397,31 @@ def test_the_workers_of_a_spawned_rank_are_forked(train, tmp_path):
         f"import sys\nif 'spawn_main' in str(sys.orig_argv): open({str(log)!r}, 'a').write('1')")
     train("ddp_train.py", "--spawn", 2, "--num-workers", 2, environment={"PYTHONPATH": str(tmp_path)})
     assert log.read_text() == "11"  # the ranks
+
+
+@pytest.mark.parametrize("name, shape, words", [
+    ("lenet", (1, 28, 28), ("`lenet` on MNIST has one of {} MiB", "`lenet` 有一个 {} MiB 的桶")),
+    ("vgg", (3, 32, 32), ("`vgg` on CIFAR-10 two of {} and {} MiB", "`vgg` 有两个，{} 和 {} MiB"))])
+def test_what_ddp_sends_is_what_the_pages_say(name, shape, words, monkeypatch):
+    sent, send = [], dist._broadcast_coalesced
+    monkeypatch.setattr(dist, "_broadcast_coalesced", lambda group, tensors, *rest: (
+        sent.extend(tensors), send(group, tensors, *rest)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = build_model(name, shape, seed=42)
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        parallel.broadcast_buffers = False
+        assert sum(map(torch.numel, sent)) == sum(map(torch.numel, model.state_dict().values()))
+        sent.clear()
+        found = []
+        for _ in range(3):
+            parallel(torch.randn(4, *shape)).sum().backward()
+            found.append(parallel._get_ddp_logging_data())
+        assert sent == []
+    finally:
+        dist.destroy_process_group()
+    sizes = [int(size) for size in found[-1]["rebuilt_bucket_sizes"].split(", ")]
+    assert found[0]["bucket_sizes"] == str(sum(sizes)) == str(4 * sum(map(torch.numel, model.parameters())))
+    pages = ("".join((PROJECT / "docs" / page).read_text().split()) for page in ("methods.md", "methods.zh-CN.md"))
+    for page, sentence in zip(pages, words, strict=True):
+        assert "".join(sentence.format(*(f"{size / 2**20:.2f}" for size in sizes)).split()) in page
