@@ -67,14 +67,16 @@ def _what_is_equal(analysis):
 
 def _main_table(analysis, width):
     report, target = analysis.report, analysis.report.settings.get("target_accuracy")
-    time = "Time per\nepoch (s)" if analysis.same_images else "Images/s"
+    time = "Epoch\n(s)" if analysis.same_images else "Images/s"
     if target is not None:
         time = f"Training to\n{100 * target:g} % (s)"
     batch = ["Largest\nbatch"] if report.fitted else []
-    header = ["Method", *batch, time, "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
+    before_interval = " [" if width == MOST else "\n["
+    header = ["Method", *batch, time, "Total\n(s)", "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
     rows = [[entry.label, *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
-             _time_cell(analysis, entry),
-             cell(entry.standing.speed_up), cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
+             _time_cell(analysis, entry), cell(entry.summary.total_seconds, ".1f"),
+             cell(entry.standing.speed_up).replace(" [", before_interval),
+             cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
              accuracy(entry.summary.accuracies), entry.result] for entry in analysis.rows]
     return fitted_table(rows, header, width)
 
@@ -92,12 +94,13 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
     header, *rows = ([say(text) for text in row] for row in (header, *rows))
     wide = ([widened(text) for text in row] for row in (header, *rows))
-    columns = [max(max(len(line) + PADDING for line in name.splitlines()), *map(len, column))
+    columns = [max(*(len(line) + PADDING for line in name.splitlines()),
+                   *(len(line) for text in column for line in text.splitlines()))
                for name, *column in zip(*wide, strict=True)]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
     word = max(len(word) for *_, text in (header, *rows) for word in _with_breaks(text).split())
-    last = min(last, max(spare // 3, spare - first, word))
+    last = min(last, max(3 * spare // 10, spare - first, word))
     narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in rows]
     return lay_out(narrow, header, "simple", left=(0, len(header) - 1))
 

@@ -25,6 +25,15 @@ def test_no_line_is_wider_than_the_terminal(name, width):
         assert all(word in text for word in row.label.split())
 
 
+def test_rows_of_the_default_comparison_keep_to_a_line_with_their_total_time():
+    analysis = analyse(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"))
+    lines = terminal_text(analysis).splitlines()
+    for entry in analysis.rows:
+        (line,) = [line for line in lines if line.startswith(f"{entry.label}  ")]
+        assert line.removeprefix(entry.label).split()[:2] == [
+            f"{entry.summary.epoch_seconds:.2f}", f"{entry.summary.total_seconds:.1f}"]
+
+
 def test_the_order_and_what_is_in_it():
     report = report_of(SINGLE, DDP, equivalence={"ddp": Equivalence(1.5e-8, "ok", "")}, project=[2, 4])
     paragraphs = terminal_text(analyse(report)).split("\n\n")
@@ -33,10 +42,11 @@ def test_the_order_and_what_is_in_it():
         "Equal in all rows: device cpu, global batch 100, per-device batch 100, steps per epoch 10, workers 0, threads "
         "per device 1, precision float32, loader workers.")
     header, again, rule, single, ddp = paragraphs[2].splitlines()
-    assert header.split() == ["Method", "Time", "per", "Speed-up", "Memory", "Accuracy", "Result"]
-    assert again.split() == ["epoch", "(s)", "[95", "%]", "(MiB)", "(%)"]
+    assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Memory", "Accuracy", "Result"]
+    assert again.split() == ["(s)", "(s)", "[95", "%]", "(MiB)", "(%)"]
     assert set(rule) == {"-", " "}
-    assert single.split()[:3] == ["SINGLE", "2.00", "1.00"] and ddp.split()[-1] == "faster"
+    total = analyse(report).rows[0].summary.total_seconds
+    assert total and single.split()[:4] == ["SINGLE", "2.00", f"{total:.1f}", "1.00"] and ddp.split()[-1] == "faster"
     assert paragraphs[3] == "Projection (projected, not measured)"  # what was asked for comes first
     maths, advice, where = paragraphs[-3:]
     assert maths == "After 20 steps no weight differs from one device's by more than 1.5e-08."
@@ -70,7 +80,7 @@ def test_every_sweep_and_fault_is_named(report):
 
 
 def test_a_table_is_brought_to_the_terminals_width():
-    header = ["Method", "Time per\nepoch (s)", "Result"]
+    header = ["Method", "Epoch\n(s)", "Result"]
     rows = [["a method with a very long name that nobody shortens", "1.00", "failed for a reason of many words, too"]]
     assert len(fitted_table(rows, header, 200).splitlines()) == 4
     table = fitted_table(rows, header, 50)
