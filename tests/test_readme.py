@@ -53,7 +53,7 @@ def test_tables_of_comparisons(pages, name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
     shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
     assert not report.failed
-    if name == "compare-synthetic" and pages == PAGES:
+    if name == "compare-synthetic":
         assert terminal_block(100) in text
     else:
         assert all(table in text for table in shown)
@@ -302,3 +302,11 @@ def test_the_readme_is_short():
 def test_no_result_names_a_home_directory():
     for file in FIGURES.rglob("*.json"):
         assert not re.search(r"/(home|root|Users)/", json.dumps(json.loads(file.read_text())))
+
+
+def test_both_readmes_name_the_same_commands_and_scripts():
+    english, chinese = (page.read_text(encoding="utf-8") for page in (README, CHINESE))
+    for pattern in (r"^    (make \w+)", r"^    (\.venv/\S+ .*)$", r"^\| `(\w+\.py)` \|",
+                    r"^    ((?:python|torchrun|accelerate) .*)$"):
+        found, others = (re.findall(pattern, text, re.MULTILINE) for text in (english, chinese))
+        assert found == others and len(found) >= 3, pattern
