@@ -182,7 +182,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin
     plan += twin_of(plan, arguments.baseline) if wants_twin else []
-    plan += before(plan, Path(arguments.against)) if arguments.against else []
+    plan += before(plan, Path(arguments.against), arguments, machine) if arguments.against else []
     for devices in arguments.project:
         per_process("--batch-size", plan[0].planned.batch_size, devices)
     if (arguments.link_gbps or arguments.link_ms) and not arguments.project:

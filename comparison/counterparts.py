@@ -1,15 +1,25 @@
 """Rows beside others of the table, each to be compared with its own one alone: a twin, the same before, a remedy."""
 
+import argparse
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from common.arguments import one_of, positive_int
+from common.config import FLAGS, FOLDER, RunConfig, flags_that
 from common.errors import DATA, USAGE, SuiteError
-from comparison.methods import PROJECT, python, script
-from comparison.plan import Configuration
-from comparison.results_file import read_results
+from comparison.methods import PROJECT, Machine
+from comparison.plan import SWEEPS, Configuration, Planned, make_plan, type_flags
+from comparison.results_file import read_results, without_home
 
 TWIN, BEFORE, REMEDY = "twin", "before", "remedy"
+# How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
+# data are is a matter of this machine.
+PARSERS = {"nproc": positive_int, "nodes": positive_int, "micro_batches": positive_int,
+           "threads_per_device": positive_int, "scaling": one_of(("strong", "weak")),
+           **{name: about.parse or {"True": True, "False": False}.__getitem__ for name, about in FLAGS.items()
+              if about.shared and not about.by_rank}}
+LISTS = (*SWEEPS, *(name for name, about in FLAGS.items() if about.nargs))
 
 
 def counterpart(row: Configuration, role: str, label: str, command: tuple[str, ...]) -> Configuration:
@@ -24,12 +34,12 @@ def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
     return [counterpart(row, TWIN, "again", row.command) for row in rows[:1]]
 
 
-def before(plan: list[Configuration], path: Path) -> list[Configuration]:
+def before(plan: list[Configuration], path: Path, arguments, machine: Machine) -> list[Configuration]:
     """Return every row that can run as it was before a change.
 
     path: another checkout of this project, whose scripts then run with the flags of now, or the results.json of a
-    comparison, whose flags the scripts of now then get. Raises SuiteError (USAGE) if it is neither or has no row in
-    common with the plan, and (DATA) if the file cannot be read.
+    comparison, whose flags the scripts of now then get. arguments: of now. Raises SuiteError (USAGE) if it is neither,
+    has no row in common with the plan, or names files that `arguments` do not, and (DATA) if it cannot be read.
     """
     able = [row for row in plan if not row.skip]
     if (path / "compare_parallel.py").is_file():
@@ -38,11 +48,14 @@ def before(plan: list[Configuration], path: Path) -> list[Configuration]:
         raise SuiteError(f"--against {path} is no checkout of this project", "it has no compare_parallel.py",
                          "name a checkout, or a results.json", USAGE)
     else:
-        earlier = {row.name: row for row in read_results(path).plan}
-        rows = [replace(counterpart(row, BEFORE, BEFORE, _with_own_scripts(earlier[row.name].command)),
-                        planned=earlier[row.name].planned) for row in able if row.name in earlier]
+        then = read_results(path)
+        earlier = {row.name for row in then.plan}
+        again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path)
+                 if row.name in earlier and not row.skip}
+        rows = [counterpart(again[row.name], BEFORE, BEFORE, again[row.name].command) for row in able
+                if row.name in again]
     if not rows:
-        raise SuiteError(f"--against {path}: no row in common", f"found {', '.join(earlier)} there and "
+        raise SuiteError(f"--against {path}: no row in common", f"found {', '.join(sorted(earlier))} there and "
                          f"{', '.join(row.name for row in able)} here", "give the same --methods and sweeps as then",
                          USAGE)
     return rows
@@ -57,10 +70,35 @@ def _in_checkout(command, path):
     return tuple(str(own.get(text, text)) for text in command)
 
 
-def _with_own_scripts(command):
-    """A command that another comparison ran, with the interpreter and the scripts of this one."""
-    return (python(), *(script(Path(text).name) if _is_script(text) else os.path.expanduser(text)
-                        for text in command[1:]))
+def _planned_again(settings, arguments, machine, path):
+    """The rows of now as they are planned with the settings in a file.
+
+    Whoever wrote the file chooses values that a flag takes, and neither a command nor a file to open.
+    """
+    try:
+        typed = {name: _typed(name, settings[name]) for name in PARSERS if name in settings}
+        then = argparse.Namespace(**{**vars(arguments), **vars(RunConfig(data_root=arguments.data_root,
+                                                                         data_url=arguments.data_url)), **typed})
+        own = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
+        for name in (*then.model, then.dataset):
+            if (".py:" in name or name.startswith(FOLDER)) and name not in own:
+                raise SuiteError(f"--against {path} names {name}", "what only a results.json names is not opened",
+                                 "if you trust it, name it with --model or --dataset too", USAGE)
+        then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
+        by_row = {field.name for field in fields(Planned)}
+        shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
+        shared = {name: value for name, value in shared.items() if value is not None}
+        return make_plan(then, machine, type_flags(shared))
+    except (argparse.ArgumentTypeError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SuiteError(f"--against {path} has settings that cannot be typed", f"{type(error).__name__}: {error}",
+                         "name the results.json of a comparison", DATA) from None
+
+
+def _typed(name, value):
+    """A setting as its flag takes it from a command line."""
+    if value is None:
+        return None
+    return [PARSERS[name](str(item)) for item in value] if name in LISTS else PARSERS[name](str(value))
 
 
 def _is_script(text):

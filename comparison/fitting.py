@@ -73,11 +73,11 @@ def try_batch(row: Configuration, batch_size: int, seed: int, directory: Path, t
 
 def with_batch(row: Configuration, batch_size: int) -> Configuration:
     """Return a row with another global batch."""
-    flag = option("batch_size")
-    place = row.command.index(flag) + 1
-    command = (*row.command[:place], str(batch_size), *row.command[place + 1:])
+    command = list(row.command)
+    if command:  # what was read from a file has none
+        command[command.index(option("batch_size")) + 1] = str(batch_size)
     planned = replace(row.planned, batch_size=batch_size, per_device_batch_size=-(-batch_size // row.planned.shares))
-    return replace(row, planned=planned, command=command)
+    return replace(row, planned=planned, command=tuple(command))
 
 
 def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:

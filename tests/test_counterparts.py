@@ -13,6 +13,7 @@ from comparison.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.fairness import units
 from comparison.measures import block_times
 from comparison.methods import Machine, script
+from comparison.plan import make_plan
 from comparison.remarks import warnings
 from comparison.report import write_csv, write_markdown
 from comparison.results_file import read_results, write_results
@@ -21,7 +22,7 @@ from comparison.tables import before_table, epoch_table
 from comparison.terminal import terminal_text
 from comparison.verdict import resolution
 from processes import PROJECT
-from reports import configuration, report_of, runs
+from reports import SETTINGS, configuration, report_of, runs
 from test_report import cells
 
 STEADY, SLOWER = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19)
@@ -137,33 +138,98 @@ def checkout(tmp_path):
 def test_another_checkouts_scripts_get_the_flags_of_now(checkout, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (row,) = before([replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))],
-                    checkout)
+                    checkout, None, Machine(0, 2))
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
     assert (row.name, row.label, row.role, row.against) == ("single-before", "SINGLE, before", BEFORE, "single")
 
 
 def test_a_script_that_the_other_checkout_lacks_is_named(checkout):
     with pytest.raises(SuiteError, match="is without ddp_train.py; it was written later; leave that method out"):
-        before([SINGLE, DDP], checkout)
+        before([SINGLE, DDP], checkout, None, Machine(0, 2))
 
 
-def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(tmp_path):
-    then = configuration(command=("somewhere/python", "elsewhere/data_parallel_train.py", "--lr", "1", "--data-root",
-                                  "~/data"), batch_size=50)
-    write_results(report_of((then, runs(seconds=STEADY))), tmp_path)
-    (row,) = before([SINGLE, DDP], tmp_path / "results.json")
+@pytest.fixture
+def before_file(monkeypatch, tmp_path):
+    """before_file(typed, command, **settings): the row of one device as it was in a results.json with these settings.
+
+    typed: the flags of now; command: what the file says that its row ran.
+    """
+    def before_file(*typed, command=("python", "data_parallel_train.py"), **settings):
+        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--methods", "single", "--model", "lenet", *typed])
+        arguments, shared = compare_parallel.parse()
+        arguments.loader = "workers"
+        then = replace(report_of((configuration(command=command), runs(seconds=STEADY))),
+                       settings={**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings})
+        write_results(then, tmp_path)
+        plan = make_plan(arguments, Machine(0, 2), shared)
+        (row,) = before(plan, tmp_path / "results.json", arguments, Machine(0, 2))
+        return row
+
+    return before_file
+
+
+def value(row, flag):
+    return row.command[row.command.index(flag) + 1]
+
+
+def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file):
+    row = before_file("--lr", "0.5", "--data-root", "/now", lr=0.25, augment=False, batch_size=[50], data_root="~/then")
     interpreter, *rest = row.command
-    assert "python" in interpreter and rest[:3] == [script("data_parallel_train.py"), "--lr", "1"]
-    assert rest[-1].endswith("/data") and "~" not in rest[-1] and row.planned.batch_size == 50
+    assert "python" in interpreter and rest[0] == script("data_parallel_train.py") and "--no-augment" in rest
+    assert (value(row, "--lr"), value(row, "--data-root"), value(row, "--batch-size")) == ("0.25", "/now", "50")
+    assert row.planned.batch_size == 50 and value(row, "--epochs") == "3"
+    assert (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
+
+
+def test_a_setting_that_an_earlier_comparison_did_not_have_yet_has_its_default(before_file):
+    assert value(before_file("--worker-nice", "3"), "--worker-nice") == "10"
+
+
+def test_no_command_of_a_file_is_run(before_file, tmp_path):
+    evil = ("python", "-c", "import os; os.system('touch /tmp/owned')", "data_parallel_train.py")
+    row = before_file(command=evil)
+    assert row.command[1] == script("data_parallel_train.py") and not {*evil[1:3]} & {*row.command}
+    assert read_results(tmp_path / "results.json").plan[0].command == ()
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"model": ["/tmp/evil.py:build"]}, r"names /tmp/evil.py:build; what only"),
+    ({"dataset": "folder:/etc"}, "names folder:/etc; what only"),
+    ({"model": ["--save"]}, "cannot be typed; .*unknown name"),
+    ({"model": None}, "cannot be typed"),
+    ({"precision": "--output=/tmp/owned"}, "cannot be typed"),
+    ({"lr": [0.1, "--save"]}, "cannot be typed"),
+    ({"nproc": ["2; rm"]}, "cannot be typed"),
+    ({"batch_size": []}, "cannot be typed"),
+    ({"cuda_graph": "yes"}, "cannot be typed"),
+])
+def test_settings_that_no_flag_takes_are_refused(settings, message, before_file):
+    with pytest.raises(SuiteError, match=message):
+        before_file(**settings)
+
+
+def test_a_network_of_ones_own_is_opened_if_it_is_typed_too(before_file, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    row = before_file("--model", "/home/me/net.py:build", model=["~/net.py:build"])
+    assert value(row, "--model") == "/home/me/net.py:build"
+
+
+def test_a_block_that_is_called_as_a_flag_is_is_refused(tmp_path):
+    blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]
+    write_results(report_of((SINGLE, runs(seconds=STEADY)), probe={"blocks": blocks}), tmp_path)
+    with pytest.raises(SuiteError, match="a block of its networks"):
+        read_results(tmp_path / "results.json")
 
 
 @pytest.mark.parametrize("make, message", [
     (lambda path: None, "is no checkout of this project"),
-    (lambda path: write_results(report_of((configuration("mp"), runs("mp"))), path), "in common; found mp there")])
-def test_what_is_no_before_is_refused(make, message, tmp_path):
+    (lambda path: write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), path),
+     "in common; found mp there")])
+def test_what_is_no_before_is_refused(make, message, planned, tmp_path):
     make(tmp_path)
+    file = tmp_path / "results.json"
     with pytest.raises(SuiteError, match=message):
-        before([SINGLE], tmp_path / "results.json" if (tmp_path / "results.json").exists() else tmp_path)
+        planned("--methods", "single", "--against", file if file.exists() else tmp_path)
 
 
 def test_rows_stand_beside_themselves_before_and_all_intervals_hold_together():
