@@ -22,6 +22,7 @@ from common.errors import (
     is_out_of_memory,
 )
 from common.machine.ending import end_at_once
+from common.words import printable
 
 _exit_code = None  # of run_script(), once it is through
 WORKER_ADVICE = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
@@ -96,7 +97,7 @@ def _run(main, as_rank):
 
 def tell(error: Exception, as_rank: bool) -> None:
     """Print the line about an error; as a rank, also put it where its launcher looks for the cause."""
-    line = f"{_where(error, as_rank)}{explained(error)}"
+    line = printable(f"{_where(error, as_rank)}{explained(error)}")
     print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: other ranks write there too
     if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:

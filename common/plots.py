@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.describe import result_name
 from common.results import RunResult, Span, phase_names
-from common.words import count
+from common.words import count, printable
 from common.writing import replacing
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
@@ -36,16 +36,27 @@ def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: 
 
 def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG of 150 dots per inch; return `path`."""
-    from matplotlib.text import Text
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    for text in figure.findobj(Text):
-        printable = text.get_text().encode(errors="replace").decode()
-        if printable != text.get_text():  # a path that is no UTF-8
-            text.set_text(printable)
+    _show_literally(figure)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=150)
     return path
+
+
+def _show_literally(figure):
+    """Let texts be drawn as they are: no formulas between dollars, but in matplotlib's own numbers at the ticks."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, ScalarFormatter
+
+    numbers = set()
+    for axis in (part for axes in figure.axes for part in (axes.xaxis, axes.yaxis)):
+        labels, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
+        if isinstance(formatter, (LogFormatter, ScalarFormatter)):
+            numbers |= {*labels}
+        else:  # it writes the labels that were set again with each drawing
+            axis.set_major_formatter(lambda *place, label=formatter: printable(label(*place)))
+    for text in {*figure.findobj(Text)} - numbers:
+        text.set(text=printable(text.get_text()), parse_math=False)
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:

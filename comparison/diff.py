@@ -4,6 +4,7 @@ What a machine is like changes from hour to hour, and neither comparison has run
 runs of each would be too narrow by far.
 """
 
+from common.words import printable
 from comparison.fairness import differences
 from comparison.measures import summarize
 from comparison.record import Report
@@ -29,7 +30,7 @@ def describe_difference(first: Report, second: Report) -> str:
         lines.append(f"- Different {what}: " + ("; ".join(changed) or "nothing") + ".")
     lines.append("- A ÷ B: how many times as fast B was then. It has no interval: what changed on the machine between "
                  "the two is part of it. To claim a difference, measure both in turns: --against.")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _cells(mine, theirs, summaries, scaling):

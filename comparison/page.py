@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from common.words import printable
 from common.writing import write_text
 from comparison.analysis import Analysis
 from comparison.language import say, spoken
@@ -62,7 +63,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
             parts.append(f"<details><summary>{escape(section.heading)}</summary>\n{inside}\n</details>")
     parts.append(f"<p>{say('Made by')} <code>{escape(analysis.report.command)}</code>.</p>")
     body = "\n".join(part for part in parts if part)
-    write_text(f"""<!doctype html>
+    write_text(printable(f"""<!doctype html>
 <html lang="{spoken()}">
 <head>
 <meta charset="utf-8">
@@ -75,7 +76,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
 <script>{SORT}</script>
 </body>
 </html>
-""", path)
+"""), path)
 
 
 def _list(sentences):

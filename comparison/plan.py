@@ -66,11 +66,10 @@ class Planned:
 class Configuration:
     """One row of the table: a method with one value of every swept setting, to be run several times.
 
-    values: the swept settings that this method has. command: all but where the result goes; empty in what was read from
-    a file. skip: why it cannot run here, if so. stages: into how many its network is cut. role: what a counterpart of
-    another row, which runs beside it and is in no table of methods, is there for (see comparison.counterparts);
-    against: the name of that other row. nodes: on how many machines of a SLURM job it runs; tasks: if several, how many
-    times the command, on each.
+    values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
+    here, if so. stages: into how many its network is cut. role: what a counterpart of another row, which runs beside it
+    and is in no table of methods, is there for (see comparison.counterparts); against: the name of that other row.
+    nodes: on how many machines of a SLURM job it runs; tasks: if several, how many times the command, on each.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Configuration:
     label: str
     values: dict[str, object]
     planned: Planned
-    command: tuple[str, ...] = field(compare=False)
+    command: tuple[str, ...] = field(compare=False)  # empty in what was read from a file: nothing to be run
     skip: str = ""
     stages: int = 1
     role: str = ""

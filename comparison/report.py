@@ -4,11 +4,13 @@ import contextlib
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from common.errors import SuiteError
+from common.words import printable
 from common.writing import write_text
 from comparison.analysis import Analysis, analyse
 from comparison.fairness import effective
@@ -63,7 +65,7 @@ def _present(directory):
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
-    print(f"\n{terminal_text(analysis, proofs, terminal_columns())}\n")
+    print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n")
     figures = draw_all(analysis, directory)
     write_csv(analysis, directory / "results.csv")
     write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
@@ -86,8 +88,13 @@ def write_csv(analysis: Analysis, path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
     write_text(text.getvalue(), path)
+
+
+def _csv_cell(value):
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
@@ -116,14 +123,30 @@ def _interval(name, ratio):
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write the report for people as Markdown."""
-    written = {TEXT: str, TABLE: str, LIST: bullets, CODE: "```\n{}\n```".format,
+    written = {TEXT: markdown, TABLE: markdown, LIST: bullets, CODE: fenced,
                FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)}
-    parts = [f"# {say(analysis.report.title)}", f"{say('Made by')} `{analysis.report.command}`."]
+    parts = [f"# {markdown(say(analysis.report.title))}", f"{say('Made by')} `{_in_line(analysis.report.command)}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]
     write_text("\n\n".join(parts) + "\n", path)
 
 
+def markdown(text: str) -> str:
+    """Return a text without what Markdown would take for HTML, or for a link or picture."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+
+
+def fenced(text: str) -> str:
+    """Return lines of a program as Markdown, between more backticks than they have themselves."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{printable(text)}\n{fence}"
+
+
+def _in_line(text):
+    """A command within a line of Markdown, where a backtick would end it."""
+    return " ".join(printable(text).replace("`", "'").split())
+
+
 def bullets(sentences: Iterable[str]) -> str:
     """Return the sentences as a list."""
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    return "\n".join(f"- {markdown(sentence)}" for sentence in sentences)
