@@ -13,6 +13,7 @@ results.json, results.csv and figures to --output-dir.
 """
 
 import argparse
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -251,12 +252,14 @@ def main() -> None:
         directory = Path(arguments.output_dir or source.parent)
         report = read_sound(arguments.source)
         check_writable(directory)
-        if (directory / "results.json").resolve() != source.resolve():
-            with only_writer(directory):
+        elsewhere = (directory / "results.json").resolve() != source.resolve()
+        with only_writer(directory) if elsewhere else contextlib.nullcontext():  # a comparison may run there
+            if elsewhere:
                 keep_earlier(directory)
                 write_results(report, directory)
                 if proof := read_proof(source.parent):
                     write_results(proof, directory / PROOF)
+            report = present(directory, arguments.lang)
     else:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
@@ -272,7 +275,7 @@ def main() -> None:
             else:
                 keep_earlier(directory)
             measure(report, shared_flags, directory, arguments.resume, arguments.lang)
-    report = present(directory, arguments.lang)
+            report = present(directory, arguments.lang)
     for outcome in report.outcomes if arguments.tensorboard else ():
         log = EpochLog(Path(arguments.tensorboard, f"{file_name(outcome.configuration)}-{outcome.block}"))
         for record in outcome.result.epochs if outcome.result else ():

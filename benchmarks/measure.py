@@ -17,8 +17,8 @@ from common.arguments import OneLineParser, positive_int  # noqa: E402
 from common.config import RunConfig, script_parser  # noqa: E402
 from common.machine.environment import available_cores, describe_environment  # noqa: E402
 from common.writing import write_json  # noqa: E402
-from comparison.launch import busy_seconds, children_seconds  # noqa: E402
 from comparison.statistics import Ratio, ratios  # noqa: E402
+from comparison.usage import busy_seconds, children_seconds  # noqa: E402
 
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:

@@ -120,7 +120,7 @@ def explained(error: Exception) -> SuiteError:
     message = f"{type(error).__name__}: {error}"
     for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return SuiteError("cannot write all of a file", f"{type(cause).__name__}: {cause}",
+            return SuiteError(f"cannot write all of {cause.filename or 'a file'}", os.strerror(cause.errno),
                               "free some space, or write elsewhere", FAILED)
         if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
             return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)

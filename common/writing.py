@@ -27,6 +27,7 @@ def replacing(path: str | Path):
     what the umask leaves of 0666. Raises SuiteError (USAGE) if `path` is anything but a file.
     """
     path = file_behind(path)
+    path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it since it was made
     remove_torn([path])
     part = _new_part(path)
     try:
@@ -36,9 +37,23 @@ def replacing(path: str | Path):
             _keep_mode(part.fileno(), path)
             os.fsync(part.fileno())
             os.replace(part.name, path)
-    except BaseException:
+            _sync_directory(path.parent)
+    except BaseException as error:
+        for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
+            if isinstance(cause, OSError):
+                cause.filename = cause.filename or str(path)
         Path(part.name).unlink(missing_ok=True)
         raise
+
+
+def _sync_directory(directory):
+    """Let what a directory holds survive a loss of power, where its file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def file_behind(path: str | Path) -> Path:

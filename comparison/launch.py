@@ -4,19 +4,17 @@ import contextlib
 import math
 import os
 import re
-import resource
 import shlex
 import signal
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from common.errors import FAILED, OUT_OF_MEMORY, SuiteError, describe_exit
+from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
@@ -24,9 +22,11 @@ from common.results import RunResult, read_result
 from comparison.cards import CardUse, CardWatch
 from comparison.methods import PROJECT, python
 from comparison.plan import Configuration, file_name
+from comparison.usage import busy_seconds, children_seconds, oom_kills
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
+GRACE = 3.0  # seconds, for children to end after SIGTERM
 LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
 
@@ -76,6 +76,11 @@ class Run:
         self._timeout, self._wall_seconds, self._busy_seconds, self._unseen_seconds = timeout, 0.0, 0.0, 0.0
         self._child, self._gate, self._resources, self._cards = None, None, contextlib.ExitStack(), CardWatch()
         self._oom_kills = 0  # when it began
+
+    @property
+    def running(self) -> list[subprocess.Popen]:
+        """Its process, as long as it runs."""
+        return [self._child] if self._child and self._child.poll() is None else []
 
     def __enter__(self) -> "Run":
         return self
@@ -140,6 +145,8 @@ class Run:
             status, why = OUT_OF_MEMORY, f"{self._planned.batch}: {why}"
         elif re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # of a rank, or of a loader's worker
             status, why = OUT_OF_MEMORY, f"{self._planned.batch}: the kernel killed a process for its memory: {why}"
+        if not self._log.exists():
+            print(f"warning: {self._log} has vanished while its run wrote it", file=sys.stderr, flush=True)
         if not self._file.exists():
             return Outcome(status=status, reason=f"{why}, before its first epoch (log: {self._log})", **known)
         try:
@@ -161,34 +168,6 @@ def run_once(
         while not (outcome := run.take_turn()):
             pass
     return outcome
-
-
-def busy_seconds() -> float | None:
-    """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
-
-    None where the machine has more cores than this process may use, so that it would say nothing about them.
-    """
-    if available_cores() != os.cpu_count():
-        return None
-    times = psutil.cpu_times()
-    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-
-
-def children_seconds() -> float:
-    """Return the CPU seconds that this process's children used which have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since this machine started; 0 if it is silent.
-
-    On Linux, oom_kill in /proc/vmstat, where those of all control groups count too.
-    """
-    with contextlib.suppress(OSError):
-        if kills := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
-            return int(kills[1])
-    return 0
 
 
 def run_child(
@@ -213,7 +192,7 @@ def started(
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
-    with temporary_directory() as temporary, open(log, "wb") as file:
+    with temporary_directory() as temporary, _new_file(log) as file:
         own = {**(environment or {}), **_use(temporary), TAG: tag}
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
@@ -223,6 +202,16 @@ def started(
             yield child
         finally:
             stop(child, tag)
+
+
+def _new_file(path):
+    """Open a file that is written by nobody else, and to nowhere else: what had its name is no file of this run's."""
+    try:
+        path.unlink(missing_ok=True)
+        return open(path, "xb")
+    except OSError as error:
+        raise SuiteError(f"cannot write {path}", error.strerror or str(error), "free it, or name another --output-dir",
+                         USAGE) from None
 
 
 def _use(temporary):
@@ -255,19 +244,32 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
 
 
 def stop(child: subprocess.Popen, tag: str) -> None:
-    """End a child, if it runs, and all that it started: SIGTERM, 35 s (torchrun gives its ranks 30), then SIGKILL.
+    """End a child, if it runs, and all that it started (see end_together).
 
     torchrun puts every rank into a session of its own, which no signal to the child's process group reaches: those are
     found by the tag in their environment.
     """
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(35)
-    with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
-        os.killpg(child.pid, signal.SIGKILL)
+    end_together([child])
     child.wait()
     kill_tagged(tag)
+
+
+def end_together(children: Sequence[subprocess.Popen]) -> None:
+    """End children and their process groups: SIGTERM, GRACE seconds for all of them together, then SIGKILL.
+
+    A child that was stopped goes on, in order to end. Who ends a comparison may not wait for long: docker kills after
+    10 s.
+    """
+    alive, deadline = [child for child in children if child.poll() is None], time.monotonic() + GRACE
+    for child in alive:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            os.killpg(child.pid, number)
+    for child in alive:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def ran_out_of_memory(line: str) -> bool:
@@ -280,7 +282,10 @@ def cause(exit_code: int, log: Path) -> str:
 
     If a rank died without a word, torchrun's report names it.
     """
-    text = log.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"{describe_exit(exit_code)}, and its log is gone: {error.strerror}"
     causes = [line.removeprefix("error: ") for line in text.splitlines() if line.startswith("error: ")]
     if causes:
         return causes[0]

@@ -65,10 +65,10 @@ def _present(directory):
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
-    print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n")
-    figures = draw_all(analysis, directory)
+    print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n", flush=True)
     write_csv(analysis, directory / "results.csv")
     write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
+    figures = draw_all(analysis, directory)  # which takes longest: whoever ends this program may not wait for it
     write_markdown(analysis, directory / "report.md", figures, proofs)
     write_html(analysis, directory / "report.html", figures, proofs)
     print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"

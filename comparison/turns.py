@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from common.probe import Probe
-from comparison.launch import Outcome, Run
+from comparison.launch import Outcome, Run, end_together
 from comparison.plan import Configuration
 
 GIB = 2**30
@@ -49,6 +49,8 @@ def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
     with contextlib.ExitStack() as stack:
         for run in runs:
             stack.enter_context(run)
+        every = runs
+        stack.callback(lambda: end_together([child for run in every for child in run.running]))
         while runs:
             waiting = []
             for run in runs:

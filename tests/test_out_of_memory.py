@@ -8,7 +8,7 @@ import torch
 
 from common.entry import explained
 from common.errors import OUT_OF_MEMORY, is_out_of_memory
-from comparison import equivalence, launch, session
+from comparison import equivalence, launch, session, usage
 from comparison.analysis import analyse
 from comparison.launch import ran_out_of_memory, run_once
 from comparison.record import Equivalence
@@ -80,10 +80,10 @@ def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, stat
 @pytest.mark.parametrize("text, kills", [("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)])
 def test_the_kernel_counts_what_it_kills(text, kills, tmp_path, monkeypatch):
     (tmp_path / "vmstat").write_text(text)
-    monkeypatch.setattr(launch, "Path", lambda _: tmp_path / "vmstat")
-    assert launch.oom_kills() == kills
+    monkeypatch.setattr(usage, "Path", lambda _: tmp_path / "vmstat")
+    assert usage.oom_kills() == kills
     (tmp_path / "vmstat").unlink()
-    assert launch.oom_kills() == 0
+    assert usage.oom_kills() == 0
 
 
 # ---- shown

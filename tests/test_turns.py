@@ -11,6 +11,7 @@ import pytest
 from common.machine.lifetime import TAG, own_tag
 from common.probe import MemoryUse, Probe
 from comparison import launch
+from comparison import turns as turns_module
 from comparison.launch import Run
 from comparison.turns import GIB, take_turns, why_not_in_turns
 from processes import PROJECT, alive, child_environment
@@ -208,3 +209,13 @@ def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
     assert len(used) == 2 and max(used) < 0.1 * waits, used  # a rank that looks again and again uses a core
     assert outcome.result.total_seconds < outcome.wall_seconds
     assert outcome.result.startup_seconds < outcome.result.total_seconds
+
+
+def test_all_rows_are_told_to_end_before_one_is_waited_for(rows, monkeypatch):
+    runs, written = rows
+    told, end = [], turns_module.end_together
+    monkeypatch.setattr(turns_module, "end_together", lambda children: told.append(len(children)) or end(children))
+    going = take_turns(runs(a={}, b={"fault": "sys.exit(3)"}, c={}), seed=1)
+    next(going)
+    going.close()
+    assert told == [2] and {name for name, *_ in written()} == {"a", "b", "c"}

@@ -4,14 +4,17 @@ import contextlib
 import gzip
 import hashlib
 import shutil
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from common.errors import DATA, SuiteError
 from common.writing import replacing
+
+PATIENCE = 2.0  # seconds to wait in silence for another process
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,11 @@ def only_one_process(root: Path):
     lock = FileLock(root / ".lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            print(f"Waiting for another process, which puts data into {root}", file=sys.stderr, flush=True)
+            lock.acquire()
     except OSError as error:
         raise SuiteError(f"cannot put data into {root}", error.strerror or str(error),
                          "name another directory with --data-root", DATA) from None

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from comparison.launch import busy_seconds, run_once
+from comparison.launch import run_once
 from comparison.results_file import read_results
+from comparison.usage import busy_seconds
 from processes import PROJECT, alive, child_environment
 from reports import configuration
 

@@ -159,7 +159,7 @@ def test_told_to_end_where_the_disk_is_full(project, small_disk, tmp_path, repor
                    disk / "checkpoint", "--figure-dir", tmp_path, before=[*small_disk("300k", disk), *look],
                    environment={"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK":
                                 "0", "FAULT": ITSELF.format("SIGTERM"), "FAULT_TIME": str(tmp_path / "time")})
-    reported("SIGTERM, and no room for the checkpoint", done, 1, "cannot write all of a file; OSError: [Errno 28]")
+    reported("SIGTERM, and no room for the checkpoint", done, 1, f"cannot write all of {disk / 'checkpoint'}; No space")
     assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 
