@@ -243,7 +243,7 @@ def main() -> None:
     find_font(arguments.lang)  # raises before anything runs
     if arguments.tensorboard:
         check_tensorboard()
-        check_writable(arguments.tensorboard)
+        check_writable(arguments.tensorboard, "--tensorboard")
     if arguments.diff:
         print(describe_difference(*map(read_sound, arguments.diff)))
         return
@@ -251,7 +251,7 @@ def main() -> None:
         source = Path(arguments.source)
         directory = Path(arguments.output_dir or source.parent)
         report = read_sound(arguments.source)
-        check_writable(directory)
+        check_writable(directory, "--output-dir")
         elsewhere = (directory / "results.json").resolve() != source.resolve()
         with only_writer(directory) if elsewhere else contextlib.nullcontext():  # a comparison may run there
             if elsewhere:
@@ -263,7 +263,7 @@ def main() -> None:
     else:
         directory = Path(arguments.output_dir or "figures/comparison")
         if not arguments.dry_run:
-            check_writable(directory)
+            check_writable(directory, "--output-dir")
         report, shared_flags = plan_comparison(arguments, shared_flags, directory)
         if arguments.dry_run:
             print_commands(report)

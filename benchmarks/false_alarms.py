@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--output-dir", default="figures/false-alarms", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     directory = Path(arguments.output_dir)
-    check_writable(directory)
+    check_writable(directory, "--output-dir")
     fixed, looks = fixed_table(arguments.simulated), looks_table(arguments.simulated)
     if arguments.real:
         real = real_comparisons(arguments.real, directory / "runs")

@@ -36,9 +36,13 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _HelpFormatter, "allow_abbrev": False, **settings})
 
     def parse_known_args(self, args=None, namespace=None):
-        typed = sys.argv[1:] if args is None else args
-        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text) for text in typed]
-        return super().parse_known_args(dashed, namespace)
+        """Take underscores for dashes in flags; refuse a value of --, which argparse drops (python/cpython#59317)."""
+        typed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text)
+                 for text in (sys.argv[1:] if args is None else args)]
+        for text in typed:
+            if re.fullmatch(r"--[\w-]+=--", text):
+                self.error(f"argument {text.removesuffix('=--')}: needs a value, found '--'")
+        return super().parse_known_args(typed, namespace)
 
     def error(self, message: str):
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
@@ -99,7 +103,7 @@ def seconds(text: str) -> float:
 def memory(text: str) -> int:
     """Parse an amount of memory, e.g. "800MiB" or "2GiB", and return bytes."""
     unit = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(text[-3:], 1)
-    amount = _number(text[:-3] if unit > 1 else text, float, lambda value: math.isfinite(value) and value * unit >= 1,
+    amount = _number(text[:-3] if unit > 1 else text, float, lambda value: 1 <= value * unit < 2**63,
                      "an amount of memory of at least a byte, e.g. 800MiB or 2GiB")
     return int(unit * amount)
 

@@ -256,10 +256,10 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     if values["loader"] == "resident":
         values["num_workers"] = 0
     config = RunConfig(**{name: values.pop(name) for name in FLAGS})
-    check_writable(config.figure_dir)
+    check_writable(config.figure_dir, "--figure-dir")
     if config.tensorboard:
         check_tensorboard()
-        check_writable(config.tensorboard)
+        check_writable(config.tensorboard, "--tensorboard")
     _check_files(config)
     return config, argparse.Namespace(**values)
 
@@ -273,11 +273,11 @@ def _check_files(config):
         path, typed = getattr(config, name), option(name)
         if path is None:
             continue
-        file = file_behind(path)
-        check_writable(file.parent)
+        file = file_behind(path, typed)
+        check_writable(file.parent, typed)
         if not os.access(file, os.W_OK) and file.exists():
-            raise SuiteError(f"cannot write {path}", "it may only be read", "name another file, or change its rights",
-                             USAGE)
+            raise SuiteError(f"cannot write {path}", "it may only be read",
+                             f"name another file with {typed}, or change its rights", USAGE)
         other = taken.get(str(file))
         if other and (typed, other) != ("--checkpoint", "--resume"):
             raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)

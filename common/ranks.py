@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     rank that fails; its siblings are stopped then.
     """
     os.environ.pop("RANK", None)  # a cluster's: this process is no rank
+    if not config.compile:  # then torch, as soon as torchvision is imported, makes no directory for its compiler
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     device = rank_device(config.device, 0, world_size, all_visible=True)
     check_memory_limit(config, device)
     if device.type == "cpu":  # this process shall hold no memory of a GPU

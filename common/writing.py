@@ -56,20 +56,22 @@ def _sync_directory(directory):
             os.close(descriptor)
 
 
-def file_behind(path: str | Path) -> Path:
+def file_behind(path: str | Path, flag: str = "") -> Path:
     """Return the file that is written where `path` is named, which may be a symbolic link; it may be missing yet.
 
-    Raises SuiteError (USAGE) if it is a device, a directory or the like, or if its name cannot be one.
+    flag: by which it was named, if by one. Raises SuiteError (USAGE) if it is a device, a directory or the like, or if
+    its name cannot be one.
     """
+    by_flag = f" with {flag}" if flag else ""
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         kind = stat.S_IFREG
     except (OSError, ValueError) as error:  # a circle of links; a name that is too long, or has a 0 in it
-        raise SuiteError(f"cannot write {path}", getattr(error, "strerror", None) or str(error), "name another file",
-                         USAGE) from None
+        raise SuiteError(f"cannot write {path}", getattr(error, "strerror", None) or str(error),
+                         f"name another file{by_flag}", USAGE) from None
     if kind != stat.S_IFREG:
-        raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", "name a file instead", USAGE)
+        raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", f"name a file instead{by_flag}", USAGE)
     return Path(os.path.realpath(path))
 
 
@@ -143,12 +145,15 @@ def without_nan(value):
     return value
 
 
-def check_writable(directory: str | Path) -> None:
-    """Make `directory` and put a file into it, which is removed again; raise SuiteError (USAGE) if that fails."""
+def check_writable(directory: str | Path, flag: str) -> None:
+    """Make `directory` and put a file into it, which is removed again; raise SuiteError (USAGE) if that fails.
+
+    flag: by which another one is named.
+    """
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
         raise SuiteError(f"cannot write to {directory}", error.strerror or str(error),
-                         "name another directory, or free this one", USAGE) from None
+                         f"name another directory with {flag}, or free this one", USAGE) from None

@@ -228,7 +228,7 @@ def _nvidia_smi(*arguments: str) -> str:
 def command_line() -> str:
     """Return the command that started this process, to be pasted into a shell."""
     program = "python"
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if {"TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():  # one may be left over
         nodes, ranks = os.environ["GROUP_WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
         program = f"torchrun --nnodes={nodes} --nproc_per_node={ranks}"
     return f"{program} {shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}"
