@@ -22,10 +22,11 @@ from common.arguments import OneLineParser, one_of, percentage, positive_float, 
 from common.config import FOLDER, RunConfig, add_training_flags, check_image_size, default_model, parse_with_recipe
 from common.entry import run_script
 from common.errors import DATA, FAILED, USAGE, SuiteError
+from common.reading import read_text
 from common.tensorboard import EpochLog, check_tensorboard
 from common.totals import per_process
 from common.words import count
-from common.writing import check_writable
+from common.writing import check_writable, write_text
 from comparison.analysis import analyse
 from comparison.counterparts import before, twin_of
 from comparison.diff import describe_difference
@@ -39,7 +40,7 @@ from comparison.plan import file_name, given_flags, guess, make_order, make_plan
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.remedies import plan_proof
 from comparison.report import PROOF, keep_earlier, present, read_proof
-from comparison.results_file import read_results, resumed, write_results
+from comparison.results_file import read_results, resumed
 from comparison.session import find_blocks, find_machine, only_writer, print_commands, print_estimate, run_comparison
 from comparison.statistics import EQUAL_WITHIN
 from comparison.terminal import terminal_text
@@ -250,15 +251,15 @@ def main() -> None:
     if arguments.source:
         source = Path(arguments.source)
         directory = Path(arguments.output_dir or source.parent)
-        report = read_sound(arguments.source)
+        read_sound(arguments.source)  # raises before anything is written
         check_writable(directory, "--output-dir")
         elsewhere = (directory / "results.json").resolve() != source.resolve()
         with only_writer(directory) if elsewhere else contextlib.nullcontext():  # a comparison may run there
             if elsewhere:
                 keep_earlier(directory)
-                write_results(report, directory)
-                if proof := read_proof(source.parent):
-                    write_results(proof, directory / PROOF)
+                write_text(read_text(source), directory / "results.json")  # as it was measured, to the byte
+                if read_proof(source.parent):
+                    write_text(read_text(source.parent / PROOF / "results.json"), directory / PROOF / "results.json")
             report = present(directory, arguments.lang)
     else:
         directory = Path(arguments.output_dir or "figures/comparison")

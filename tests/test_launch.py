@@ -188,3 +188,11 @@ def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch,
         report.present(tmp_path)
     assert "SINGLE" in capsys.readouterr().out
     assert {"results.csv", "results.tex"} <= {file.name for file in Path(tmp_path).iterdir()}
+
+
+def test_a_copy_of_results_has_every_byte_of_them(tmp_path, monkeypatch):
+    write_results(report_of((configuration(), runs())), tmp_path)
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--from", str(tmp_path / "results.json"), "--output-dir",
+                                      str(tmp_path / "copy")])
+    compare_parallel.main()
+    assert (tmp_path / "copy" / "results.json").read_bytes() == (tmp_path / "results.json").read_bytes()
