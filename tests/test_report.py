@@ -248,10 +248,12 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
     whole = replace(configuration("single-all-cores", **planned, threads=2), command=train)
     rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
             replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
-    commands, run_child = [], equivalence.run_child
-    monkeypatch.setattr(equivalence, "run_child", lambda *call: commands.append(call) or run_child(*call))
+    logs, run_child = [], equivalence.run_child
+    monkeypatch.setattr(equivalence, "run_child", lambda command, log, *more: logs.append(log.stem) or run_child(
+        command, log, *more))
     checks = equivalence.check_equivalence(rows, shared, 96)
-    assert len(commands) == 5  # one reference for all: one device's threads, also for the row with all cores
+    # one reference for all: one device's threads, also for the row with all cores; another for who differs
+    assert logs == ["reference-0-fp32", "0-fp32", "1-fp32", "reference-1-fp64", "1-fp64", "3-fp32", "4-fp32"]
     assert checks["single-all-cores"].difference == 0.0
     assert checks["single"] == Equivalence(0.0, "ok", "")
     assert checks["other"].status == "failed" and checks["other"].difference > 1e-2
