@@ -87,7 +87,12 @@ def train(config, options) -> None:
 
 
 def numbered(device: torch.device) -> torch.device:  # ACC:
-    """Return a GPU with its number, which Accelerate leaves out without a launcher."""
+    """Return a GPU with its number, which Accelerate leaves out without a launcher, and a CPU without one.
+
+    Accelerate numbers a launcher's CPUs, and no tensor is on "cpu:0".
+    """
+    if device.type == "cpu":
+        return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 

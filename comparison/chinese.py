@@ -176,6 +176,7 @@ CATALOGUE = {
     "cores it kept busy": "占用的核",
     "without a core (%)": "等核 (%)",
     "peak (MiB)": "峰值 (MiB)",
+    "all devices (MiB)": "全部设备 (MiB)",
     "parameters": "参数",
     "gradients": "梯度",
     "optimizer state": "优化器状态",
@@ -584,6 +585,8 @@ CATALOGUE = {
     "Total time: from starting the command to its end, with imports, start-up and evaluation, without the waiting for "
     "its turns.": "总时间：从启动命令到结束，含导入、启动和评估，不含等待轮到自己的时间。",
     "Peak memory: of the device that needs most; the median over the runs.": "内存峰值：取需要最多的设备；各次运行的中位数。",
+    "Of all devices: the sum of their peaks, in which what processes share, such as libraries, counts for each.":
+        "全部设备：各设备峰值之和，其中进程共用的部分（如库）对每个进程都计入。",
     "What PyTorch allocated while training.": "训练期间 PyTorch 分配的内存。",
     "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the data, and "
     "without its loader workers.": "在 CPU 上，是该设备的进程的全部内存，含解释器、库和数据，不含它的加载进程。",

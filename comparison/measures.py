@@ -23,12 +23,13 @@ MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU'
 class Memory:
     """Bytes of the device that had the most. peak: median over the runs; lowest, highest: of all runs.
 
-    parts: what is in it, where that is known.
+    together: the sum of all devices' peaks, median over the runs. parts: what is in it, where that is known.
     """
 
     peak: float
     lowest: int
     highest: int
+    together: float
     parts: dict[str, int]
 
     @property
@@ -149,10 +150,12 @@ def _images_per_joule(row):
 
 
 def _memory(results):
-    peaks = [max(result.peak_memory_bytes) for result in results if result.peak_memory_bytes]
-    if not peaks:
+    devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
+    if not devices:
         return None
-    return Memory(statistics.median(peaks), min(peaks), max(peaks), results[0].memory_parts or {})
+    peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), statistics.median(map(sum, devices)),
+                  parts if any(parts.values()) else {})  # older results counted none of Accelerate's on a CPU
 
 
 def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = image_seconds) -> np.ndarray:

@@ -118,7 +118,8 @@ def definitions(report: Report) -> list[str]:
         "of its own, which its rows share.",
         "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting the "
         "command to its end, with imports, start-up and evaluation, without the waiting for its turns.",
-        f"Peak memory: of the device that needs most; the median over the runs. {memory}",
+        f"Peak memory: of the device that needs most; the median over the runs. {memory} Of all devices: the sum of "
+        "their peaks, in which what processes share, such as libraries, counts for each.",
         f"Disturbed: other programs kept more than {MOST_FOREIGN:.0%} of the cores, or of a GPU's time, busy during a "
         "run of the row or of its baseline; no interval covers that, so nothing is claimed from it.",
         f"Batch sizes {scaling}; workers are totals. On a CPU, a device is a fixed number of threads, the same in "

@@ -195,14 +195,15 @@ def rank_table(analysis: Analysis, tablefmt: str) -> str:
 
 
 def memory_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return what a device of each row holds, beside the row's time; nothing where that is not known."""
-    held = [(entry, entry.summary.memory) for entry in analysis.done
-            if entry.summary.memory and entry.summary.memory.parts]
-    rows = [[entry.label, cell(entry.summary.epoch_seconds, ".2f"), mebibytes(memory.peak),
-             *map(mebibytes, memory.parts.values()), mebibytes(memory.rest)] for entry, memory in held]
-    names = [name.capitalize() for _, memory in held[:1] for name in memory.parts]
-    header = ("Method", "Time per epoch (s)", "Peak (MiB)", *names, "The rest")
-    return lay_out(rows, header, tablefmt) if held else ""
+    """Return what all devices of each row and one of them hold, beside the row's time; nothing where no row tells."""
+    held = [(entry, entry.summary.memory) for entry in analysis.done if entry.summary.memory]
+    names = next((tuple(memory.parts) for _, memory in held if memory.parts), ())
+    rows = [[entry.label, cell(entry.summary.epoch_seconds, ".2f"), mebibytes(memory.together), mebibytes(memory.peak),
+             *(map(mebibytes, (*memory.parts.values(), memory.rest)) if memory.parts else [DASH] * (len(names) + 1))]
+            for entry, memory in held]
+    header = ("Method", "Time per epoch (s)", "All devices (MiB)", "Peak (MiB)",
+              *(name.capitalize() for name in names), "The rest")
+    return lay_out(rows, header, tablefmt) if names else ""
 
 
 def card_table(analysis: Analysis, tablefmt: str) -> str:

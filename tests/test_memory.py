@@ -140,12 +140,12 @@ def test_a_gpu_has_no_limit_but_its_own(parsed, monkeypatch):
 # ---- shown
 
 
-def compared(*peaks, **values):
-    """One device that needs 100 MiB, and DDP on two devices, whose runs need so many MiB on the second."""
+def compared(*peaks, one=None, **values):
+    """One device that needs 100 MiB, in parts `one`, and DDP on two, whose runs need so many MiB on the second."""
     ddp = [result for peak in peaks for result in runs("ddp", (1.0,), count=2, memory_parts=PARTS,
                                                        peak_memory_bytes=(MIB, round(peak * MIB)))]
-    return report_of((configuration(), runs(seconds=(2.0,) * 3, peak_memory_bytes=(100 * MIB,))),
-                     (configuration("ddp"), ddp), **values)
+    single = runs(seconds=(2.0,) * 3, peak_memory_bytes=(100 * MIB,), memory_parts=one)
+    return report_of((configuration(), single), (configuration("ddp"), ddp), **values)
 
 
 def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
@@ -177,17 +177,19 @@ def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
     assert _memory_finding(analyse(report).done) == "Peak memory of a device"
 
 
-def test_the_report_shows_what_a_device_holds_beside_its_time(tmp_path):
-    analysis = analyse(compared(150, 150))
-    header, _, ddp = memory_table(analysis, "simple").splitlines()
-    assert re.split("  +", header)[1:] == [
-        "Time per epoch (s)", "Peak (MiB)", "Parameters", "Gradients", "Optimizer state", "The rest"]
-    assert re.split("  +", ddp) == ["DDP", "1.00", "150", "2.0", "2.0", "4.0", "142"]  # the other row has no parts
+@pytest.mark.parametrize("unknown", [None, dict.fromkeys(PARTS, 0)])  # no network has no parameters
+def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown, tmp_path):
+    analysis = analyse(compared(150, 150, one=unknown))
+    header, _, single, ddp = (re.split("  +", line) for line in memory_table(analysis, "simple").splitlines())
+    assert header[1:] == ["Time per epoch (s)", "All devices (MiB)", "Peak (MiB)", "Parameters", "Gradients",
+                          "Optimizer state", "The rest"]
+    assert single == ["SINGLE", "2.00", "100", "100", "–", "–", "–", "–"]  # it has no parts
+    assert ddp == ["DDP", "1.00", "151", "150", "2.0", "2.0", "4.0", "142"]
     write_markdown(analysis, tmp_path / "report.md", [])
     assert memory_table(analysis, "github") in (tmp_path / "report.md").read_text()
-    unknown = analyse(report_of((configuration(), runs(peak_memory_bytes=(MIB,)))))
-    write_markdown(unknown, tmp_path / "report.md", [])
-    assert memory_table(unknown, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
+    nobody = analyse(report_of((configuration(), runs(peak_memory_bytes=(MIB,), memory_parts=unknown))))
+    write_markdown(nobody, tmp_path / "report.md", [])
+    assert memory_table(nobody, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize("peak, seconds, finding", [

@@ -232,12 +232,16 @@ accelerate_train.main()
 """
 
 
-def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port):
+def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port, tmp_path):
     pytest.importorskip("accelerate")
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(free_port)}
-    done = project("accelerate_train.py", *SAME_STEPS, "--no-curves", launcher=("-c", LEAVES), environment=ranks)
+    output = tmp_path / "result.json"
+    done = project("accelerate_train.py", *SAME_STEPS, "--no-curves", "--output", output, launcher=("-c", LEAVES),
+                   environment=ranks)
     assert done.returncode == 0 and "\nleft 1 " in done.stdout, done.stdout + done.stderr
+    result = json.loads(output.read_text())  # Accelerate calls its device "cpu:0", where no tensor is
+    assert (result["devices"], result["memory_parts"]["parameters"]) == (["cpu"], 4 * result["parameters"])
 
 
 @pytest.mark.slow
