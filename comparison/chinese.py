@@ -631,6 +631,7 @@ CATALOGUE = {
     "After 20 steps no weight differs from one device's by more than {x}.": "20 步之后，没有任何权重与单设备相差超过 {x}。",
 
     # ---- projection
+    "Not computed: other programs disturbed the comparison.": "未计算：其他程序干扰了比较。",
     "Not computed: a step on one device did not fit into memory, or nothing was measured.":
         "没有计算：单设备的一步内存放不下，或者什么也没有测量。",
     "projected, not measured: {model}, global batch {#n}; {name} with the batch divided by the number of devices.":

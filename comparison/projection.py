@@ -67,9 +67,11 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
 
     All of a step but the exchange of gradients, which was measured by itself, is multiplied by the same factor: what
     one device was measured to take, with loader and all, ÷ what the model gives for it; by 1 if no such row was run. Of
-    a sweep, the first value counts. Also without points where a step that it needs did not fit into memory. summaries:
-    of all rows, by their configuration's name.
+    a sweep, the first value counts. Also without points where a step that it needs did not fit into memory, or other
+    programs disturbed a row. summaries: of all rows, by their configuration's name.
     """
+    if any(row.disturbed for row in report.rows):
+        return Projection((), ("Not computed: other programs disturbed the comparison.",))
     basis = _basis(report) if report.settings["project"] and report.probe else None
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
     if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):

@@ -63,7 +63,6 @@ def sections(
     accounts, ranks = account_tables(analysis, tablefmt), rank_table(analysis, tablefmt)
     held, cards, trials = (table(analysis, tablefmt) for table in (memory_table, card_table, trial_table))
     compared = before_table(analysis, tablefmt) if analysis.pairs[BEFORE] else ""
-    projected = projection_table(analysis, tablefmt) if report.settings["project"] else ""
     every = [
         Section("Result", (*each(TEXT, resolution(analysis)), (TABLE, main_table(analysis, tablefmt)),
                            (LIST, warnings(analysis)), (LIST, notes(analysis)))),
@@ -80,8 +79,9 @@ def sections(
         Section("Which batches fit", ((TABLE, trials),)),
         Section("What was equal", ((TABLE, settings_table(report, tablefmt)),)),
         Section("Sweeps", each(TABLE, sweep_tables(analysis, tablefmt) if report.swept else ())),
-        Section(f"Projection ({LABEL})", ((TABLE, projected), (LIST, analysis.projection.stops),
-                                          (LIST, analysis.projection.assumptions)) if projected else ()),
+        Section(f"Projection ({LABEL})", (
+            (TABLE, projection_table(analysis, tablefmt)), (LIST, analysis.projection.stops),
+            (LIST, analysis.projection.assumptions)) if report.settings["project"] else ()),
         Section("Figures", ((FIGURES, figures),)),
         Section("How the numbers are defined", ((LIST, definitions(report)),)),
         Section("What was not measured", ((LIST, not_measured(report)),)),

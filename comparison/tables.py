@@ -228,7 +228,7 @@ def card_table(analysis: Analysis, tablefmt: str) -> str:
 
 
 def projection_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return the projection beside what was measured; the heading says that it is none."""
+    """Return the projection beside what was measured; the heading says that it is none. Nothing where there is none."""
     header = ("Devices", "One device's step (ms)", "All-reduce (ms)", "Loader's limit (ms)", "Cores' limit (ms)",
               f"Epoch, {LABEL} (s)", "Speed-up, projected", "Speed-up along trees, projected", "Epoch, measured (s)",
               "Error of the projection")
@@ -237,7 +237,7 @@ def projection_table(analysis: Analysis, tablefmt: str) -> str:
              f"{point.speed_up:.2f}", f"{point.tree:.2f}", cell(point.measured_seconds, ".2f"),
              cell(point.error, "+.0%")]
             for point in analysis.projection.points]
-    return lay_out(rows, header, tablefmt, left=())
+    return lay_out(rows, header, tablefmt, left=()) if rows else ""
 
 
 def class_table(report: Report, tablefmt: str) -> str:

@@ -364,6 +364,18 @@ def test_a_step_that_did_not_fit_leaves_no_projection():
     assert projection.points == () and "did not fit into memory" in projection.assumptions[0]
 
 
+@pytest.mark.parametrize("busy", ["single", "ddp"])
+def test_nothing_is_projected_from_a_disturbed_comparison(busy, tmp_path):
+    analysis = projected(foreign_cores={busy: 0.5})
+    assert analysis.projection.points == analysis.projection.stops == ()
+    assert projection_table(analysis, "simple") == ""
+    assert not {"scaling.png"} & {path.name for path in draw_all(analysis, tmp_path)}
+    write_markdown(analysis, tmp_path / "report.md", [])
+    for text in (terminal_text(analysis), (tmp_path / "report.md").read_text()):
+        (said,) = analysis.projection.assumptions
+        assert said in text and "devices are fastest" not in text and "Speed-up, projected" not in text
+
+
 def test_an_all_reduce_of_one_device_is_free_and_of_many_is_twice_the_bytes():
     link = Link(start=0.0, gbps=8.0, segments=1, at_once=1)
     for along in (link.ring, link.tree):
