@@ -601,7 +601,9 @@ CATALOGUE = {
     "BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).":
         "各方法的准确率不必相同：加法的顺序不同，Adam 会把它变成不同的步；模型中的 BatchNorm 按每台设备（和每个微批次）统计。",
     "Largest batch: --batch-size times a power of two, the largest with which a row trained {#n} steps and evaluated, "
-    "before the first block.": "最大批次：--batch-size 乘以二的幂，是该行在第一个区组之前能训练 {n} 步并评估的最大值。",
+    "before the first block, with {#p} of any --memory-limit to spare.":
+        "最大批次：--batch-size 乘以二的幂，是该行在第一个区组之前能训练 {n} 步并评估的最大值，且留出 --memory-limit（如有）的 {p}。",
+    "If a run needs more, all rows begin again, and that one has half the batch.": "若某次运行需要更多，所有行重新开始，该行批次减半。",
     "An epoch has the same images in every row; its batches, and so its steps and what is learned in it, are each row's "
     "own: speed-ups compare times, accuracies are those of different trainings.":
         "每行一轮的图像相同；批次不同，所以步数和学到的东西各行不同：加速比比较的是时间，准确率来自不同的训练。",

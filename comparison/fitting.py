@@ -10,10 +10,11 @@ from pathlib import Path
 from common.config import option
 from common.errors import OUT_OF_MEMORY
 from common.probe import Probe
-from comparison.launch import run_once
-from comparison.plan import Configuration
+from comparison.launch import Outcome, run_once
+from comparison.plan import Configuration, type_flags
 
 STEPS = 3  # the first makes gradients and the optimizer's state, which the next have all the time
+MARGIN = 0.1  # of --memory-limit that a trial leaves: equal runs of a process differ by as much at their peaks
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,36 @@ def trials_of(row: Configuration, trials: Sequence[Trial]) -> list[Trial]:
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     """Return which batch to try a row with next; None where its largest is known.
 
-    Twice the last one as long as that fits and the data set fills it; if not even the first fits, half, as long as it
-    divides among the devices.
+    Twice the largest that fits, unless that was tried or the data set does not fill it; if none fits, half of the
+    smallest, as long as it divides among the devices.
     """
-    own = trials_of(row, trials)
-    if not own:
+    results = by_batch(row, trials)
+    if not results:
         return row.planned.batch_size
-    last = own[-1]
-    if last.fits:
-        halved = len(own) > 1 and last.batch_size < own[-2].batch_size
-        return None if halved or last.images < 2 * last.batch_size else 2 * last.batch_size
-    if last.status != OUT_OF_MEMORY or any(trial.fits for trial in own):
+    if fitting := [batch for batch, trial in results.items() if trial.fits]:
+        largest = max(fitting)
+        return None if 2 * largest in results or results[largest].images < 2 * largest else 2 * largest
+    smallest = min(results)
+    if results[smallest].status != OUT_OF_MEMORY or smallest % (2 * row.planned.shares):
         return None
-    return None if last.batch_size % (2 * row.planned.shares) else last.batch_size // 2
+    return smallest // 2
 
 
-def try_batch(row: Configuration, batch_size: int, seed: int, directory: Path, timeout: float | None) -> Trial:
-    """Let a row train STEPS steps of a batch and evaluate; its files go into `directory`."""
-    fitted = with_batch(row, batch_size)
-    command = (*fitted.command, "--epochs", "1", "--max-steps", str(STEPS))
-    outcome = run_once(replace(fitted, name=f"{row.name}-fit", command=command), batch_size, seed, directory, timeout)
+def by_batch(row: Configuration, trials: Sequence[Trial]) -> dict[int, Trial]:
+    """Return the last trial of a row with each batch."""
+    return {trial.batch_size: trial for trial in trials_of(row, trials)}
+
+
+def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Path) -> Trial:
+    """Let a row train STEPS steps of a batch and evaluate; its files go into `directory`.
+
+    settings: the comparison's, with the limit of memory of which MARGIN is left.
+    """
+    fitted, limit = with_batch(row, batch_size), settings.get("memory_limit")
+    command = (*fitted.command, "--epochs", "1", "--max-steps", str(STEPS),
+               *(type_flags({"memory_limit": round((1 - MARGIN) * limit)}) if limit else ()))
+    outcome = run_once(replace(fitted, name=f"{row.name}-fit", command=command), batch_size, settings["seed"],
+                       directory, settings["timeout"])
     if outcome.result is None:
         return Trial(row.name, batch_size, outcome.status, outcome.reason)
     return Trial(row.name, batch_size, outcome.status, outcome.reason, outcome.result.epochs[-1].samples,
@@ -82,14 +93,21 @@ def with_batch(row: Configuration, batch_size: int) -> Configuration:
 
 def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:
     """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
-    return tuple(_with_largest(row, trials_of(row, trials)) for row in plan)
+    return tuple(_with_largest(row, by_batch(row, trials)) for row in plan)
 
 
-def _with_largest(row, own):
-    if not own:
+def _with_largest(row, results):
+    if not results:
         return row
-    return with_batch(row, max((trial.batch_size for trial in own if trial.fits),
-                               default=min(trial.batch_size for trial in own)))
+    return with_batch(row, max((batch for batch, trial in results.items() if trial.fits), default=min(results)))
+
+
+def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> list[Trial]:
+    """Return as trials the runs that memory did not suffice for."""
+    rows = {row.name: row for row in plan}
+    return [Trial(rows[outcome.configuration].against or outcome.configuration,
+                  rows[outcome.configuration].planned.batch_size, outcome.status, outcome.reason)
+            for outcome in outcomes if outcome.status == OUT_OF_MEMORY]
 
 
 def with_peaks(probe: Probe, trials: Sequence[Trial]) -> Probe:

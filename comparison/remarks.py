@@ -3,7 +3,7 @@
 from common.words import count
 from comparison.analysis import Analysis
 from comparison.counterparts import TWIN
-from comparison.fitting import STEPS
+from comparison.fitting import MARGIN, STEPS
 from comparison.foreign import MOST_FOREIGN
 from comparison.measures import confidence_of
 from comparison.methods import all_cores_methods, method_of
@@ -129,9 +129,11 @@ def definitions(report: Report) -> list[str]:
     ]
     if report.fitted:
         sentences.append("Largest batch: --batch-size times a power of two, the largest with which a row trained "
-                         f"{STEPS} steps and evaluated, before the first block. An epoch has the same images in every "
-                         "row; its batches, and so its steps and what is learned in it, are each row's own: speed-ups "
-                         "compare times, accuracies are those of different trainings.")
+                         f"{STEPS} steps and evaluated, before the first block, with {MARGIN:.0%} of any "
+                         "--memory-limit to spare. If a run needs more, all rows begin again, and that one has half "
+                         "the batch. An epoch has the same images in every row; its batches, and so its steps and "
+                         "what is learned in it, are each row's own: speed-ups compare times, accuracies are those of "
+                         "different trainings.")
     if report.first.device == "gpu":
         sentences.append("Phases are measured by the GPU. Where its kernels are shorter than the host takes to launch "
                          "them, as in small networks, forward, backward, and a method's own times of stages, scatter, "

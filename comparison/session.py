@@ -18,7 +18,7 @@ from common.words import count, duration
 from common.writing import remove_torn
 from comparison.analysis import analyse
 from comparison.equivalence import check_equivalence
-from comparison.fitting import next_batch, try_batch, with_largest, with_peaks
+from comparison.fitting import failed_runs, next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome, Run, ask, run_once
 from comparison.methods import Machine
 from comparison.nodes import by_hand
@@ -122,6 +122,9 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
                   f"{outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
         seconds = time.perf_counter() - start
         used, longest = used + seconds, max(longest, seconds)
+        if report.fitted and (smaller := fit_again(report, directory)):
+            report = smaller
+            continue
         report = look(report, used, longest)
         if not _left(report) and wants_block(report, used, longest):
             report = with_another_block(report)
@@ -161,12 +164,24 @@ def fit_batches(report: Report, directory: Path) -> Report:
     """
     for row in report.plan:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
-            trial = try_batch(with_cut(row, report.probe), batch, report.settings["seed"], directory / "runs",
-                              report.settings["timeout"])
+            trial = try_batch(with_cut(row, report.probe), batch, report.settings, directory / "runs")
             report = replace(report, trials=(*report.trials, trial))
             write_results(report, directory)
             print(f"Batch {batch:,}, {row.label}: {tell_trial(trial)}", flush=True)
     return replace(report, plan=with_largest(report.plan, report.trials))
+
+
+def fit_again(report: Report, directory: Path) -> Report | None:
+    """Return the report without its runs, and with a smaller batch for each row that ran out of memory in one.
+
+    None where none did, or no smaller batch fits: then that is the row's result.
+    """
+    failed = failed_runs(report.plan, report.outcomes)
+    again = fit_batches(replace(report, trials=(*report.trials, *failed)), directory) if failed else report
+    if again.plan == report.plan:
+        return None
+    print("All rows begin again: memory did not suffice for a run with the batch of a trial that fitted", flush=True)
+    return replace(again, outcomes=(), looks=())
 
 
 def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:

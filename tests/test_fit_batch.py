@@ -1,6 +1,7 @@
 """--fit-batch: which batches are tried, that rows run with the largest that fits, and what may be claimed of them."""
 
 import json
+import random
 import sys
 from dataclasses import replace
 
@@ -78,6 +79,9 @@ def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devic
     ([("ok", 128), ("timed out", 256)], None, 128),
     ([(OUT_OF_MEMORY, 128), ("failed", 64)], None, 64),
     ([("diverged", 128)], 256, 128),
+    ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last in a run
+    ([("ok", 128), (OUT_OF_MEMORY, 256), (OUT_OF_MEMORY, 128)], 64, 128),
+    ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
 ])
 def test_a_trial_that_fails_otherwise_ends_the_search(own, following, largest):
     trials = [replace(trial("single", batch, most=batch if status in ("ok", "diverged") else 0), status=status)
@@ -106,10 +110,11 @@ def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(result, expecte
         return Outcome("ddp-fit", 256, expected.status, expected.reason, "", "", 0, 1.0, None, result)
 
     monkeypatch.setattr(fitting, "run_once", run_once)
-    assert try_batch(row("ddp", devices=2), 256, 42, tmp_path, 9.0) == expected
+    settings = {"seed": 42, "timeout": 9.0, "memory_limit": 1000}
+    assert try_batch(row("ddp", devices=2), 256, settings, tmp_path) == expected
     (tested, block, seed, directory, timeout), = runs
     assert tested.command == ("python", "ddp.py", "--batch-size", "256", "--device", "cpu", "--epochs", "1",
-                              "--max-steps", "3")
+                              "--max-steps", "3", "--memory-limit", "900")
     assert (tested.name, tested.planned.batch, block) == ("ddp-fit", "at a batch of 256, 128 per device", 256)
     assert (seed, directory, timeout) == (42, tmp_path, 9.0)
 
@@ -187,6 +192,68 @@ def test_an_interrupted_search_goes_on_where_it_was(compared, tmp_path):
     assert tests == TRIED[4:] and [attempt.batch_size for attempt in report.trials] == [batch for _, batch in TRIED]
     tests.clear(), ran.clear()
     assert run(resume=True) == report and not tests and not ran
+
+
+@pytest.fixture
+def planted(monkeypatch, tmp_path):
+    """Compare under a limit of so many MiB where a device needs 100 MiB, 1 for each image, and up to a share more.
+
+    Returns the report, and every run and trial: its name, batch and status.
+    """
+
+    def planted(limit, most, seed):
+        chance, ended = random.Random(seed), []
+
+        def run_once(tested, block, *_):
+            allowed = int(tested.command[-1]) if "--memory-limit" in tested.command else round(limit * MIB)
+            planned = tested.planned
+            needed = (100 + planned.per_device_batch_size) * (1 + most * chance.random()) * MIB
+            status = "ok" if needed <= allowed else OUT_OF_MEMORY
+            ended.append((tested.name, planned.batch_size, status))
+            (result,) = runs(tested.name, (1.0,), count=planned.shares, peak_memory_bytes=(round(needed),))
+            result = replace(result, global_batch_size=planned.batch_size, epochs=tuple(
+                replace(epoch, samples=ENOUGH) for epoch in result.epochs))
+            return Outcome(tested.name, block, status, "", "", "", 0, 1.0, None, result if status == "ok" else None)
+
+        for module in (fitting, session):
+            monkeypatch.setattr(module, "run_once", run_once)
+        monkeypatch.setattr(probing, "ask", lambda *_: json.dumps(PROBE))
+        made = report_of((row(), runs()), (row("ddp", devices=2), runs("ddp", count=2)), fit_batch=True,
+                         memory_limit=round(limit * MIB))
+        return run_comparison(replace(made, outcomes=(), probe=None), [], tmp_path), ended
+
+    return planted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_run_fails_with_a_batch_that_fits(seed, planted):
+    chance = random.Random(seed)
+    limit = (100 + 2 ** chance.randint(5, 11)) * chance.uniform(1.0, 1.1)  # little more than what some batch needs
+    report, ended = planted(limit, 0.09, seed)
+    assert [status for name, _, status in ended if not name.endswith("-fit")] == ["ok"] * 6
+    for fitted in report.plan:
+        assert 100 + 2 * fitted.planned.per_device_batch_size > 0.9 * limit / 1.09  # with twice as many it might not
+    report, ended = planted(limit, 0.5, seed)  # more than the margin: then the next smaller batch is taken
+    assert [outcome.status for outcome in report.outcomes] == ["ok"] * 6
+    for fitted in report.rows:
+        assert {result.global_batch_size for result in fitted.results} == {fitted.configuration.planned.batch_size}
+
+
+def test_a_row_that_fails_in_a_run_begins_again_with_the_others_and_half_the_batch(compared, monkeypatch, tmp_path):
+    run, tests, ran = compared
+    well = session.run_once
+
+    def run_once(tested, block, *more):
+        outcome = well(tested, block, *more)
+        too_large = (tested.name, block, tested.planned.batch_size) == ("ddp", 2, 512)
+        return replace(outcome, status=OUT_OF_MEMORY, result=None) if too_large else outcome
+
+    monkeypatch.setattr(session, "run_once", run_once)
+    report = run()
+    assert tests == TRIED  # what is known to fit is not tried again
+    assert ran[4:] == [("single", 128, "128"), ("ddp", 256, "256")] * 3
+    assert [attempt.batch_size for attempt in report.trials[6:]] == [512] and not report.trials[6].fits
+    assert read_results(tmp_path / "results.json") == report
 
 
 def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, tmp_path):
