@@ -147,6 +147,21 @@ def refuse_with_fit_batch(parser, arguments) -> None:
                          f"{typed}{advice}")
 
 
+def refuse_missing(arguments, methods: set[str]) -> None:
+    """Raise SuiteError (USAGE) if --baseline, or a guess of --predict, is about none of the methods that are compared.
+
+    Where the default baseline is missing, rows have no speed-ups, and say so.
+    """
+    rivals = methods - {arguments.baseline} if arguments.baseline in methods else set()
+    there = {f"--baseline {arguments.baseline}": arguments.baseline in methods | {default_baseline()},
+             **{f"--predict {text}": text.partition("=")[0] in rivals for text in arguments.predict}}
+    for typed in there:
+        if not there[typed]:
+            raise SuiteError(f"{typed} is about no row that is compared", f"the rows are {', '.join(sorted(methods))}, "
+                             f"the baseline is {arguments.baseline}", "add the method to --methods, or leave this out",
+                             USAGE)
+
+
 def choose_loader(arguments, machine: Machine, shared_flags: list[str]) -> list[str]:
     """Set --loader where it was left out; return the flags that all rows get, with it.
 
@@ -180,6 +195,7 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
+    refuse_missing(arguments, {row.method for row in plan})
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin

@@ -265,15 +265,15 @@ CATALOGUE = {
     "computed on a GPU for {#n} of the time": "在 {n} 的时间里用 GPU 计算",
     "kept up to {#n} of {cores} busy and computed on a GPU for {#m} of the time":
         "最多占用{cores}中的 {n} 个，并在 {m} 的时间里用 GPU 计算",
-    "other programs {what} during runs of {rows}; close them and run again":
-        "在{rows}运行期间，其他程序{what}；请关闭它们，重新运行",
+    "other programs {what} during runs of {rows}, so that nothing can be claimed from their times; close them and run "
+    "again": "在{rows}运行期间，其他程序{what}，所以不能从其时间作出任何结论；请关闭它们，重新运行",
 
     # ---- what to use
     "Recommendation": "建议",
     "For {trained}: Recommendation: {words}": "{trained}：建议：{words}",
     "none, as no other method was measured against the baseline.": "无，因为没有别的方法与基准比较过。",
     "none.": "无。",
-    "The comparison was disturbed: {what}.": "这次比较受到了干扰：{what}。",
+    "The comparison was disturbed.": "这次比较受到了干扰。",
     "One process with all {#n} cores may be faster than all of these and was not measured: add {methods} to --methods, "
     "or see above why it has no time.":
         "用全部 {n} 个核的一个进程可能比这些都快，却没有测量：请把 {methods} 加到 --methods，或见上文它为何没有时间。",
@@ -318,7 +318,8 @@ CATALOGUE = {
     "It gives {#n} % of {units} ({#low} to {#high} %).": "它发挥了 {units}的 {n} %（{low} 至 {high} %）。",
     "Simulated on one device, which says nothing about the method's speed: {rows}.":
         "在一台设备上模拟，与方法的速度无关：{rows}。",
-    "disturbed, nothing can be claimed from its times: {what}.": "受到干扰，从它的时间得不出任何结论：{what}。",
+    "Nothing was proved: the comparison was disturbed.": "什么也没有证明：这次比较受到了干扰。",
+    "Nothing was proved: no row has a cause that can be taken away.": "什么也没有证明：没有哪一行有可以去掉的原因。",
     "A step takes {#s} ms, {#total} ms more than an even share of {whose} ({#e} ms): {parts}.":
         "一步用 {s} 毫秒，比{whose}均摊的份额（{e} 毫秒）多 {total} 毫秒：{parts}。",
     "A step takes {#s} ms, {#total} ms less than an even share of {whose} ({#e} ms): {parts}.":
@@ -483,14 +484,13 @@ CATALOGUE = {
     "that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which.":
         "有 {n} 的时间，温度或功率的限制压低了 GPU 的时钟，所以它的时间同样反映了这一点；"
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER 会说明是哪一个。",
-    "other programs {what} during a run; close them and run again.": "运行期间其他程序{what}；请关闭它们，重新运行。",
     "two equal rows were told apart, {row} and the same again: {ratio}.": "两个相等的行被区分开了，{row}与它的重复：{ratio}。",
     "Chance does that in one of 20 comparisons; else something favours one of two equal processes here: believe no "
     "difference that is not much larger.":
         "20 次比较中有一次会偶然如此；否则，这里有什么在偏向两个相等进程中的一个：不明显更大的差别都不要相信。",
     "INCOMPLETE: interrupted after {#n} of {runs}.": "不完整：在{runs}中的第 {n} 次之后中断。",
-    "Block {#n} does not count: other programs {what}; another was run instead.":
-        "区组 {n} 不计入：其他程序{what}；另外运行了一个来代替。",
+    "Block {#n} of {#all} does not count: other programs {what}.": "{all} 个区组中，区组 {n} 不计入：其他程序{what}。",
+    "Blocks {n} of {#all} do not count: other programs {what}.": "{all} 个区组中，区组 {n} 不计入：其他程序{what}。",
     "No speed-up for {rows}: {why}.": "{rows}没有加速比：{why}。",
     "no interval: 1 run each.": "没有区间：各运行 1 次。",
     "A difference between single runs may be chance.": "单次运行之间的差别可能是偶然。",

@@ -233,8 +233,6 @@ def unsteadiness(row: Row) -> list[str]:
     if held > MOST_HELD_DOWN:
         reasons.append(f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
                        "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which")
-    if row.disturbed:
-        reasons.append(f"other programs {row.foreign} during a run; close them and run again")
     return reasons
 
 

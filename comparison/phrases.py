@@ -75,10 +75,10 @@ def several_baselines(analysis: Analysis) -> bool:
 
 
 def tell_disturbed(rows: Iterable[Row]) -> str:
-    """Return which of the rows other programs disturbed, and by how much; nothing if none."""
+    """Return that nothing can be claimed from the rows that other programs disturbed, and by how much; "" if none."""
     noisy = [row for row in rows if row.disturbed]
     if not noisy:
         return ""
     most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
-    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}; close them and run "
-            "again")
+    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}, so that nothing can "
+            "be claimed from their times; close them and run again")

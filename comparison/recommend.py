@@ -5,7 +5,7 @@ from comparison.choice import Recommendation
 from comparison.counterparts import BEFORE
 from comparison.fairness import NOT_SHOWN
 from comparison.methods import all_cores_methods
-from comparison.phrases import as_fast, instead_of, tell_disturbed, time_asked
+from comparison.phrases import as_fast, instead_of, time_asked
 
 
 def recommendations(analysis: Analysis) -> list[str]:
@@ -21,7 +21,7 @@ def _recommend(analysis: Analysis, choice: Recommendation):
     if choice.kind == "not measured":
         return _unequal(analysis) or "none, as no other method was measured against the baseline."
     if choice.kind == "disturbed":
-        return f"none. The comparison was disturbed: {tell_disturbed([entry.row for entry in choice.rows])}."
+        return "none. The comparison was disturbed."
     if choice.kind == "all cores":
         cores = analysis.report.environment["cores"]
         return (f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "

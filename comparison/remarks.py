@@ -7,6 +7,7 @@ from comparison.fitting import MARGIN, STEPS
 from comparison.foreign import MOST_FOREIGN
 from comparison.measures import confidence_of
 from comparison.methods import all_cores_methods, method_of
+from comparison.phrases import tell_disturbed
 from comparison.record import Report
 from comparison.statistics import EQUAL_WITHIN
 from comparison.verdict import told_apart
@@ -35,7 +36,9 @@ CARDS = ("As NVML gave it, five times a second in the timed epochs; means over t
 
 def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
-    sentences = [f"WARNING: {entry.label}: {sentence}." for entry in analysis.rows for sentence in entry.warnings]
+    noisy = tell_disturbed(analysis.report.rows)
+    sentences = [f"WARNING: {noisy}."] if noisy else []
+    sentences += [f"WARNING: {entry.label}: {sentence}." for entry in analysis.rows for sentence in entry.warnings]
     sentences += [f"WARNING: two equal rows were told apart, “{pair.row.label}” and the same again: {pair.ratio}. "
                   "Chance does that in one of 20 comparisons; else something favours one of two equal processes here: "
                   "believe no difference that is not much larger."
@@ -57,9 +60,11 @@ def faults(analysis: Analysis) -> list[str]:
     report, sentences = analysis.report, []
     if len(report.outcomes) < len(report.order):
         sentences.append(f"INCOMPLETE: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}.")
-    sentences += [f"Block {block} does not count: other programs {report.disturbed_blocks[block]}; another was run "
-                  "instead."
-                  for block in report.set_aside]
+    if aside := report.set_aside:
+        most = max((report.disturbed_blocks[block] for block in aside), key=lambda foreign: foreign.share)
+        blocks = f"Block {aside[0]}" if len(aside) == 1 else f"Blocks {', '.join(map(str, aside))}"
+        sentences.append(f"{blocks} of {len(report.whole_blocks)} {'does' if len(aside) == 1 else 'do'} not count: "
+                         f"other programs {most}.")
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     return sentences + [f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}"
                         for row in report.all_rows for outcome in row.troubles]

@@ -36,7 +36,7 @@ from comparison.tables import (
     sweep_tables,
     trial_table,
 )
-from comparison.verdict import resolution, tell_guesses, tell_proof, verdict
+from comparison.verdict import resolution, tell_guesses, tell_proofs, verdict
 
 # What a part is made of: a text, a table as tabulate made it, a list of sentences, a program's text, paths of figures
 TEXT, TABLE, LIST, CODE, FIGURES = "text", "table", "list", "code", "figures"
@@ -69,7 +69,7 @@ def sections(
         Section("Now and before", ((TABLE, compared), (TEXT, BESIDE)) if compared else ()),
         Section("Verdict", each(TEXT, verdict(analysis))),
         Section("Proof by intervention",
-                (*each(TEXT, map(tell_proof, proofs)), (TEXT, INTERVENTION)) if proofs else ()),
+                (*each(TEXT, tell_proofs(analysis, proofs)), (TEXT, INTERVENTION if proofs else ""))),
         Section("What was guessed", ((LIST, tell_guesses(analysis)),)),
         Section("Where the time goes", (*each(TABLE, accounts), (LIST, ACCOUNTING)) if accounts else ()),
         Section("Every rank", ((TABLE, ranks), (TEXT, RANKS)) if ranks else ()),

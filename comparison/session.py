@@ -262,6 +262,8 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
 
 def _how_long(report, guesses):
     """Sentences about the time from here on; where it is long, one with a shorter command."""
-    seconds = seconds_left(_left(report), report.outcomes, guesses)
-    about = f"About {duration(seconds)} from here on (a guess from the time of a training step; every run corrects it)"
+    left, budget = _left(report), report.settings.get("budget")
+    until = f"for the {count(len(left), 'run')} planned so far" if budget else "from here on"
+    about = (f"About {duration(seconds_left(left, report.outcomes, guesses))} {until} (a guess from the time of a "
+             "training step; every run corrects it)")
     return list(filter(None, (about, shorter_command(report))))

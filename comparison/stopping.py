@@ -20,7 +20,10 @@ def expectation(report: Report, block_seconds: float) -> str:
     block_seconds: what a block may take.
     """
     budget, rows = report.settings["budget"], len({name for _, name in report.order})
-    blocks = max(report.wanted_blocks, int(budget / block_seconds))
+    blocks = int(budget / block_seconds)
+    if blocks < report.wanted_blocks:
+        return (f"The budget of {duration(budget)} is less than the fewest blocks take, which are "
+                f"{report.wanted_blocks}; no more are run.")
     difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
     finds = "" if difference == math.inf else (f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
                                                f"differences above about {percent(difference)} would be found")

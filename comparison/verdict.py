@@ -8,19 +8,10 @@ from comparison.analysis import Analysis, Sweep
 from comparison.counterparts import TWIN
 from comparison.fitting import Trial, trials_of
 from comparison.methods import method_of
-from comparison.phrases import (
-    as_fast,
-    fastest_value,
-    instead_of,
-    longer,
-    mebibytes,
-    several_baselines,
-    tell_disturbed,
-    time_asked,
-)
+from comparison.phrases import as_fast, fastest_value, instead_of, longer, mebibytes, several_baselines, time_asked
 from comparison.plan import SWEEPS
 from comparison.recommend import recommendations
-from comparison.remedies import Proof
+from comparison.remedies import Proof, find_remedies
 from comparison.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 
 
@@ -36,7 +27,7 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
     return [*_maths(analysis.report), *_largest_batches(analysis),
             *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
-            *sweep_sentences(analysis), *map(tell_proof, proofs), *tell_guesses(analysis), *recommendations(analysis),
+            *sweep_sentences(analysis), *tell_proofs(analysis, proofs), *tell_guesses(analysis), *recommendations(analysis),
             *where_time_goes(analysis)]
 
 
@@ -100,9 +91,8 @@ def _paragraph(analysis, entry):
     broken += _largest_batch(analysis.report, row)
     if not row.results:
         return " ".join(broken or ["not run."])
-    if noisy := tell_disturbed([row] if standing.baseline in (None, row) else [row, standing.baseline]):
-        return " ".join([*broken, f"disturbed, nothing can be claimed from its times: {noisy}.",
-                         *_memory(analysis, entry)])
+    if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
+        return " ".join([*broken, *_memory(analysis, entry)])
     return " ".join([*broken, *_how_fast(analysis, entry), *_mean_step(analysis, entry),
                      *(cause.sentence for cause in entry.causes if not cause.of), *_whole_run(entry), *_costs(entry),
                      *_memory(analysis, entry)])
@@ -163,6 +153,15 @@ def _twins_stand(ratio: Ratio) -> str:
 def told_apart(ratio: Ratio) -> bool:
     """Whether a ratio of two equal rows claims a difference that cannot be there."""
     return not ratio.disturbed and ratio.low is not None and not ratio.low <= 1 <= ratio.high
+
+
+def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
+    """Return what came of every remedy, or why there is none although --prove asked for them."""
+    if proofs or not analysis.report.settings.get("prove") or find_remedies(analysis):
+        return [tell_proof(proof) for proof in proofs]
+    if any(row.disturbed for row in analysis.report.rows):
+        return ["Nothing was proved: the comparison was disturbed."]
+    return ["Nothing was proved: no row has a cause that can be taken away."]
 
 
 def tell_proof(proof: Proof) -> str:

@@ -14,7 +14,7 @@ from comparison import fitting, probing, session
 from comparison.analysis import analyse
 from comparison.counterparts import TWIN, counterpart
 from comparison.fairness import compare_with_baselines
-from comparison.fitting import Trial, next_batch, try_batch, with_largest, with_peaks
+from comparison.fitting import MARGIN, Trial, next_batch, try_batch, with_largest, with_peaks
 from comparison.launch import Outcome
 from comparison.methods import Machine
 from comparison.remarks import definitions
@@ -360,25 +360,25 @@ def build(shape, classes):
 @pytest.mark.slow
 def test_rows_on_a_cpu_get_what_fits_and_a_row_without_room_leaves_the_others(project, train, data_root, tmp_path):
     (tmp_path / "wide.py").write_text(WIDE)
-    small = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 4096, "--model",
+    small = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 8192, "--model",
              f"{tmp_path / 'wide.py'}:build", "--loader", "resident", "--no-augment")
     fits, is_too_large = (train("data_parallel_train.py", *small, "--batch-size", batch)[0]["peak_memory_bytes"][0]
-                          for batch in (512, 1024))
-    limit = fits + round(0.6 * (is_too_large - fits))
+                          for batch in (1024, 2048))
 
-    def compare(*flags):
+    def compare(limit, *flags):
         directory = tmp_path / "out"
         done = project("compare_parallel.py", *small, "--memory-limit", limit, "--methods", "single", "ddp", "--epochs",
                        1, "--repeats", 1, *flags, "--output-dir", directory, tiny=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, read_results(directory / "results.json")
 
-    _, report = compare("--fit-batch", "--batch-size", 1024)
-    assert [tested.planned.batch_size for tested in report.plan] == [512, 1024]  # a rank has half of the batch
+    limit = round((fits / (1 - MARGIN) + is_too_large) / 2)
+    _, report = compare(limit, "--fit-batch", "--batch-size", 2048)
+    assert [tested.planned.batch_size for tested in report.plan] == [1024, 2048]  # a rank has half of the batch
     assert [(attempt.configuration, attempt.batch_size, attempt.fits) for attempt in report.trials] == [
-        ("single", 1024, False), ("single", 512, True), ("ddp", 1024, True), ("ddp", 2048, False)]
+        ("single", 2048, False), ("single", 1024, True), ("ddp", 2048, True), ("ddp", 4096, False)]
     assert all(outcome.status == "ok" and max(outcome.result.peak_memory_bytes) <= limit for outcome in report.outcomes)
-    printed, report = compare("--batch-size", 1024)
+    printed, report = compare(round((2 * fits + is_too_large) / 3), "--batch-size", 2048)
     outcomes = {outcome.configuration: outcome for outcome in report.outcomes}
     assert (outcomes["single"].status, outcomes["ddp"].status) == (OUT_OF_MEMORY, "ok")
-    assert "1 of 1 run out of memory at a batch of 1,024" in printed
+    assert "1 of 1 run out of memory at a batch of 2,048" in printed

@@ -7,6 +7,7 @@ import pytest
 import compare_parallel
 from common.errors import SuiteError
 from comparison.analysis import analyse
+from comparison.methods import Machine
 from comparison.report import write_markdown
 from comparison.terminal import terminal_text
 from comparison.verdict import tell_guesses
@@ -52,3 +53,19 @@ def test_what_is_no_guess_is_refused(text, monkeypatch):
         compare_parallel.parse()
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--predict", "ddp=1.80", "fsdp=.5"])
     assert compare_parallel.parse()[0].predict == ["ddp=1.8", "fsdp=0.5"]
+
+
+@pytest.mark.parametrize("flags, accepted", [
+    (("--methods", "single", "ddp", "--baseline", "dp"), False), (("--methods", "single", "--predict", "ddp=2"), False),
+    (("--methods", "ddp", "--predict", "ddp=2"), False), (("--methods", "single", "--predict", "single=2"), False),
+    (("--baseline", "mp"), False), (("--methods", "ddp"), True),  # one row, without a speed-up
+    (("--methods", "single", "ddp", "--predict", "ddp=2"), True), (("--baseline", "ddp", "--predict", "fsdp=2"), True)])
+def test_a_baseline_or_a_guess_without_a_row_is_refused_before_anything_runs(flags, accepted, monkeypatch, tmp_path):
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {}))
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--model", "lenet", *flags])
+    arguments = compare_parallel.parse()
+    if accepted:
+        assert compare_parallel.plan_comparison(*arguments, tmp_path)[0].plan
+    else:
+        with pytest.raises(SuiteError, match=f"{flags[-2]} .* is about no row that is compared"):
+            compare_parallel.plan_comparison(*arguments, tmp_path)

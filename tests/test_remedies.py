@@ -11,7 +11,8 @@ from comparison.analysis import analyse
 from comparison.remedies import find_proofs, find_remedies, plan_proof
 from comparison.report import PROOF, present
 from comparison.results_file import write_results
-from comparison.verdict import tell_proof
+from comparison.terminal import terminal_text
+from comparison.verdict import tell_proof, tell_proofs
 from reports import configuration, report_of, runs
 from test_causes import ddp as ranks_row
 from test_causes import halves, pipeline, rank, run, single
@@ -113,6 +114,18 @@ def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
     assert proof.settings["repeats"] == 3
     assert (proof.settings["budget"], proof.settings["check_maths"], proof.settings["prove"]) == (None, False, None)
     assert proof.probe == report.probe and proof.outcomes == ()
+
+
+@pytest.mark.parametrize("rows, settings, why", [
+    ((single(), slow("exchange")), {"foreign_cores": {"ddp": 0.5}}, "disturbed"),
+    ((single(), ranks_row(rank(halves()), rank(halves()))), {}, "no row has a cause")])
+def test_where_nothing_is_proved_it_says_why(rows, settings, why):
+    analysis = analyse(report_of(*rows, prove=True, **settings))
+    assert plan_proof(analysis) is None
+    (sentence,) = tell_proofs(analysis, [])
+    assert why in sentence and sentence in terminal_text(analysis)
+    assert tell_proofs(analyse(report_of(*rows, **settings)), []) == []  # nobody asked
+    assert tell_proofs(analyse(report_of(single(), slow("exchange"), prove=True)), []) == []  # not yet
 
 
 def proved(*seconds, other=NEAR, busy=0.0):

@@ -16,7 +16,7 @@ from comparison.analysis import analyse
 from comparison.launch import HelperFailed
 from comparison.methods import Machine
 from comparison.plan import make_order
-from comparison.remarks import definitions
+from comparison.remarks import definitions, faults
 from comparison.results_file import read_results, resumed, write_results
 from comparison.session import run_comparison
 from comparison.stopping import wants_block
@@ -393,6 +393,13 @@ def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys)
     assert "to end the comparison once every row is decided: 1." in " ".join(definitions(report))
 
 
+@pytest.mark.parametrize("budget, words", [(10.0, "less than the fewest blocks take"), (200.0, "good for about")])
+def test_the_time_that_is_guessed_and_the_budget_do_not_contradict_each_other(budget, words, blocks, capsys):
+    blocks(decided, repeats=None, budget=budget)
+    output = capsys.readouterr().out
+    assert words in output and "for the 6 runs planned so far" in output and "from here on" not in output
+
+
 def test_a_budget_is_used_up_where_a_row_stays_undecided(blocks):
     report = blocks(undecided, repeats=None, budget=130.0)
     assert report.looks == ((3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0))  # a seventh would end at 140 s
@@ -459,13 +466,15 @@ def test_a_disturbed_block_is_run_again_and_does_not_count(blocks, capsys):
     assert not report.rows[1].disturbed and analyse(report).rows[1].result == "faster"
     assert "Block 2 was disturbed: other programs kept up to 0.9 of 2 cores busy" in capsys.readouterr().out
     text = " ".join(terminal_text(analyse(report)).split())
-    assert "Block 2 does not count: other programs kept up to 0.9 of 2 cores busy; another was run instead." in text
+    assert "Block 2 of 4 does not count: other programs kept up to 0.9 of 2 cores busy." in text
     assert "INCOMPLETE" not in text
 
 
 def test_a_machine_that_stays_disturbed_is_not_waited_for(blocks):
     report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
     assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # those that were disturbed most
+    (aside,) = faults(analyse(report))  # nothing was run instead of the last
+    assert aside == "Blocks 4, 5 of 5 do not count: other programs kept up to 0.8 of 2 cores busy."
     assert report.rows[1].disturbed and analyse(report).rows[1].result == "disturbed"
 
 
