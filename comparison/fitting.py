@@ -14,7 +14,7 @@ from comparison.launch import Outcome, run_once
 from comparison.plan import Configuration, type_flags
 
 STEPS = 3  # the first makes gradients and the optimizer's state, which the next have all the time
-MARGIN = 0.1  # of --memory-limit that a trial leaves: equal runs of a process differ by as much at their peaks
+MARGIN = 0.05  # of --memory-limit that a trial leaves: peaks of equal runs differ by some percent, few by more
 
 
 @dataclass(frozen=True)

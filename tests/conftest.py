@@ -18,10 +18,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # that a test starts
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--quarter", type=quarter, metavar="COMMIT", help="run a quarter of the slow tests alone")
+
+
+def quarter(commit: str) -> int:
+    """Return which quarter of the slow tests belongs to a commit's hash."""
+    return int(commit, 16) % 4
+
+
+@pytest.hookimpl(tryfirst=True)  # so that -m finds the marks
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker(pytest.mark.fault)
+    if (chosen := config.getoption("--quarter")) is not None:
+        slow = [item for item in items if "slow" in item.keywords]
+        others = [item for number, item in enumerate(slow) if number % 4 != chosen]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import conftest
 from common.data.image_set import load_image_set
 from common.machine import setup as process
 from common.machine.setup import prepare_process
@@ -127,3 +129,17 @@ def test_freed_memory_is_used_again_without_asking_the_kernel():
     given_back, kept = map(int, done.stdout.split())
     assert given_back >= 10 * 31  # 10 times 64 MB, more than glibc keeps by itself: 16,000 pages, or 31 large ones
     assert kept < given_back / 4
+
+
+def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses():
+    def run_by(commit):
+        items = [SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number)
+                 for number in range(30)]
+        hook = SimpleNamespace(pytest_deselected=lambda items: None)
+        config = SimpleNamespace(getoption=lambda name: conftest.quarter(commit), hook=hook)
+        conftest.pytest_collection_modifyitems(config, items)
+        return [item.number for item in items if item.keywords]
+
+    quarters = [run_by(f"{number:040x}") for number in (0xa4, 0xb9, 0x2, 0x7)]
+    assert sorted(sum(quarters, [])) == [number for number in range(30) if number % 3]
+    assert max(map(len, quarters)) - min(map(len, quarters)) <= 1 and run_by("10") == quarters[0]

@@ -292,8 +292,8 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     results = [entry.result for entry in analyse(report).rows]
     assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
                        else ["baseline", "disturbed", "slower"])
-    assert not [words for words in verdict(report) if words.startswith("DDP") or "times as fast" in words
-                and not words.startswith("MP")]
+    assert not [words for words in verdict(report) if words.startswith("DDP") or ("times as fast" in words
+                and not words.startswith("MP"))]
     assert recommendations(report) == ["Recommendation: none. The comparison was disturbed."]
     assert "disturbed" in describe_difference(report, report)
 
