@@ -6,7 +6,10 @@ from pathlib import Path
 from common.errors import MACHINE, SuiteError
 from common.plots import save_figure
 from common.writing import replacing
-from comparison.language import ENGLISH, say, spoken
+from comparison.language import ENGLISH, say, spoken, widened
+from comparison.terminal import fill
+
+EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a line in a title
 
 # Fonts with Chinese characters, as matplotlib calls them.
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
@@ -44,10 +47,29 @@ def keep_figure(figure, path: Path) -> Path:
     if font:
         _say_all(figure)
     with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
+        part_titles(figure)
         save_figure(figure, path)
         with replacing(path.with_suffix(".svg")) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})
     return path
+
+
+def part_titles(figure) -> None:
+    """Part what is written across the figure, or above a panel, into lines that fit, and make room for them."""
+    width = figure.bbox.width - 2 * EDGE * figure.dpi
+    across = [_part(text, width) for text in figure.texts]
+    above = [_part(axes.title, width / axes.get_subplotspec().get_gridspec().ncols) for axes in figure.axes]
+    figure.set_figheight(figure.get_figheight() + sum(across) + max(above))
+
+
+def _part(text, width):
+    """Part a text's lines so that none is wider than so many pixels; return how much higher it is then, in inches."""
+    lines, height = text.get_text().split("\n"), text.get_window_extent().height
+    columns = max(len(widened(line)) for line in lines)
+    while text.get_window_extent().width > width and columns > FEWEST:
+        columns -= 1
+        text.set_text("\n".join(fill(line, columns) for line in lines))
+    return (text.get_window_extent().height - height) / text.get_figure().dpi
 
 
 def _say_all(figure):
