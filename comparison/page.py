@@ -16,6 +16,8 @@ from comparison.methods import method_of
 from comparison.remedies import Proof
 from comparison.row_analysis import RowAnalysis
 from comparison.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
+from comparison.tables import lay_out
+from comparison.terminal import answer_rows
 from comparison.verdict import answers
 
 OPEN = ("Result", "Verdict", "Figures")  # sections that are; the others open at a click, and in print
@@ -29,7 +31,11 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); } th { cur
 td { white-space: nowrap; } td:last-child { white-space: normal; min-width: 8rem; }
 tbody tr:hover, pre { background: var(--soft); } pre { overflow-x: auto; font-size: .8rem; padding: .5rem; }
 figure { margin: 1rem 0; overflow-x: auto; } figure img { width: 100%; background: white; }
-svg { width: 100%; min-width: 40rem; height: auto; }
+.chart { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; column-gap: .5rem; font-size: 12px; }
+.chart svg { width: 100%; } .chart span { text-align: right; padding-top: .25rem; }
+@media (max-width: 40rem) { .chart { grid-template-columns: 1fr; } .chart span { text-align: left; } }
+.answers td { white-space: normal; }
+@media (max-width: 40rem) { .answers th, .answers td { padding: .25rem .2rem; min-width: 0; font-size: .75rem; } }
 svg text { fill: currentColor; font-size: 12px; } svg line, rect, circle { stroke: currentColor; }
 @media print { body { max-width: none; font-size: 11px; } th, summary { cursor: auto; } }
 """
@@ -46,15 +52,17 @@ for (const head of document.querySelectorAll("th")) head.addEventListener("click
 });
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(part => part.open = true));
 """
-WIDTH, LABEL, LINE = 900, 250, 26  # of a chart, of its labels, and of a row, in its own units
+WIDEST, LINE = 80, 26  # percent of a chart's width, beside which there is room for a number; pixels of a row's height
 
 
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files, which are put into it."""
     title = escape(say(analysis.report.title))
+    rows, header = answer_rows(analysis)
+    table = lay_out(rows, header, "html", left=(0, len(header) - 1))
     parts = [f"<h1>{title}</h1>",
              *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answers(analysis, proofs)),
-             _speed_ups(analysis), _epochs(analysis)]
+             f'<div class="answers">{table}</div>', _speed_ups(analysis), _epochs(analysis)]
     for section in sections(analysis, figures, proofs, "html"):
         inside = "\n".join(WRITTEN[kind](content) for kind, content in section.parts)
         if section.heading in map(say, OPEN):
@@ -98,22 +106,20 @@ def _speed_ups(analysis):
     shown = [entry for entry in analysis.done if entry.standing.speed_up]
     if len(shown) < 2:
         return ""
-    most = max(entry.standing.speed_up.high or entry.standing.speed_up.value for entry in shown)
-    scale = (WIDTH - LABEL - 60) / max(1.0, most)
-    marks = [f'<line x1="{LABEL + scale:.1f}" x2="{LABEL + scale:.1f}" y1="0" y2="{LINE * len(shown)}" '
-             'stroke-dasharray="4 3" />']
-    for number, entry in enumerate(shown):
-        speed_up, y = entry.standing.speed_up, LINE * number
+    scale = WIDEST / max(1.0, *(entry.standing.speed_up.high or entry.standing.speed_up.value for entry in shown))
+    rows = []
+    for entry in shown:
+        speed_up = entry.standing.speed_up
         words = say(f"“{entry.label}”: {speed_up} times as fast as “{entry.standing.baseline.label}”, {entry.result}")
-        whisker = ""
+        marks = [f"<title>{escape(words)}</title>", f'<rect x="0" y="4" height="18" '
+                 f'width="{scale * speed_up.value:.2f}%" fill="{_color(entry)}" />',
+                 f'<line x1="{scale:.2f}%" x2="{scale:.2f}%" y1="0" y2="{LINE}" stroke-dasharray="4 3" />']
         if speed_up.low is not None:
-            low, high = (LABEL + scale * end for end in (speed_up.low, speed_up.high))
-            whisker = f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + 13}" y2="{y + 13}" stroke-width="2" />'
-        marks.append(f'<g><title>{escape(words)}</title>{_label(entry, y)}<rect x="{LABEL}" y="{y + 4}" height="18" '
-                     f'width="{scale * speed_up.value:.1f}" fill="{_color(entry)}" />{whisker}<text x='
-                     f'"{LABEL + scale * (speed_up.high or speed_up.value) + 6:.1f}" y="{y + 17}">{speed_up.value:.2f}'
-                     "</text></g>")
-    return _chart("Speed-up, with what all intervals together hold in 95 % of comparisons", marks, len(shown))
+            low, high = (scale * end for end in (speed_up.low, speed_up.high))
+            marks.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="13" y2="13" stroke-width="2" />')
+        marks.append(_number(scale * (speed_up.high or speed_up.value), f"{speed_up.value:.2f}"))
+        rows.append(_row(entry, marks))
+    return _chart("Speed-up, with what all intervals together hold in 95 % of comparisons", rows)
 
 
 def _epochs(analysis):
@@ -122,28 +128,30 @@ def _epochs(analysis):
     seconds = [epoch.train_seconds for entry in shown for result in entry.row.results for epoch in result.timed_epochs]
     if not seconds:
         return ""
-    scale = (WIDTH - LABEL - 60) / max(seconds)
-    marks = []
-    for number, entry in enumerate(shown):
-        y = LINE * number
-        marks.append(_label(entry, y))
+    scale, rows = WIDEST / max(seconds), []
+    for entry in shown:
+        marks = []
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
                 words = say(f"{entry.label}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s")
-                marks.append(f'<circle cx="{LABEL + scale * epoch.train_seconds:.1f}" cy="{y + 13}" r="5" fill='
-                             f'"{_color(entry)}" fill-opacity=".6"><title>{escape(words)}</title></circle>')
-        marks.append(f'<text x="{LABEL + scale * entry.summary.slowest_epoch + 10:.1f}" y="{y + 17}">'
-                     f"{entry.summary.epoch_seconds:.2f} s</text>")
-    return _chart("Seconds of every timed epoch (warm-up left out), and their mean", marks, len(shown))
+                marks.append(f'<circle cx="{scale * epoch.train_seconds:.2f}%" cy="13" r="5" fill="{_color(entry)}" '
+                             f'fill-opacity=".6"><title>{escape(words)}</title></circle>')
+        marks.append(_number(scale * entry.summary.slowest_epoch, f"{entry.summary.epoch_seconds:.2f} s"))
+        rows.append(_row(entry, marks))
+    return _chart("Seconds of every timed epoch (warm-up left out), and their mean", rows)
 
 
-def _chart(caption: str, marks: list[str], rows: int) -> str:
-    return (f'<figure><figcaption>{say(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {LINE * rows}" role="img">'
-            + "".join(marks) + "</svg></figure>")
+def _chart(caption: str, rows: list[str]) -> str:
+    return f'<figure><figcaption>{say(caption)}</figcaption><div class="chart">{"".join(rows)}</div></figure>'
 
 
-def _label(entry: RowAnalysis, y: float) -> str:
-    return f'<text x="{LABEL - 8}" y="{y + 17}" text-anchor="end">{escape(say(entry.label))}</text>'
+def _row(entry: RowAnalysis, marks: list[str]) -> str:
+    """A row's label, and its marks, whose places are percent of the width that a window leaves them."""
+    return f'<span>{escape(say(entry.label))}</span><svg height="{LINE}" role="img">{"".join(marks)}</svg>'
+
+
+def _number(place: float, text: str) -> str:
+    return f'<text x="{place:.2f}%" dx="9" y="17">{text}</text>'
 
 
 def _color(entry):

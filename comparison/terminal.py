@@ -35,8 +35,8 @@ def terminal_columns() -> int:
 def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
     parts = [fill(say(analysis.report.title), width), fill(say(_what_is_equal(analysis)), width),
-             _main_table(analysis, width), _before_table(analysis, width), _projection(analysis, width),
-             *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
+             fitted_table(*answer_rows(analysis, narrow=width < MOST), width), _before_table(analysis, width),
+             _projection(analysis, width), *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
              _list([*warnings(analysis), *faults(analysis)], width)]
     return "\n\n".join(part for part in parts if part)
 
@@ -65,20 +65,20 @@ def _what_is_equal(analysis):
     return f"Equal in all rows: {', '.join(equal)}." if equal else ""
 
 
-def _main_table(analysis, width):
+def answer_rows(analysis: Analysis, narrow: bool = False) -> tuple[list[list[str]], list[str]]:
+    """Return the cells of the table of what is judged, and its header; narrow: with intervals on lines of their own."""
     report, target = analysis.report, analysis.report.settings.get("target_accuracy")
     time = "Epoch\n(s)" if analysis.same_images else "Images/s"
     if target is not None:
         time = f"Training to\n{100 * target:g} % (s)"
     batch = ["Largest\nbatch"] if report.fitted else []
-    before_interval = " [" if width == MOST else "\n["
     header = ["Method", *batch, time, "Total\n(s)", "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
     rows = [[entry.label, *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
              _time_cell(analysis, entry), cell(entry.summary.total_seconds, ".1f"),
-             cell(entry.standing.speed_up).replace(" [", before_interval),
+             cell(entry.standing.speed_up).replace(" [", "\n[" if narrow else " ["),
              cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
              accuracy(entry.summary.accuracies), entry.result] for entry in analysis.rows]
-    return fitted_table(rows, header, width)
+    return rows, header
 
 
 def _time_cell(analysis, entry):

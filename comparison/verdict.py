@@ -27,8 +27,8 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
     return [*_maths(analysis.report), *_largest_batches(analysis),
             *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
-            *sweep_sentences(analysis), *tell_proofs(analysis, proofs), *tell_guesses(analysis), *recommendations(analysis),
-            *where_time_goes(analysis)]
+            *sweep_sentences(analysis), *tell_proofs(analysis, proofs), *tell_guesses(analysis),
+            *recommendations(analysis), *where_time_goes(analysis)]
 
 
 def _maths(report):
