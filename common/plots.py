@@ -37,13 +37,13 @@ def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: 
 def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG of 150 dots per inch; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _show_literally(figure)
+    show_literally(figure)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=150)
     return path
 
 
-def _show_literally(figure):
+def show_literally(figure) -> None:
     """Let texts be drawn as they are: no formulas between dollars, but in matplotlib's own numbers at the ticks."""
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter

@@ -4,12 +4,13 @@ import contextlib
 from pathlib import Path
 
 from common.errors import MACHINE, SuiteError
-from common.plots import save_figure
+from common.plots import save_figure, show_literally
 from common.writing import replacing
 from comparison.language import ENGLISH, say, spoken, widened
 from comparison.terminal import fill
 
 EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a line in a title
+PANEL = 0.85  # of a panel's width lies above its axes, beside their labels
 
 # Fonts with Chinese characters, as matplotlib calls them.
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
@@ -47,6 +48,7 @@ def keep_figure(figure, path: Path) -> Path:
     if font:
         _say_all(figure)
     with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
+        show_literally(figure)  # before a title is measured
         part_titles(figure)
         save_figure(figure, path)
         with replacing(path.with_suffix(".svg")) as file:
@@ -58,7 +60,7 @@ def part_titles(figure) -> None:
     """Part what is written across the figure, or above a panel, into lines that fit, and make room for them."""
     width = figure.bbox.width - 2 * EDGE * figure.dpi
     across = [_part(text, width) for text in figure.texts]
-    above = [_part(axes.title, width / axes.get_subplotspec().get_gridspec().ncols) for axes in figure.axes]
+    above = [_part(axes.title, PANEL * width / axes.get_subplotspec().get_gridspec().ncols) for axes in figure.axes]
     figure.set_figheight(figure.get_figheight() + sum(across) + max(above))
 
 

@@ -34,7 +34,7 @@ figure { margin: 1rem 0; overflow-x: auto; } figure img { width: 100%; backgroun
 .chart { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; column-gap: .5rem; font-size: 12px; }
 .chart svg { width: 100%; } .chart span { text-align: right; padding-top: .25rem; }
 @media (max-width: 40rem) { .chart { grid-template-columns: 1fr; } .chart span { text-align: left; } }
-.answers td { white-space: normal; }
+.answers td, .answers td:last-child { white-space: normal; min-width: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { .answers th, .answers td { padding: .25rem .2rem; min-width: 0; font-size: .75rem; } }
 svg text { fill: currentColor; font-size: 12px; } svg line, rect, circle { stroke: currentColor; }
 @media print { body { max-width: none; font-size: 11px; } th, summary { cursor: auto; } }

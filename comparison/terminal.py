@@ -94,8 +94,8 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
     header, *rows = ([say(text) for text in row] for row in (header, *rows))
     wide = ([widened(text) for text in row] for row in (header, *rows))
-    columns = [max(*(len(line) + PADDING for line in name.splitlines()),
-                   *(len(line) for text in column for line in text.splitlines()))
+    columns = [max([len(line) + PADDING for line in name.splitlines()]
+                   + [len(line) for text in column for line in text.splitlines()])
                for name, *column in zip(*wide, strict=True)]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)

@@ -221,7 +221,7 @@ def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
     assert (peak, seconds) == (40, pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3)))
     assert [end[0] for end in memory_bar.get_segments()[0]] == [30, 50]
     low, high = (end[1] for end in time_bar.get_segments()[0])
-    assert (low, high) == pytest.approx(mean_interval([1.0, 1.1, 1.2])) and low < 1.0 and high > 1.2
+    assert (low, high) == pytest.approx(mean_interval([1.0, 1.1, 1.2], seconds)) and low < 1.0 and high > 1.2
 
 
 def test_figure_file_and_definition(tmp_path):

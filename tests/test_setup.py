@@ -1,5 +1,6 @@
 """What a process sets up before it trains: threads, memory."""
 
+import importlib.util
 import platform
 import re
 import subprocess
@@ -10,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import conftest
 from common.data.image_set import load_image_set
 from common.machine import setup as process
 from common.machine.setup import prepare_process
@@ -131,13 +131,22 @@ def test_freed_memory_is_used_again_without_asking_the_kernel():
     assert kept < given_back / 4
 
 
-def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses():
+@pytest.fixture
+def pytest_file():
+    """tests/conftest.py: by its path, as tests/faults has one of that name too."""
+    spec = importlib.util.spec_from_file_location("tests_conftest", PROJECT / "tests" / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytest_file):
     def run_by(commit):
         items = [SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number)
                  for number in range(30)]
         hook = SimpleNamespace(pytest_deselected=lambda items: None)
-        config = SimpleNamespace(getoption=lambda name: conftest.quarter(commit), hook=hook)
-        conftest.pytest_collection_modifyitems(config, items)
+        config = SimpleNamespace(getoption=lambda name: pytest_file.quarter(commit), hook=hook)
+        pytest_file.pytest_collection_modifyitems(config, items)
         return [item.number for item in items if item.keywords]
 
     quarters = [run_by(f"{number:040x}") for number in (0xa4, 0xb9, 0x2, 0x7)]
