@@ -122,7 +122,7 @@ def test_an_own_method_is_one_script_and_one_record(follow, copy):
     rows = list(csv.DictReader((copy / "figures" / "comparison" / "results.csv").open()))
     assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
     text = (copy / "figures" / "comparison" / "report.md").read_text()
-    assert "\n| my own way " in text and "my own way: " in text.partition("\n## Verdict\n")[2]
+    assert "\n| my own way " in text
 
 
 @pytest.mark.slow
