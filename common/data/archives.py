@@ -1,4 +1,4 @@
-"""The files of the real data sets: where they are, what their checksums are, and what is wrong with one that differs."""
+"""The files of the real data sets: where they are, their checksums, and what is wrong with one that differs."""
 
 import contextlib
 import gzip

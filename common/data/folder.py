@@ -10,7 +10,7 @@ from common.reading import regular
 
 DEFAULT_SIZE = 64  # pixels, height and width
 TEST_NAMES = ("test", "val")
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of the names that ImageFolder takes; others may start programs
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # that ImageFolder takes; others may start programs
 DECODING = 2  # counted up when the same files are decoded otherwise than before
 
 

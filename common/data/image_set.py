@@ -28,7 +28,8 @@ STATISTICS = {
 }
 CLASSES = {
     "cifar10": tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
-    "mnist": tuple("0 - zero,1 - one,2 - two,3 - three,4 - four,5 - five,6 - six,7 - seven,8 - eight,9 - nine".split(",")),
+    "mnist": tuple("0 - zero,1 - one,2 - two,3 - three,4 - four,5 - five,6 - six,7 - seven,8 - eight,9 - nine"
+                   .split(",")),
     "fashion-mnist": tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
 }
 # checksum() of each, decoded from files with the published md5.
