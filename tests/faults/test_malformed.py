@@ -58,7 +58,6 @@ MALFORMED = {
     "no plan": put("plan", []),
     "a plan of null": put("plan", [None]),
     "a batch size that is a text": put("plan", 0, "planned", "batch_size", "64"),
-    "a command that is a number": put("plan", 0, "command", 5),
     "an order of one number": put("order", [[1]]),
     "an order of texts": put("order", [["a", "b"]]),
     "a run of no row": put("outcomes", 0, "configuration", "nobody"),
