@@ -115,7 +115,7 @@ PLANTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one plant with one seed.
+    """The outcome of one plant with one seed.
 
     planted: the size of what was planted, found: the same as it was measured, with its interval low to high; None where
     there is no such number. named: the causes that the comparison names, in its order.

@@ -47,7 +47,7 @@ def _recommend(analysis: Analysis, choice: Recommendation):
 
 def _ending(analysis, choice):
     """Which rows could be used as well, whether all runs of the best ended well, and of which rows nothing is known."""
-    ending = f" {choice.best.row.trouble.capitalize()}." if choice.best.row.troubles else ""
+    ending = f" {choice.best.row.trouble}." if choice.best.row.troubles else ""
     if equals := [f"“{entry.label}”" for entry in choice.equals if entry is not choice.shown]:
         ending += f" Statistically tied with it: {', '.join(equals)}."
     rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated or not entry.row.results]
