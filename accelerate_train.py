@@ -5,35 +5,35 @@
 
 Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is an optional
 dependency: pip install accelerate. Lines marked ACC belong to the method. The loop around train_step, with its clocks,
-is common.engine.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
+is common.engine.loop.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
 benchmarks/overhead.py.
 """
 
 import os
 from datetime import timedelta
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from common.agreement import refuse_different_ranks
-from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import group_store, group_timeout, rank_traits
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
+from common.engine.timing import LastGradient
 from common.errors import MACHINE, USAGE, SuiteError
-from common.lost_ranks import name_lost_ranks
 from common.machine.cores import short_slices
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.ranks import rank_device, sharing_cores
-from common.run import run
-from common.slurm import become_rank
-from common.timing import LastGradient
+from common.machine.entry import run_script
+from common.models.build import build_model
+from common.ranks.agree import refuse_different_ranks
+from common.ranks.group import group_store, group_timeout, rank_traits
+from common.ranks.lost import name_lost_ranks
+from common.ranks.slurm import become_rank
+from common.ranks.start import rank_device, sharing_cores
+from common.settings.config import add_dist_timeout, parse, script_parser
 
 
 def main() -> None:

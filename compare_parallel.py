@@ -18,32 +18,46 @@ import shlex
 import sys
 from pathlib import Path
 
-from common.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
-from common.config import FOLDER, RunConfig, add_training_flags, check_image_size, default_model, parse_with_recipe
-from common.entry import run_script
+from common.engine.tensorboard import EpochLog, check_tensorboard
 from common.errors import DATA, FAILED, USAGE, SuiteError
-from common.reading import read_text
-from common.tensorboard import EpochLog, check_tensorboard
-from common.totals import per_process
+from common.files.reading import read_text
+from common.files.writing import check_writable, write_text
+from common.machine.entry import run_script
+from common.settings.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
+from common.settings.config import (
+    FOLDER,
+    RunConfig,
+    add_training_flags,
+    check_image_size,
+    default_model,
+    parse_with_recipe,
+)
+from common.settings.totals import per_process
 from common.words import count
-from common.writing import check_writable, write_text
-from comparison.analysis import analyse
-from comparison.counterparts import before, twin_of
-from comparison.diff import describe_difference
-from comparison.fairness import ACCURACY_MARGIN, refuse_unequal
-from comparison.figures import find_font
-from comparison.language import ENGLISH, LANGUAGES
-from comparison.launch import HelperFailed
+from comparison.judge.analysis import analyse
+from comparison.judge.fairness import ACCURACY_MARGIN, refuse_unequal
+from comparison.judge.remedies import plan_proof
+from comparison.judge.statistics import EQUAL_WITHIN
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder, python
-from comparison.nodes import find_nodes
-from comparison.plan import file_name, given_flags, guess, make_order, make_plan, parse_method, type_flags
+from comparison.plan.counterparts import before, twin_of
+from comparison.plan.plan import file_name, given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
-from comparison.remedies import plan_proof
-from comparison.report import PROOF, keep_earlier, present, read_proof
 from comparison.results_file import read_results, resumed
-from comparison.session import find_blocks, find_machine, only_writer, print_commands, print_estimate, run_comparison
-from comparison.statistics import EQUAL_WITHIN
-from comparison.terminal import terminal_text
+from comparison.run.launch import HelperFailed
+from comparison.run.nodes import find_nodes
+from comparison.run.session import (
+    find_blocks,
+    find_machine,
+    only_writer,
+    print_commands,
+    print_estimate,
+    run_comparison,
+)
+from comparison.show.diff import describe_difference
+from comparison.show.figures import find_font
+from comparison.show.language import ENGLISH, LANGUAGES
+from comparison.show.report import PROOF, keep_earlier, present, read_proof
+from comparison.show.terminal import terminal_text
 
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 

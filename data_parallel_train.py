@@ -7,30 +7,30 @@
 One process feeds all devices: in every step it cuts the batch into one part per device (scatter), copies the model to
 each (replicate), runs the replicas in threads, and collects their outputs on the first device (gather), where the loss
 is computed. Lines marked DP belong to the method. The loop around train_step, with its clocks, is
-common.engine.train_one_epoch; the same loop in nine lines, without measuring: train_by_hand() in
+common.engine.loop.train_one_epoch; the same loop in nine lines, without measuring: train_by_hand() in
 benchmarks/overhead.py.
 """
 
 import copy
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from common.arguments import positive_int
-from common.config import parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
+from common.engine.timing import SampledTimers
 from common.errors import MACHINE, USAGE, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_devices
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.run import run
-from common.timing import SampledTimers
+from common.models.build import build_model
+from common.settings.arguments import positive_int
+from common.settings.config import parse, script_parser
 
 UNTUNED = "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step"  # DP:
 

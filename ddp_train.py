@@ -11,33 +11,33 @@ Every rank holds the whole model and steps its own optimizer; during the backwar
 (all-reduce, by NCCL between GPUs and by gloo between CPU processes), so that the models stay equal. Two options are for
 large models: with --compress, gradients travel in 16 bits, which a slow link has done sooner; with --zero, a rank keeps
 the optimizer's state for its share of the weights alone, updates them, and sends them to the others. Lines marked DDP
-belong to the method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in
+belong to the method. The loop around train_step is common.engine.loop.train_one_epoch; the same loop in
 nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
 import contextlib
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from common.agreement import refuse_different_ranks
-from common.arguments import one_of, positive_int
-from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import join_group, rank_traits
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
+from common.engine.timing import LastGradient
 from common.errors import USAGE, SuiteError
-from common.lost_ranks import name_lost_ranks
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.ranks import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
-from common.run import run
-from common.timing import LastGradient
+from common.machine.entry import run_script
+from common.models.build import build_model
+from common.ranks.agree import refuse_different_ranks
+from common.ranks.group import join_group, rank_traits
+from common.ranks.lost import name_lost_ranks
+from common.ranks.start import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
+from common.settings.arguments import one_of, positive_int
+from common.settings.config import add_dist_timeout, parse, script_parser
 
 COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # DDP: round, average, and round back
 

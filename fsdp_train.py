@@ -7,13 +7,13 @@ A rank keeps its share alone of the parameters, their gradients and the optimize
 than a device. Each block of the network is put together right before it computes, in the forward and again in the
 backward pass (all-gather), and let go right after; of its gradients' mean over the ranks, each takes the part that
 belongs to its share (reduce-scatter). Lines marked DDP are those of ddp_train.py, lines marked FSDP stand here alone;
-type diff ddp_train.py fsdp_train.py. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the
+type diff ddp_train.py fsdp_train.py. The loop around train_step is common.engine.loop.train_one_epoch; the
 same loop in nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
 from collections import Counter
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 import torch
 from torch import nn
@@ -21,19 +21,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DistributedSampler
 
-from common.agreement import refuse_different_ranks
-from common.arguments import positive_int
-from common.config import add_dist_timeout, parse, script_parser
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import join_group, rank_traits
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
-from common.lost_ranks import name_lost_ranks
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.ranks import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
-from common.run import run
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
+from common.machine.entry import run_script
+from common.models.build import build_model
+from common.ranks.agree import refuse_different_ranks
+from common.ranks.group import join_group, rank_traits
+from common.ranks.lost import name_lost_ranks
+from common.ranks.start import find_ranks, rank_device, refuse_without_ranks, spawn_ranks
+from common.settings.arguments import positive_int
+from common.settings.config import add_dist_timeout, parse, script_parser
 
 
 def main() -> None:

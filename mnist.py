@@ -2,9 +2,9 @@
 
 import sys
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
-from common.entry import run_script
+from common.machine.entry import run_script
 from data_parallel_train import main
 
 if __name__ == "__main__":

@@ -5,29 +5,29 @@
 
 While one device works, the other waits; with --micro-batches the batch goes through in parts, so that device 0 can work
 on the next part meanwhile. Without --use-model-parallel both stages stay on one device, as a control. Lines marked MP
-belong to the method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in
+belong to the method. The loop around train_step is common.engine.loop.train_one_epoch; the same loop in
 nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from common.arguments import positive_int
-from common.config import parse, script_parser
-from common.cuts import balanced_cut
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
+from common.engine.timing import SampledTimers
 from common.errors import USAGE, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_devices
-from common.machine.setup import prepare_process
-from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
-from common.run import run
-from common.timing import SampledTimers
+from common.models.build import block_names, block_seconds, build_model, refuse_uncut, split_index
+from common.models.cuts import balanced_cut
+from common.settings.arguments import positive_int
+from common.settings.config import parse, script_parser
 
 
 class TwoStage(nn.Module):  # MP:

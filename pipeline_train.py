@@ -9,7 +9,7 @@ forward and backward passes in turn, so that a stage holds the features of fewer
 "Memory-Efficient Pipeline-Parallel DNN Training", 2021: PipeDream-Flush). With both, all passes of a batch are over
 before the weights change, and the gradients are those of one device that goes through the same micro-batches. BatchNorm
 normalises each micro-batch by itself. With one rank, this is that one device: the control. Lines marked Pipeline belong
-to the method. The loop around train_step, with its clocks, is common.engine.train_one_epoch; the same loop in nine
+to the method. The loop around train_step is common.engine.loop.train_one_epoch; the same loop in nine
 lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 
-import common.requirements  # noqa: F401 - before any package that may be missing
+import common.machine.requirements  # noqa: F401 - before any package that may be missing
 
 import torch
 import torch.nn.functional as F
@@ -26,22 +26,22 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.data import DistributedSampler
 
-from common.agreement import refuse_different_ranks
-from common.arguments import one_of, positive_int
-from common.checkpoint import join_states, load_states, part_of_states, states_on_cpu
-from common.config import add_dist_timeout, parse, script_parser
-from common.cuts import balanced_cut
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import gather, group_traits, join_group
-from common.engine import ParallelContext, build_loss, build_optimizer, to_device
-from common.entry import run_script
+from common.engine.checkpoint import join_states, load_states, part_of_states, states_on_cpu
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.run import run
+from common.engine.setup import prepare_process
 from common.errors import USAGE, SuiteError
-from common.lost_ranks import name_lost_ranks
-from common.machine.setup import prepare_process
-from common.models import block_names, block_seconds, build_model, refuse_uncut, split_index
-from common.ranks import Place, find_ranks, rank_device, refuse_without_ranks, spawn_ranks
-from common.run import run
+from common.machine.entry import run_script
+from common.models.build import block_names, block_seconds, build_model, refuse_uncut, split_index
+from common.models.cuts import balanced_cut
+from common.ranks.agree import refuse_different_ranks
+from common.ranks.group import gather, group_traits, join_group
+from common.ranks.lost import name_lost_ranks
+from common.ranks.start import Place, find_ranks, rank_device, refuse_without_ranks, spawn_ranks
+from common.settings.arguments import one_of, positive_int
+from common.settings.config import add_dist_timeout, parse, script_parser
 from common.words import count
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # Pipeline:

@@ -15,10 +15,10 @@ from pathlib import Path
 from measure import PROJECT
 from tables import TABLES, update
 
-from common.arguments import OneLineParser, one_of
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_cores
+from common.settings.arguments import OneLineParser, one_of
 
 SCRIPTS = ("overhead", "loaders", "options", "peers", "scaling", "roofline", "startup", "turns",
            "planted_causes", "sharding", "shortest")

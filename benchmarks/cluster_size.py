@@ -19,21 +19,21 @@ import torch
 from measure import Witness, arguments_of, config_of, write
 
 from common.data.image_set import load_image_set
-from common.engine import build_optimizer
-from common.entry import run_script
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.plots import new_figure, save_figure
-from common.probe import Bucket
+from common.engine.loop import build_optimizer
+from common.engine.setup import prepare_process
+from common.engine.timing import Stopwatch
+from common.files.plots import new_figure, save_figure
+from common.files.probe import Bucket
+from common.machine.entry import run_script
+from common.models.build import build_model
 from common.programs.probe import exchange, gradient_buckets, random_step
-from common.timing import Stopwatch
 
 BATCH, STEPS, PLAYED = 32, 25, 20
 NETWORKS = {"lenet": "synthetic-mnist", "vgg": "synthetic-cifar10", "resnet8": "synthetic-cifar10",
             "torchvision:resnet50": "synthetic-cifar10"}
 GBPS = {100.0: "#0072B2", 10.0: "#E69F00", 1.0: "#009E73"}  # Okabe and Ito
 RANKS = tuple(2**power for power in range(11))
-GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.link.Link)
+GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.judge.link.Link)
 
 
 def ring(ready: np.ndarray, size: int, start: float, gbps: float) -> np.ndarray:

@@ -19,18 +19,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.arguments import OneLineParser, non_negative_int, positive_int
-from common.config import RunConfig
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
-from common.writing import check_writable, write_json
-from comparison.launch import run_once
-from comparison.measures import run_seconds
-from comparison.methods import Machine
-from comparison.plan import make_order, make_plan
-from comparison.quantiles import CONFIDENCE, look_confidence
-from comparison.record import Row
-from comparison.statistics import (
+from common.files.writing import check_writable, write_json
+from common.machine.entry import run_script
+from common.settings.arguments import OneLineParser, non_negative_int, positive_int
+from common.settings.config import RunConfig
+from comparison.judge.measures import run_seconds
+from comparison.judge.quantiles import CONFIDENCE, look_confidence
+from comparison.judge.statistics import (
     EQUAL,
     EQUAL_WITHIN,
     FASTER,
@@ -40,7 +36,11 @@ from comparison.statistics import (
     adjusted_means,
     ratios,
 )
-from comparison.tables import DASH, lay_out
+from comparison.methods import Machine
+from comparison.plan.plan import make_order, make_plan
+from comparison.record import Row
+from comparison.run.launch import run_once
+from comparison.show.tables import DASH, lay_out
 
 ROWS = 6  # the first is the baseline
 DRIFT = 0.10  # the machine's times grow by this share from the first run to the last

@@ -18,13 +18,13 @@ from pathlib import Path
 from measure import PROJECT
 from tables import TABLES, table
 
-from common.arguments import OneLineParser, positive_float, positive_int
-from common.entry import run_script
 from common.errors import FAILED, MACHINE, USAGE, SuiteError, describe_exit
+from common.files.writing import write_json, write_text
+from common.machine.entry import run_script
 from common.machine.environment import describe_environment
-from common.writing import write_json, write_text
-from comparison.launch import TIMED_OUT, run_child
-from comparison.tables import lay_out
+from common.settings.arguments import OneLineParser, positive_float, positive_int
+from comparison.run.launch import TIMED_OUT, run_child
+from comparison.show.tables import lay_out
 
 COMPARE, OPTIONS, FAST = "compare_parallel.py", "benchmarks/options.py", ("--recipe", "fast", "--methods", "single")
 RESIDENT = ("--loader", "resident", "--epochs", "3")

@@ -21,12 +21,12 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from common.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
-from common.entry import run_script  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
+from common.files.writing import write_json  # noqa: E402
+from common.machine.entry import run_script  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
 from common.machine.lifetime import end_with_parent  # noqa: E402
-from common.writing import write_json  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
 
 
 @dataclass(frozen=True)

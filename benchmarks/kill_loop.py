@@ -23,11 +23,11 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from common.arguments import non_negative_int, positive_int  # noqa: E402
-from common.entry import run_script  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
+from common.files.writing import write_json  # noqa: E402
+from common.machine.entry import run_script  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
-from common.writing import write_json  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_int  # noqa: E402
 from comparison.results_file import read_results  # noqa: E402
 
 SECONDS_AFTER = 2.0  # by then nothing of a killed comparison may be alive

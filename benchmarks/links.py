@@ -26,16 +26,16 @@ from pathlib import Path
 from measure import PROJECT, Witness, arguments_of, write
 from network import machines, missing
 
-from common.entry import run_script
 from common.errors import FAILED, MACHINE, SuiteError
-from common.plots import new_figure, save_figure
-from comparison.analysis import analyse
-from comparison.launch import Run
+from common.files.plots import new_figure, save_figure
+from common.machine.entry import run_script
+from comparison.judge.analysis import analyse
 from comparison.methods import python, script
-from comparison.plan import Configuration, Planned
+from comparison.plan.plan import Configuration, Planned
 from comparison.record import Report
 from comparison.results_file import read_results
-from comparison.tables import lay_out
+from comparison.run.launch import Run
+from comparison.show.tables import lay_out
 
 GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)
 LINKS = tuple(itertools.product(GBPS, MILLISECONDS))

@@ -20,21 +20,21 @@ import torch
 from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import sampler_of
 
-from common.arguments import positive_int
-from common.config import RunConfig
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.data.synthetic import synthetic_cifar10
-from common.entry import run_script
+from common.engine.setup import prepare_process
+from common.engine.timing import synchronize
 from common.errors import FAILED, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
-from common.machine.setup import prepare_process
-from common.timing import synchronize
+from common.settings.arguments import positive_int
+from common.settings.config import RunConfig
 from common.words import count
-from comparison.launch import Run
 from comparison.methods import python, script
-from comparison.plan import Configuration, Planned
-from comparison.turns import take_turns
+from comparison.plan.plan import Configuration, Planned
+from comparison.run.launch import Run
+from comparison.run.turns import take_turns
 
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
 NETWORKS = {"lenet": (128, 60), "vgg": (128, 8), "resnet18": (16, 8)}  # batch, steps of an epoch

@@ -13,12 +13,12 @@ import numpy as np
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from common.arguments import OneLineParser, positive_int  # noqa: E402
-from common.config import RunConfig, script_parser  # noqa: E402
+from common.files.writing import write_json  # noqa: E402
 from common.machine.environment import available_cores, describe_environment  # noqa: E402
-from common.writing import write_json  # noqa: E402
-from comparison.statistics import Ratio, ratios  # noqa: E402
-from comparison.usage import busy_seconds, children_seconds  # noqa: E402
+from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
+from common.settings.config import RunConfig, script_parser  # noqa: E402
+from comparison.judge.statistics import Ratio, ratios  # noqa: E402
+from comparison.run.usage import busy_seconds, children_seconds  # noqa: E402
 
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:

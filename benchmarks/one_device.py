@@ -3,8 +3,8 @@
 import measure  # noqa: F401 - finds the project
 from torch.utils.data import DistributedSampler
 
-from common.config import RunConfig
-from common.engine import ParallelContext, build_loss, to_device
+from common.engine.loop import ParallelContext, build_loss, to_device
+from common.settings.config import RunConfig
 
 
 def one_device(model, config: RunConfig, device, sampler=None):

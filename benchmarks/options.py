@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 
-from common.compiled import has_compiler, replace_network
-from common.engine import build_optimizer
-from common.entry import run_script
+from common.engine.compiled import has_compiler, replace_network
+from common.engine.loop import build_optimizer
+from common.engine.loop import setup as process
+from common.engine.timing import CALLS, Stopwatch
 from common.errors import FAILED, SuiteError
-from common.machine import setup as process
+from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
-from common.models import build_model
-from common.timing import CALLS, Stopwatch
+from common.models.build import build_model
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))

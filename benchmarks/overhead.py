@@ -14,16 +14,24 @@ import torch.nn.functional as F
 from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import one_device, sampler_of
 
-from common import engine
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, fit, to_device, train_one_epoch
-from common.entry import run_script
+from common.engine.loop import (
+    ParallelContext,
+    build_loss,
+    build_optimizer,
+    build_schedule,
+    fit,
+    to_device,
+    train_one_epoch,
+)
+from common.engine.loop import loop as engine
+from common.engine.setup import prepare_process
+from common.engine.timing import PhaseTimer, synchronize
+from common.files.results import phase_names
+from common.machine.entry import run_script
 from common.machine.environment import available_devices
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.results import phase_names
-from common.timing import PhaseTimer, synchronize
+from common.models.build import build_model
 
 STEPS = {128: 100, 32: 200}  # batch → steps of a block, about a second each
 

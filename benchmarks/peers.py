@@ -25,15 +25,15 @@ from one_device import one_device, sampler_of
 from torch import nn
 from torch.utils.data import DataLoader
 
-from common.arguments import non_negative_int, positive_int
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine import build_optimizer, build_schedule, fit
-from common.entry import run_script
+from common.engine.loop import build_optimizer, build_schedule, fit
+from common.engine.setup import prepare_process
 from common.errors import FAILED, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
-from common.machine.setup import prepare_process
-from common.models import build_model
+from common.models.build import build_model
+from common.settings.arguments import non_negative_int, positive_int
 
 BATCH = 128
 

@@ -20,21 +20,21 @@ from pathlib import Path
 
 from measure import PROJECT, Witness, arguments_of, write
 
-from common.arguments import one_of
-from common.config import RunConfig
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.files.plots import new_figure, save_figure
+from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
-from common.plots import new_figure, save_figure
-from comparison.accounting import Excess
-from comparison.analysis import analyse
-from comparison.launch import Outcome, run_once
-from comparison.measures import run_seconds
+from common.settings.arguments import one_of
+from common.settings.config import RunConfig
+from comparison.judge.accounting import Excess
+from comparison.judge.analysis import analyse
+from comparison.judge.measures import run_seconds
+from comparison.judge.row_analysis import RowAnalysis
+from comparison.judge.steps import cores_computing, find_straggler, growth_beside, queued_share
 from comparison.methods import Machine
-from comparison.plan import Configuration, make_order, make_plan
+from comparison.plan.plan import Configuration, make_order, make_plan
 from comparison.record import Report
-from comparison.row_analysis import RowAnalysis
-from comparison.steps import cores_computing, find_straggler, growth_beside, queued_share
+from comparison.run.launch import Outcome, run_once
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10

@@ -17,8 +17,8 @@ import time
 
 from measure import PROJECT, Witness, arguments_of, write
 
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.machine.entry import run_script
 
 README = PROJECT / "README.md"
 ROW = re.compile(r"^\| [^|]+ \| `(--[^`]+)`[^|]* \| (\d+) min \|$", re.MULTILINE)

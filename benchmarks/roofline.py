@@ -23,14 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.engine import build_optimizer
-from common.entry import run_script
+from common.engine.loop import build_optimizer
+from common.engine.setup import check_bf16, prepare_process
+from common.engine.timing import CALLS, Stopwatch
 from common.errors import SuiteError
+from common.files.plots import new_figure, save_figure
+from common.machine.entry import run_script
 from common.machine.environment import available_devices, rounds_to_tf32
-from common.machine.setup import check_bf16, prepare_process
-from common.models import build_model
-from common.plots import new_figure, save_figure
-from common.timing import CALLS, Stopwatch
+from common.models.build import build_model
 
 BATCH = 128
 NETWORKS = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32),

@@ -28,16 +28,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import gather, shutdown
-from common.engine import ParallelContext, build_loss, build_optimizer, build_schedule, to_device, train_one_epoch
-from common.entry import run_script
+from common.engine.loop import ParallelContext, build_loss, build_optimizer, build_schedule, to_device, train_one_epoch
+from common.engine.setup import prepare_process
+from common.engine.timing import synchronize
+from common.files.writing import write_json
 from common.machine.cores import share_of, short_slices
+from common.machine.entry import run_script
 from common.machine.environment import keep_on
 from common.machine.lifetime import end_with_parent
-from common.machine.setup import prepare_process
-from common.models import build_model
-from common.timing import synchronize
-from common.writing import write_json
+from common.models.build import build_model
+from common.ranks.group import gather, shutdown
 from pipeline_train import Pipeline, choose_cut, find_borders, to_rows
 
 GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4

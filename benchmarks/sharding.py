@@ -24,16 +24,16 @@ import torch.nn.functional as F
 from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed import gather, join_group, shutdown
-from common.engine import build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import build_optimizer, to_device
+from common.engine.memory import memory_parts
+from common.engine.setup import prepare_process
 from common.errors import FAILED, SuiteError
+from common.files.writing import write_json
+from common.machine.entry import run_script
 from common.machine.lifetime import end_with_parent
-from common.machine.setup import prepare_process
-from common.memory import memory_parts
-from common.models import build_model
-from common.ranks import find_ranks
-from common.writing import write_json
+from common.models.build import build_model
+from common.ranks.group import gather, join_group, shutdown
+from common.ranks.start import find_ranks
 from ddp_train import COMPRESS, share_out
 from fsdp_train import shard
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from measure import Witness, arguments_of, write
 from startup import call
 
-from common.arguments import one_of
-from common.entry import run_script
+from common.files.results import read_result
+from common.machine.entry import run_script
 from common.machine.environment import available_cores
-from common.results import read_result
+from common.settings.arguments import one_of
 
 RECIPE, BEFORE = "the recipe", "the recipe before it"
 SEEDS = {"mnist": range(42, 47), "cifar10": range(42, 45)}

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from measure import PROJECT, Witness, arguments_of, interleave, write
 
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
-from common.results import read_result
+from common.files.results import read_result
+from common.machine.entry import run_script
 from comparison.results_file import read_results
 
 SCRIPTS = {

@@ -14,10 +14,10 @@ from roofline import rate_of
 from shortest import RECIPE
 from turns import residual, run_seconds
 
-from comparison.analysis import analyse
-from comparison.counterparts import BEFORE
+from comparison.judge.analysis import analyse
+from comparison.plan.counterparts import BEFORE
 from comparison.results_file import read_results
-from comparison.tables import before_table, lay_out, main_table
+from comparison.show.tables import before_table, lay_out, main_table
 
 
 def median(values: list[float], pattern: str) -> str:

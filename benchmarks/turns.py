@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from measure import Witness, arguments_of, write
 
-from common.entry import run_script
 from common.errors import FAILED, SuiteError
+from common.machine.entry import run_script
 from common.machine.environment import available_cores
 from common.words import count
-from comparison.launch import Run, run_once, started
 from comparison.methods import python, script
-from comparison.plan import Configuration, Planned
-from comparison.turns import take_turns
+from comparison.plan.plan import Configuration, Planned
+from comparison.run.launch import Run, run_once, started
+from comparison.run.turns import take_turns
 
 ROWS = ("first", "second", "third")
 TRAINING = ("--dataset", "synthetic-mnist", "--loader", "resident", "--model", "lenet", "--device", "cpu", "--threads",

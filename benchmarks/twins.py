@@ -19,22 +19,22 @@ from pathlib import Path
 
 from measure import PROJECT, Witness, arguments_of, write
 
-from common.config import RunConfig
-from common.entry import run_script
+from common.files.probe import Probe
+from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
-from common.probe import Probe
+from common.settings.config import RunConfig
 from common.words import count
-from comparison.analysis import analyse
-from comparison.counterparts import TWIN, twin_of
-from comparison.launch import run_once
-from comparison.measures import run_seconds
+from comparison.judge.analysis import analyse
+from comparison.judge.measures import run_seconds
+from comparison.judge.statistics import SLOWER, Ratio
 from comparison.methods import Machine
-from comparison.plan import Configuration, make_order, make_plan
+from comparison.plan.counterparts import TWIN, twin_of
+from comparison.plan.plan import Configuration, make_order, make_plan
 from comparison.record import FEWEST_BLOCKS, Report
-from comparison.session import run_comparison
-from comparison.statistics import SLOWER, Ratio
-from comparison.verdict import told_apart
+from comparison.run.launch import run_once
+from comparison.run.session import run_comparison
+from comparison.show.verdict import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", str(128 * STEPS), "--epochs", str(EPOCHS), "--loader",

@@ -2,7 +2,7 @@
 
 import sys
 
-from common.packages import SHOWING, require
+from common.machine.packages import SHOWING, require
 
 
 def _end(kind, error, traceback, otherwise=sys.excepthook):

@@ -7,14 +7,14 @@ from functools import cached_property
 from typing import NotRequired, TypedDict
 
 from common.errors import OUT_OF_MEMORY
-from common.probe import Probe
-from common.results import Environment, RunResult, Span
+from common.files.probe import Probe
+from common.files.results import Environment, RunResult, Span
 from common.words import count
-from comparison.fitting import Trial
-from comparison.foreign import Foreign, foreign_of
-from comparison.launch import Outcome
+from comparison.judge.foreign import Foreign, foreign_of
 from comparison.methods import method_of
-from comparison.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
+from comparison.plan.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
+from comparison.run.fitting import Trial
+from comparison.run.launch import Outcome
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
-from common.probe import probe_from_dict
-from common.reading import as_tuple, check_types, read_text
-from common.results import result_from_dict, spans_from
-from common.writing import without_nan, write_json
-from comparison.cards import CardUse
-from comparison.fitting import Trial, with_largest
-from comparison.launch import Outcome
-from comparison.plan import Configuration, Planned
+from common.files.probe import probe_from_dict
+from common.files.reading import as_tuple, check_types, read_text
+from common.files.results import result_from_dict, spans_from
+from common.files.writing import without_nan, write_json
+from comparison.plan.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
+from comparison.run.cards import CardUse
+from comparison.run.fitting import Trial, with_largest
+from comparison.run.launch import Outcome
 
 # 8 has cards and timelines; 7 has trials, and runs that are out of memory; 6 has counterparts in its plan, with role
 # and against; 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and

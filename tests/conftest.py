@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import torch
 
-from common.config import parse, script_parser
-from processes import PROJECT, child_environment
-from schema import run_result
+from common.settings.config import parse, script_parser
+from tests.processes import PROJECT, child_environment
+from tests.schema import run_result
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all

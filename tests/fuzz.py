@@ -33,14 +33,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
+sys.path.insert(0, str(PROJECT))
 
-from common.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
-from common.entry import run_script  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
-from common.results import read_result  # noqa: E402
+from common.files.results import read_result  # noqa: E402
+from common.machine.entry import run_script  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
 from comparison.results_file import read_results  # noqa: E402
-from processes import alive, child_environment  # noqa: E402
+from tests.processes import alive, child_environment  # noqa: E402
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 PROGRAMS = {

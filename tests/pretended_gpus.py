@@ -345,8 +345,8 @@ class AfterTorch:
 
         def exec_module(module):
             load(module)
-            sys.path.append({str(Path(__file__).parent)!r})
-            import pretended_gpus
+            sys.path.append({str(Path(__file__).parent.parent)!r})
+            from tests import pretended_gpus
             pretended_gpus.stay()
 
         spec.loader.exec_module = exec_module

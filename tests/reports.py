@@ -1,11 +1,11 @@
 """Comparisons made by hand, for tests: what was measured in them is what the test plants."""
 
-from common.probe import probe_from_dict
-from common.results import PhaseTimes
-from comparison.launch import Outcome
-from comparison.plan import Configuration, Planned
+from common.files.probe import probe_from_dict
+from common.files.results import PhaseTimes
+from comparison.plan.plan import Configuration, Planned
 from comparison.record import Report
-from test_results import make_result
+from comparison.run.launch import Outcome
+from tests.files.test_results import make_result
 
 SETTINGS = {
     "dataset": "synthetic-mnist", "batch_size": [100], "epochs": 3, "scaling": "strong", "repeats": 3, "seed": 42,

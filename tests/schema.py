@@ -12,10 +12,10 @@ import types
 import typing
 from pathlib import Path
 
-from common import results
-from common.config import FLAGS, RunConfig
-from common.results import RunResult
-from common.writing import write_text
+from common.files import results
+from common.files.results import RunResult
+from common.files.writing import write_text
+from common.settings.config import FLAGS, RunConfig
 from comparison import results_file
 from comparison.record import Report
 

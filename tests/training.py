@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from common.data import loaders
-from common.engine import ParallelContext, build_loss, to_device
+from common.engine.loop import ParallelContext, build_loss, to_device
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import DATA, SuiteError
-from common.writing import replacing
+from common.files.writing import replacing
 
 PATIENCE = 2.0  # seconds to wait in silence for another process
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DATA, SuiteError
-from common.reading import regular
+from common.files.reading import regular
 
 DEFAULT_SIZE = 64  # pixels, height and width
 TEST_NAMES = ("test", "val")

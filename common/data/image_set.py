@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import FOLDER, RunConfig
 from common.data import synthetic
 from common.data.archives import archives, first_problem, md5_of, only_one_process, unpack
 from common.data.download import download
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
+from common.files.reading import refuse_inflated, regular
+from common.files.writing import replacing
 from common.machine.environment import require_torchvision
-from common.reading import refuse_inflated, regular
-from common.writing import replacing
+from common.settings.config import FOLDER, RunConfig
 
 # Mean and standard deviation of the training images' pixels per channel, on a 0..1 scale; a test recomputes them.
 STATISTICS = {

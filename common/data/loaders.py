@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
 
-from common.config import RunConfig
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import free_memory
 from common.machine.lifetime import start_worker
-from common.totals import per_process, total_workers
+from common.settings.config import RunConfig
+from common.settings.totals import per_process, total_workers
 
 # Of a spawned rank, workers would be spawned too: each imports torch for seconds, and is nobody's until it has done so.
 FORK = "fork" if sys.platform == "linux" else None

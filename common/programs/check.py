@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from common.data.archives import IDX_MD5, archives, first_problem
-from common.entry import run_script, skip_teardown
 from common.errors import MACHINE, SuiteError
+from common.machine.entry import run_script, skip_teardown
 from common.machine.environment import (
     available_cores,
     available_devices,

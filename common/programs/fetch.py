@@ -3,10 +3,10 @@
     python -m common.programs.fetch --dataset mnist --data-root ./data
 """
 
-from common.arguments import OneLineParser
-from common.config import add_training_flags
 from common.data.image_set import load_image_set
-from common.entry import run_script
+from common.machine.entry import run_script
+from common.settings.arguments import OneLineParser
+from common.settings.config import add_training_flags
 
 
 def main() -> None:

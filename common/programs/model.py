@@ -7,11 +7,11 @@ prints a line for each network; --json prints their numbers.
 
 import json
 
-from common.arguments import OneLineParser
-from common.config import add_training_flags, check_image_size, default_model
 from common.data.image_set import load_image_set
-from common.entry import run_script
-from common.models import block_names, build_model
+from common.machine.entry import run_script
+from common.models.build import block_names, build_model
+from common.settings.arguments import OneLineParser
+from common.settings.config import add_training_flags, check_image_size, default_model
 
 
 def main() -> None:

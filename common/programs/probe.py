@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import common.requirements  # noqa: F401 - before torch
+import common.machine.requirements  # noqa: F401 - before torch
 
 import psutil
 import torch
@@ -28,22 +28,22 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DistributedSampler
 
-from common.arguments import OneLineParser, positive_int
-from common.config import add_training_flags, default_model, parse_with_recipe
 from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
-from common.distributed import shutdown
-from common.engine import build_optimizer, to_device
-from common.entry import run_script
+from common.engine.loop import build_optimizer, to_device
+from common.engine.setup import prepare_process
+from common.engine.timing import CALLS, PhaseTimer, Stopwatch, command_start, synchronize
 from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
+from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
+from common.machine.entry import run_script
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import peak_resident_bytes
-from common.machine.setup import prepare_process
-from common.models import block_names, block_seconds, build_model
-from common.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
-from common.timing import CALLS, PhaseTimer, Stopwatch, command_start, synchronize
+from common.models.build import block_names, block_seconds, build_model
+from common.ranks.group import shutdown
+from common.settings.arguments import OneLineParser, positive_int
+from common.settings.config import add_training_flags, default_model, parse_with_recipe
 
 SECONDS_PER_MEASUREMENT = 1.0
 # bytes: what DistributedDataParallel exchanges first, and at once after that (torch, nn/parallel/distributed.py)

@@ -10,8 +10,8 @@ import sys
 
 import torch
 
-from common.entry import run_script
 from common.errors import FAILED, USAGE, SuiteError
+from common.machine.entry import run_script
 
 
 def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

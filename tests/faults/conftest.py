@@ -12,8 +12,8 @@ import time
 import pytest
 
 from common.errors import SuiteError
-from common.writing import write_json
-from processes import PROJECT
+from common.files.writing import write_json
+from tests.processes import PROJECT
 
 FOUND = []
 

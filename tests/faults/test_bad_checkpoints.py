@@ -8,15 +8,15 @@ from functools import partial
 
 import pytest
 import torch
-from test_bad_data import Bomb
 
-from common.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
-from common.config import SCHEDULES, flags_that
-from common.engine import build_optimizer, build_schedule
+from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.loop import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
-from common.models import build_model
-from test_data import make_config
-from test_results import make_result
+from common.models.build import build_model
+from common.settings.config import SCHEDULES, flags_that
+from tests.data.test_data import make_config
+from tests.faults.test_bad_data import Bomb
+from tests.files.test_results import make_result
 
 CONTENT = {"the data set's images and labels, by their checksum": "0123", "net.py, by its checksum": "4567"}
 

@@ -23,8 +23,8 @@ from common.data import archives as files
 from common.data import download, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
-from processes import PROJECT, child_environment, give_up_root
-from test_data import make_config
+from tests.data.test_data import make_config
+from tests.processes import PROJECT, child_environment, give_up_root
 
 
 def idx(array):

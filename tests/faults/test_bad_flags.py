@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.compiled import replace_network
-from common.config import MODELS
+from common.engine.compiled import replace_network
 from common.errors import MACHINE, USAGE
-from common.ranks import rank_device
-from comparison import session
-from comparison.plan import parse_method
-from reports import configuration, report_of
-from test_compare import flag, plan
-from test_data import make_config
+from common.ranks.start import rank_device
+from common.settings.config import MODELS
+from comparison.plan.plan import parse_method
+from comparison.run import session
+from tests.data.test_data import make_config
+from tests.reports import configuration, report_of
+from tests.run.test_compare import flag, plan
 
 SCRIPT = "data_parallel_train.py"
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from common.compiled import replace_network
 from common.data.image_set import load_image_set
+from common.engine.compiled import replace_network
 from common.errors import MACHINE
-from common.models import Network, build_model
-from common.packages import PACKAGES
+from common.machine.packages import PACKAGES
+from common.models.build import Network, build_model
 from comparison.results_file import read_results
-from processes import PROJECT, alive, child_environment, give_up_root
-from test_data import make_config
-from test_engine import make_context
+from tests.data.test_data import make_config
+from tests.engine.test_engine import make_context
+from tests.processes import PROJECT, alive, child_environment, give_up_root
 
 SCRIPT = "data_parallel_train.py"
 HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
@@ -47,7 +47,7 @@ def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
 
 
 def test_a_full_disk_leaves_nothing_half_written(small_disk, tmp_path):
-    code = ("import os, sys; from common.results import write_json; write_json({'a': 1}, 'file')\n"
+    code = ("import os, sys; from common.files.results import write_json; write_json({'a': 1}, 'file')\n"
             "try: write_json({'a': 'x' * 10**6}, 'file')\nexcept OSError: print(os.listdir(), open('file').read())")
     code = f"import os; os.chdir({str(tmp_path)!r}); {code}"
     done = subprocess.run([*small_disk("300k", tmp_path), sys.executable, "-c", code], cwd=PROJECT, capture_output=True,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from comparison.launch import run_once
 from comparison.results_file import read_results
-from comparison.usage import busy_seconds
-from processes import PROJECT, alive, child_environment
-from reports import configuration
+from comparison.run.launch import run_once
+from comparison.run.usage import busy_seconds
+from tests.processes import PROJECT, alive, child_environment
+from tests.reports import configuration
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_signal_where_python_drops_what_it_raises(number, place, tmp_path, kee
     program = tmp_path / "program.py"
     program.write_text(f"""if True:
         import os, signal, subprocess
-        from common.entry import run_script
+        from common.machine.entry import run_script
 
         def tell(*_):
             os.kill(os.getpid(), {int(number)})

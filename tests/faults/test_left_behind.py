@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from common.machine.lifetime import temporary_directory
-from processes import PROJECT, alive, child_environment
+from tests.processes import PROJECT, alive, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 SPAWN = ("ddp_train.py", "--spawn", "2")
 TRAINING = ("--dataset", "synthetic-mnist", "--batch-size", "48", "--num-workers", "2", "--epochs", "1000",
             "--train-size", "480")
-PARENT = ("import signal, sys; from pathlib import Path; from comparison.launch import run_child; "
+PARENT = ("import signal, sys; from pathlib import Path; from comparison.run.launch import run_child; "
           "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
           "sys.exit(run_child(tuple(sys.argv[2:]), Path(sys.argv[1])))")
 USE = "from common.machine.lifetime import temporary_directory\nwith temporary_directory() as directory: pass"
@@ -189,7 +189,8 @@ def test_what_a_shell_with_a_rank_started_outlives_the_shell(script, rank, ranks
 
 def test_a_helper_ends_with_the_comparison(keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
-    parent = subprocess.Popen([sys.executable, "-c", "from comparison.launch import ask; ask('common.programs.check')"],
+    parent = subprocess.Popen([sys.executable, "-c", 
+                               "from comparison.run.launch import ask; ask('common.programs.check')"],
                               cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])})
     deadline = time.time() + 30
     while not any("common.programs.check" in command and "-m" in command for command in alive(marker).values()):

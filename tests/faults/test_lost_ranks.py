@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import lost_ranks
-from common.entry import explained
-from common.results import read_result
-from comparison.launch import run_once
-from processes import PROJECT, child_environment
-from reports import configuration
+from common.files.results import read_result
+from common.machine.entry import explained
+from common.ranks.start import lost as lost_ranks
+from comparison.run.launch import run_once
+from tests.processes import PROJECT, child_environment
+from tests.reports import configuration
 
 SPAWN = ("ddp_train.py", "--spawn", "2")
 STAGES = ("pipeline_train.py", "--spawn")

@@ -13,10 +13,10 @@ import pytest
 
 import compare_parallel
 from common.errors import DATA, USAGE
-from common.results import Environment
+from common.files.results import Environment
 from comparison import results_file
 from comparison.record import Settings
-from processes import PROJECT
+from tests.processes import PROJECT
 
 SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from common.errors import USAGE
-from common.writing import replacing, write_json
-from processes import PROJECT, child_environment, give_up_root
+from common.files.writing import replacing, write_json
+from tests.processes import PROJECT, child_environment, give_up_root
 
 FLAGS = ("--output", "--save", "--checkpoint")
 
@@ -126,7 +126,7 @@ def test_the_files_of_a_run_keep_links_and_modes(train, tmp_path):
 @pytest.mark.parametrize("name", ["file", "中" * 83, "x" * 255], ids=["short", "Chinese", "long"])
 def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name, tmp_path, keep):
     path = tmp_path / name
-    code = ("import sys, time; from common.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
+    code = ("import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
             "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)")
     writers = [subprocess.Popen([sys.executable, "-c", code, path], cwd=PROJECT, stdout=subprocess.PIPE,
                                 env={**child_environment(), "PYTHONPATH": str(PROJECT)}) for _ in range(2)]

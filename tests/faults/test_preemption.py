@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_lost_ranks import WORKER
 
-from common import distributed
-from processes import PROJECT, child_environment
+from common.ranks.start import group as distributed
+from tests.faults.test_lost_ranks import WORKER
+from tests.processes import PROJECT, child_environment
 
 SINGLE = ("data_parallel_train.py",)
 SIMULATED = (*SINGLE, "--simulate-devices", "2")
@@ -165,7 +165,8 @@ def test_told_to_end_where_the_disk_is_full(project, small_disk, tmp_path, repor
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_told_to_end_while_a_file_is_written(number, tmp_path, keep):
-    code = ("import os, signal, sys; from common.entry import run_script; from common.writing import replacing\n"
+    code = ("import os, signal, sys; from common.machine.entry import run_script\n"
+            "from common.files.writing import replacing\n"
             "def main():\n    with replacing('file'):\n"
             f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)")
     start = time.perf_counter()

@@ -20,14 +20,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common import agreement
-from common.agreement import refuse_different_ranks
 from common.data.image_set import load_image_set
 from common.errors import USAGE, SuiteError
-from common.ranks import find_ranks, of_attempt, rank_device
-from processes import PROJECT, child_environment
-from test_data import make_config, make_image_set
-from training import CPU
+from common.ranks.agree import refuse_different_ranks
+from common.ranks.start import agree as agreement
+from common.ranks.start import find_ranks, of_attempt, rank_device
+from tests.data.test_data import make_config, make_image_set
+from tests.processes import PROJECT, child_environment
+from tests.training import CPU
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 class Injector(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "common.engine":
+        if name != "common.engine.loop":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module

@@ -1,0 +1,72 @@
+"""What can take the place of running a network operation by operation: torch.compile, and CUDA graphs."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import torch
+
+from common.errors import MACHINE, USAGE, SuiteError
+from common.models.build import Network
+from common.settings.config import RunConfig
+
+
+def replace_network(context, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
+    """Do what --compile or --cuda-graph asks for with the network in `context.model`; without them, nothing.
+
+    batch_shape: (B, C, H, W) of the batches whose step --cuda-graph records.
+    Raises SuiteError (USAGE) where the method does not allow it, (MACHINE) where there is no compiler or no GPU.
+    """
+    if config.compile and config.cuda_graph:
+        raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
+    if config.compile:
+        _compile(context)
+    if config.cuda_graph:
+        context.model.train(not config.eval_mode)  # a graph replays in the mode in which it was recorded alone
+        _capture(context, torch.zeros(batch_shape, device=context.input_device))
+
+
+def _compile(context):
+    if context.uncompilable:
+        raise SuiteError(f"--compile does not go with {context.method}", context.uncompilable, "leave out --compile",
+                         USAGE)
+    if not has_compiler():
+        raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run",
+                         "install one, e.g. apt-get install g++, or leave out --compile", MACHINE)
+    for part in context.model.modules():
+        if isinstance(part, Network):
+            part.compile()
+
+
+def compiler() -> str:
+    """Return the command of the C++ compiler that torch.compile uses, on a CPU and on a GPU."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def has_compiler() -> bool:
+    """Return whether that compiler runs."""
+    try:
+        return subprocess.run([*shlex.split(compiler()), "--version"], capture_output=True).returncode == 0
+    except (OSError, ValueError):
+        return False
+
+
+def _capture(context, images):
+    """Record the network's forward and backward pass as CUDA graphs, which replay without the host's work per kernel.
+
+    Batches of another shape, as the last one may be, and evaluation go the usual way.
+    """
+    network = context.model
+    if type(network) is not Network:  # a shard's class is made from it
+        raise SuiteError(f"--cuda-graph does not go with {context.method}", "it wraps the network into its own steps",
+                         "leave it out, or train on one device", USAGE)
+    if images.device.type != "cuda":
+        raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
+    images = images.to(memory_format=torch.channels_last)
+    usual, buffers = network.forward, [buffer.clone() for buffer in network.buffers()]
+    torch.cuda.make_graphed_callables(network, (images,))
+    graphed = network.forward
+    network.forward = lambda batch: (graphed if batch.shape == images.shape else usual)(batch)
+    for buffer, before in zip(network.buffers(), buffers, strict=True):
+        buffer.copy_(before)  # the steps that warmed up have moved BatchNorm's statistics

@@ -1,0 +1,55 @@
+"""What a training has in memory: at most, in which parts, and held to a limit."""
+
+import itertools
+from functools import wraps
+
+import torch
+from torch import nn
+
+from common.machine.memory import hold_to, peak_resident_bytes
+from common.models.sharded import own_share
+
+
+def held_to(limit: int, train_step):
+    """Return the same step, but the process may have had no more memory after the first, second, fourth, eighth … one.
+
+    A peak is not missed in between, and its time (40 us) is not in every step.
+    """
+    steps = itertools.count(1)
+
+    @wraps(train_step)
+    def held(images, labels, mark):
+        loss, step = train_step(images, labels, mark), next(steps)
+        if step & (step - 1) == 0:
+            hold_to(limit)
+        return loss
+
+    return held
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return bytes: see RunResult.peak_memory_bytes."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Return bytes: see RunResult.reserved_memory_bytes; 0 on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+
+
+def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
+    """Return the bytes on `device` of parameters, gradients and optimizer state; of what is cut among ranks, its share.
+
+    Gradients: what they take in a step, as large as the parameters that have them; after a step they may be freed.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.device == device]
+    optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
+    state = [value for values in optimizer.state.values() for value in values.values()
+             if isinstance(value, torch.Tensor) and value.device == device]
+    return {"parameters": _bytes(parameters),
+            "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),
+            "optimizer state": _bytes(state)}
+
+
+def _bytes(tensors):
+    return sum(own_share(tensor).numel() * tensor.element_size() for tensor in tensors)

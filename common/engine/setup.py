@@ -1,0 +1,103 @@
+"""What a process sets up before it trains: threads, memory, and whether its device has bfloat16."""
+
+import ctypes
+import math
+import os
+from dataclasses import replace
+
+import torch
+
+from common.engine.timing import Stopwatch
+from common.errors import MACHINE, USAGE, SuiteError
+from common.machine.cores import bind
+from common.machine.environment import available_cores, device_name
+from common.settings.config import RunConfig
+
+
+def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1,
+                    tune: bool = True) -> RunConfig:
+    """Make this process ready to train on `device`; return what it is to do.
+
+    It is number `number` of `processes` that may use the same cores. What it is to do is `config`, but without loader
+    workers where --num-workers was not typed and a CPU has no core for each of them besides one for each process: there
+    they cost lenet more time than they save (benchmarks/loaders.py).
+
+    It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
+    where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
+    in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
+    every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
+    if a process on a GPU is to be held to --memory-limit, or one to have too many threads.
+    """
+    check_memory_limit(config, device)
+    threads = threads_of(config, processes)
+    if config.bind:
+        bind(device, number, processes)
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = tune
+    keep_freed_memory()
+    check_precision(config, device)
+    crowded = device.type == "cpu" and available_cores() < processes + max(2, processes)
+    return replace(config, num_workers=0) if crowded and config.num_workers is None else config
+
+
+def threads_of(config: RunConfig, processes: int) -> int:
+    """Return how many threads each of so many processes is to have: --threads, or its share of the cores.
+
+    No more than OMP_THREAD_LIMIT: where OpenMP gives fewer threads than a convolution was cut for, oneDNN waits for the
+    others for ever (torch 2.15, with AVX-512). Raises SuiteError (USAGE) if --threads is more than that.
+    """
+    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
+    most = int(limit) if limit.isdecimal() and int(limit) else math.inf
+    if config.threads and config.threads > most:
+        raise SuiteError(f"--threads {config.threads} cannot be had", f"the environment has OMP_THREAD_LIMIT={limit}",
+                         f"unset it, or type --threads {limit}", USAGE)
+    return config.threads or max(1, min(available_cores() // processes, most))
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what was freed: by default it gives large blocks back to the kernel, which clears them anew.
+
+    On a CPU, every step's activations are such blocks. mallopt(3): at most 0 blocks by mmap, no trimming of the heap
+    below 2 GiB, growth in steps of 256 MiB. What that saves is in docs/performance.md. Other C libraries have no such
+    function.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            mallopt(name, value)
+
+
+def check_memory_limit(config: RunConfig, device: torch.device) -> None:
+    """Raise SuiteError (USAGE) if there is a --memory-limit on a GPU, whose own memory is the limit."""
+    if config.memory_limit and device.type == "cuda":
+        raise SuiteError("--memory-limit is for a CPU", f"the run is on {device_name(device)}",
+                         "leave it out, or type --device cpu", USAGE)
+
+
+def check_precision(config: RunConfig, device: torch.device) -> None:
+    """Raise SuiteError (MACHINE) if --precision bf16 would be slower on `device` than fp32, unless that is allowed."""
+    if config.precision == "bf16" and not config.allow_slow_precision:
+        check_bf16(device)
+
+
+def check_bf16(device: torch.device) -> None:
+    """Raise SuiteError (MACHINE) if a product of matrices takes longer in bfloat16 than in float32 on `device`.
+
+    Where the hardware has no such instructions, they are emulated, or left to a slow fallback.
+    """
+    fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
+    if bf16 > 1.1 * fp32:  # less may be noise
+        raise SuiteError(f"--precision bf16 is slower than fp32 on {device_name(device)}",
+                         f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long",
+                         "leave it out, or type --allow-slow-precision to go on", MACHINE)
+
+
+def _product_seconds(dtype, device):
+    size = 4096 if device.type == "cuda" else 512  # some milliseconds, or the start of a kernel counts
+    matrix = torch.randn(size, size, device=device).to(dtype)
+    seconds = []
+    for _ in range(6):
+        with Stopwatch([device]) as watch:
+            matrix @ matrix
+        seconds.append(watch.seconds)
+    return min(seconds[1:])

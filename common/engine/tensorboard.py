@@ -1,0 +1,36 @@
+"""The epochs of a run where TensorBoard reads them (`tensorboard --logdir DIR`), if that package is installed."""
+
+import importlib.util
+from pathlib import Path
+
+from common.errors import MACHINE, SuiteError
+from common.files.results import EpochRecord
+
+
+def check_tensorboard() -> None:
+    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
+    if not importlib.util.find_spec("tensorboard"):
+        raise SuiteError("--tensorboard needs a package", "tensorboard is not installed",
+                         "type: pip install tensorboard", MACHINE)
+
+
+class EpochLog:
+    """The TensorBoard log in a directory. Its file is made with the first epoch that is added."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory, self._writer = directory, None
+
+    def add(self, record: EpochRecord) -> None:
+        """Write an epoch: losses in nats, accuracy in 0..1, seconds of training, images per second.
+
+        Of epochs that an earlier run left in the directory, the same and later ones are shown no more.
+        """
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._directory), purge_step=record.epoch)
+        for name, value in (("loss/train", record.train_loss), ("loss/test", record.test_loss),
+                            ("accuracy/test", record.test_accuracy), ("time/seconds", record.train_seconds),
+                            ("time/images per second", record.samples / record.train_seconds)):
+            self._writer.add_scalar(name, value, record.epoch)
+        self._writer.flush()

@@ -1,0 +1,65 @@
+"""What a run found, as the lines that a person reads."""
+
+import re
+
+from common.files.results import EpochRecord, RunResult
+from common.files.writing import short_name
+from common.words import count
+
+
+def result_name(result: RunResult) -> str:
+    """A file name for what a run produced: data set, model, method and, where there are several, devices."""
+    simulated = "-simulated" if result.simulated else ""
+    count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
+    names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
+    return f"{short_name(names)}-{result.method}{simulated}{count}"
+
+
+def describe_start(result: RunResult) -> str:
+    """What the run runs on, as a block of text for the terminal."""
+    config, environment = result.config, result.environment
+    label = "SIMULATED: " if result.simulated else ""
+    place = "per process" if result.loading_ranks == result.world_size else "in rank 0"
+    if result.workers_per_process and config.get("worker_nice"):
+        place += f", which give way to the training (niceness {config['worker_nice']})"
+    note = f"\nNote:          {label}{result.reason}" if result.reason else ""
+    return (
+        f"Method:        {result.method}\n"
+        f"Devices:       {', '.join(result.devices)}; {count(result.world_size, 'process', 'es')} x "
+        f"{count(result.threads_per_process, 'thread')}; torch {environment['torch']}{note}\n"
+        f"Data set:      {config['dataset']}, {count(result.workers_per_process, 'loader worker')} {place}\n"
+        f"Batch:         {result.global_batch_size} global, {result.per_device_batch_size} per device\n"
+        f"Model:         {config['model']}, {result.parameters:,} parameters, {config['optimizer']}, lr {config['lr']}"
+    )
+
+
+def describe_epoch(record: EpochRecord, epochs: int) -> str:
+    """One line for one epoch."""
+    phases = ", ".join(f"{name} {value:.2f}" for name, value in record.phases.known.items())
+    return (
+        f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
+        f"test accuracy: {record.test_accuracy:.2%}, {record.samples / record.train_seconds:,.0f} images/s, "
+        f"ms/step: {phases}"
+    )
+
+
+def training_seconds(result: RunResult) -> float:
+    """Seconds of training over all epochs, without evaluation; of a run that reached its target, time to accuracy."""
+    return sum(record.train_seconds for record in result.epochs)
+
+
+def describe_end(result: RunResult) -> str:
+    """Total time, final accuracies and what a device had in memory, as a block of text."""
+    classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
+    parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in result.memory_parts.items())
+    own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
+    target = result.config.get("target_accuracy")
+    words = "" if target is None else f" to a test accuracy of {target:.2%}"
+    if result.status == "not reached":
+        words = f" without reaching a test accuracy of {target:.2%}"
+    return (
+        f"Training took {training_seconds(result):.2f} s{words}; "
+        f"{result.total_seconds:.2f} s from start to end\n"
+        f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}\n"
+        f"Memory (MiB):  {max(result.peak_memory_bytes) / 2**20:.0f} at its peak on a device; {parts}{own}"
+    )

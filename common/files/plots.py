@@ -1,0 +1,115 @@
+"""The figure of one run, and what all figures have in common."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.files.describe import result_name
+from common.files.results import RunResult, Span, phase_names
+from common.files.writing import replacing
+from common.words import count, printable
+
+LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
+# Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
+SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
+                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
+PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
+BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
+
+
+def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: Sequence[float] = (1,)):
+    """Return (figure, axes) with `columns` axes side by side, or as many as `rows` below each other, on one scale.
+
+    width, height: in inches; rows: how high they are, in proportion. Draws without a display.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), columns, squeeze=False, sharex=len(rows) > 1, height_ratios=rows).ravel()
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def save_figure(figure, path: Path) -> Path:
+    """Write `figure` as a PNG of 150 dots per inch; return `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    show_literally(figure)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=150)
+    return path
+
+
+def show_literally(figure) -> None:
+    """Let texts be drawn as they are: no formulas between dollars, but in matplotlib's own numbers at the ticks."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, ScalarFormatter
+
+    numbers = set()
+    for axis in (part for axes in figure.axes for part in (axes.xaxis, axes.yaxis)):
+        labels, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
+        if isinstance(formatter, (LogFormatter, ScalarFormatter)):
+            numbers |= {*labels}
+        else:  # it writes the labels that were set again with each drawing
+            axis.set_major_formatter(lambda *place, label=formatter: printable(label(*place)))
+    for text in {*figure.findobj(Text)} - numbers:
+        text.set(text=printable(text.get_text()), parse_math=False)
+
+
+def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
+    """Draw what every rank did when: a bar for the phases of its steps, thin ones for its exchanges and each GPU.
+
+    Returns, by what they stand for, artists for a legend; what is too short to be seen is not in it.
+    """
+    import matplotlib
+
+    ranks = sorted({span.rank for span in spans})
+    lanes = {rank: ["step", *sorted({span.lane for span in spans if span.rank == rank} - {"step"})] for rank in ranks}
+    places, ticks, legend, top, seen = {}, [], {}, 0.0, max(span.end for span in spans) / 1000
+    for rank in ranks:
+        ticks.append(top)
+        for number, lane in enumerate(lanes[rank]):
+            places[rank, lane] = top + (0.25 + 0.2 * number if number else 0)
+        top += 0.8 + 0.2 * (len(lanes[rank]) - 1)
+    for span in spans:
+        place, length = places[span.rank, span.lane], span.end - span.start
+        if span.lane == "step":
+            shade, hatch = PHASE_LOOK[span.name]
+            color, name = matplotlib.colormaps["cividis"](shade), span.name
+            (bar,) = axis.barh(place, length, 0.4, span.start, color=color, hatch=hatch, edgecolor="white",
+                               linewidth=0.5)
+        else:
+            name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
+            (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
+        if length > seen:
+            legend.setdefault(name, bar)
+    axis.set_yticks(ticks, [f"rank {rank}" for rank in ranks])
+    axis.set_ylim(top - 0.4, -0.4)
+    axis.grid(visible=False, axis="y")
+    return legend
+
+
+def draw_curves(result: RunResult, directory: str | Path) -> Path:
+    """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
+    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
+    epochs = [record.epoch for record in result.epochs]
+    loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **LOOK, label="training")
+    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **LOOK, linestyle="--",
+                   markerfacecolor="white", label="test")
+    loss_axis.set(ylabel="cross-entropy loss (nats per image)", ylim=(0, None))
+    loss_axis.legend()
+    accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **LOOK)
+    accuracy_axis.set(ylabel="test accuracy (%)")
+    for axis in (loss_axis, accuracy_axis):
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    devices = f"{len(result.devices)} × {result.devices[0]}"
+    label = "SIMULATED: " if result.simulated else ""
+    last = result.epochs[-1]
+    figure.suptitle(f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
+                    f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
+                    + (f"\n{label}{result.reason}" if result.reason else ""), fontsize=11)
+    return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

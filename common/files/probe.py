@@ -1,0 +1,120 @@
+"""What one device can do alone, as common.programs.probe measures it before a comparison: Probe and its parts.
+
+Raw values only, as JSON out and in. Never imports torch.
+"""
+
+from dataclasses import dataclass
+
+from common.files.reading import as_tuple
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The median time of a training step of a model on `batch` images, without a loader."""
+
+    model: str
+    batch: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """The time of the forward and backward pass of one block of a model, by which it is cut into stages."""
+
+    model: str
+    block: str
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that DistributedDataParallel exchanges at once, in bytes.
+
+    left: how much of a step's time the backward pass still takes when the last of them is computed; None if not known.
+    """
+
+    size: int
+    left: float | None
+
+
+@dataclass(frozen=True)
+class ModelLink:
+    """A model's gradients in bytes, and the gigabits per second at which ranks exchange so many, if asked for.
+
+    Since the loader's cpu_seconds_per_image is measured, the ranks train between two exchanges; before, they were idle.
+    short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
+    none waits for another. buckets: in the order of their exchange. All three are missing if they were not measured
+    yet.
+    """
+
+    model: str
+    gradient_bytes: int
+    link_gbps: float | None
+    short_milliseconds: float | None = None
+    long_milliseconds: float | None = None
+    buckets: tuple[Bucket, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """How many images a second a training loader delivers while nothing else works.
+
+    cpu_seconds_per_image: of all cores, in this process and the loader's workers; None if it was not measured yet.
+    """
+
+    num_workers: int
+    images_per_second: float
+    cpu_seconds_per_image: float | None = None
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of the memory of a device, "cpu" or "cuda": the most that the probe's process had, what is free besides.
+
+    On a GPU, the peak is what PyTorch reserved, and nothing counts as free where processes may not share it.
+    """
+
+    device: str
+    peak_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """All that was measured; a step that did not fit into memory is missing.
+
+    loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
+    None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside. memory: of the CPU
+    and, where the steps ran on one, the GPU; empty if it was not measured yet. blocks: of the models that are to be
+    cut, in their order.
+    """
+
+    train_images: int
+    test_images: int
+    startup_seconds: float
+    steps: tuple[StepTime, ...]
+    models: tuple[ModelLink, ...]
+    loaders: tuple[LoaderSpeed, ...]
+    resident_images_per_second: float | None = None
+    wall_seconds: float | None = None
+    memory: tuple[MemoryUse, ...] = ()
+    blocks: tuple[BlockTime, ...] = ()
+
+    def step_milliseconds(self, model: str) -> dict[int, float]:
+        """Return batch → milliseconds of a model's training step."""
+        return {step.batch: step.milliseconds for step in self.steps if step.model == model}
+
+
+def probe_from_dict(values: dict) -> Probe:
+    """Return the Probe that `dataclasses.asdict` (and JSON) made `values` from.
+
+    Raises TypeError for missing or unknown fields.
+    """
+    parts = {name: tuple(kind(**part) for part in as_tuple(values[name]))
+             for name, kind in (("steps", StepTime), ("models", _model_link), ("loaders", LoaderSpeed),
+                                ("memory", MemoryUse), ("blocks", BlockTime)) if name in values}
+    return Probe(**{**values, **parts})
+
+
+def _model_link(buckets=(), **values):
+    return ModelLink(**values, buckets=tuple(Bucket(**bucket) for bucket in as_tuple(buckets)))

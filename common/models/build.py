@@ -1,0 +1,198 @@
+"""A network by its name: one of the seven, torchvision's, or a reader's own; as named blocks, so that it can be cut."""
+
+import contextlib
+import copy
+import difflib
+import importlib.util
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common.engine.timing import CALLS, Stopwatch
+from common.errors import USAGE, SuiteError
+from common.models.networks import BUILDERS
+from common.models.sharded import whole
+
+AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
+WHOLE = "network"  # the only block of a network that cannot be cut
+
+
+class Network(nn.Sequential):
+    """Named blocks in a row, computed in `precision`: fp32, fp64, or bf16 (matrix products and convolutions; autocast).
+
+    The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
+    """
+
+    precision = "fp32"
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.precision != "bf16":
+            return super().forward(images.double() if self.precision == "fp64" else images)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return super().forward(images)
+
+    def __getitem__(self, index):
+        part = super().__getitem__(index)
+        if isinstance(part, Network):  # a slice
+            part.precision = self.precision
+        return part
+
+
+def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32",
+                classes: int = 10) -> Network:
+    """Return the network `name` on the CPU, with the same weights for the same seed.
+
+    name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
+    FUNCTION(image_shape, classes) returns an nn.Module. image_shape: (C, H, W). The network maps images (B, C, H, W) to
+    logits (B, classes), in bfloat16 for precision "bf16"; for "fp64", its weights are float64 too, else float32. It has
+    one block for each part of a plain nn.Sequential, and one alone for any other module. Its weights lie channels-last
+    in memory, which makes convolutions do so too: how much faster that is, is in docs/performance.md. Raises SuiteError
+    (USAGE) if there is no such network, or if it cannot be built or does not fit the images.
+    """
+    torch.manual_seed(seed)
+    kind, _, rest = name.rpartition(":")
+    if kind == "torchvision":
+        blocks = _blocks(_of_torchvision(rest, image_shape, classes))
+    elif kind:
+        blocks = _blocks(_of_file(Path(kind), rest, image_shape, classes))
+    else:
+        blocks = OrderedDict(BUILDERS[name](*image_shape, classes))
+    network = Network(blocks).to(memory_format=torch.channels_last)
+    if kind or image_shape[1:] not in ((28, 28), (32, 32)):
+        _try(network, name, image_shape, classes)
+    network.precision = precision
+    return network.double() if precision == "fp64" else network
+
+
+def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights as the module that was wrapped into a Network would name them, whole and on the CPU.
+
+    Where they are cut among ranks, all ranks call it. state: the network's state_dict, where this rank lacks blocks.
+    """
+    prefix = f"{WHOLE}." if block_names(network) == [WHOLE] else ""
+    state = whole(network.state_dict()) if state is None else state
+    return {name.removeprefix(prefix): value.cpu() for name, value in state.items()}
+
+
+def block_names(network: nn.Sequential) -> list[str]:
+    """Return the names of a network's blocks, in their order."""
+    return list(network._modules)
+
+
+def _blocks(module):
+    """The named parts of a plain nn.Sequential; any other module as a whole."""
+    if type(module) is not nn.Sequential or len(module) < 2:
+        return OrderedDict({WHOLE: module})
+    return OrderedDict(module._modules)  # named_children() leaves out what stands there for a second time
+
+
+def _of_torchvision(name, image_shape, classes):
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        near = difflib.get_close_matches(name, models.list_models(module=models), n=1)
+        raise SuiteError(f"torchvision has no classifier {name}", "see torchvision.models.list_models()",
+                         f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50", USAGE)
+    if image_shape[0] != 3:
+        raise SuiteError(f"torchvision:{name} takes colour images", f"these have {image_shape[0]} channel",
+                         "type --dataset cifar10, or a folder of your own", USAGE)
+    if name in AUXILIARY:
+        made = f"torchvision.models.{name}(num_classes=classes, aux_logits=False, init_weights=True)"
+        raise SuiteError(f"torchvision:{name} returns more than logits in training", "it has auxiliary classifiers",
+                         f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}", USAGE)
+    return models.get_model(name, weights=None, num_classes=classes)
+
+
+def _of_file(path, function, image_shape, classes):
+    """Call a function of a reader's own file; whatever goes wrong in there is one line."""
+    wanted = f"--model {path}:{function}"
+    if not path.is_file():
+        raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
+    specification = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+    loaded = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = loaded  # as an import would have it
+    sys.path.append(str(path.parent.resolve()))  # for what lies beside it
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a program prints as JSON stays JSON
+            specification.loader.exec_module(loaded)
+        build = getattr(loaded, function)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"{wanted} cannot be loaded", cause, f"mend {path}", USAGE) from None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            module = build(image_shape, classes)
+    except Exception as error:
+        raise SuiteError(f"{wanted} failed", f"{type(error).__name__}: {error}", f"mend {path}: it is called as "
+                         f"{function}(image_shape={image_shape}, classes={classes})", USAGE) from None
+    if not isinstance(module, nn.Module):
+        raise SuiteError(f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", f"mend {path}",
+                         USAGE)
+    return module
+
+
+@torch.no_grad()
+def _try(network, name, image_shape, classes):
+    """Raise SuiteError (USAGE) unless a network maps two images to logits, also in training."""
+    images = torch.zeros(2, *image_shape)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", cause,
+                         "see --dataset and --image-size, or mend it", USAGE) from None
+    for logits in outputs:
+        if getattr(logits, "shape", None) != (2, classes):
+            alone = isinstance(logits, torch.Tensor)
+            raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
+                             f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
+                             "let its last layer have one output for each class" if alone else
+                             "return the logits alone, in training too", USAGE)
+
+
+def refuse_uncut(model: nn.Sequential) -> None:
+    """Raise SuiteError (USAGE) for a network that has one block alone."""
+    if len(model) < 2:
+        raise SuiteError("this model cannot be cut", "it is no plain nn.Sequential of two parts or more",
+                         "return nn.Sequential(first, second) from your function, or leave the cut out", USAGE)
+
+
+def split_index(model: nn.Sequential, block: str) -> int:
+    """Return the index of the named block, which becomes the first of the second stage.
+
+    Raises SuiteError (USAGE) if there is no such block, or none before it.
+    """
+    names = block_names(model)
+    if block not in names[1:]:
+        raise SuiteError("--split-at needs the name of the second stage's first block", f"found {block!r}",
+                         f"choose from {', '.join(names[1:])}", USAGE)
+    return names.index(block)
+
+
+def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
+    """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
+
+    Of a GPU, each is the mean of 20 passes, or the blocks of a small network would all take what their launches take.
+    images: (B, C, H, W) on the device in question, which has room for one block at least. It is a copy of each that
+    trains, so that BatchNorm's statistics stay as they are.
+    """
+    images, seconds = images.to(memory_format=torch.channels_last), []
+    calls = CALLS[images.device.type]
+    for index in range(len(model)):
+        # a slice, which computes in the model's precision
+        block, times = copy.deepcopy(model[index:index + 1]).to(images.device).train(), []
+        images = images.detach().requires_grad_(index > 0)
+        for _ in range(repeats + 1):
+            with Stopwatch([images.device]) as watch:
+                for _ in range(calls):
+                    outputs = block(images)
+                    if outputs.requires_grad:
+                        outputs.backward(torch.ones_like(outputs))
+            times.append(watch.seconds / calls)
+        seconds.append(min(times[1:]))
+        images = outputs
+    return seconds

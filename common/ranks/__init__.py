@@ -1,0 +1,1 @@
+"""Several processes that train together: how they start, meet, agree, and who is lost."""

@@ -1,0 +1,74 @@
+"""Whether all ranks were started alike: ranks with different flags, data or code train together in silence."""
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.data.image_set import ImageSet
+from common.engine.checkpoint import content_of
+from common.errors import MACHINE, USAGE, SuiteError
+from common.machine.environment import gpu_uuid
+from common.settings.config import FLAGS, RunConfig, option
+
+
+def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
+                           options, image_set: ImageSet) -> None:
+    """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
+
+    They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
+    script's own flags. Raises SuiteError (MACHINE) if two of them would train on one GPU, whatever each calls it.
+    """
+    if world_size == 1:
+        return
+    own = {"gpu": gpu_uuid(device) if device.type == "cuda" else None,
+           "start": _start_of(device, config, options, image_set)}
+    told = [json.loads(text) for text in tell_all(store, "start", json.dumps(own), rank, world_size)]
+    starts, gpus = ([part[name] for part in told] for name in ("start", "gpu"))
+    differences = []
+    for name in {name: None for start in starts for name in start}:
+        values = [start.get(name) for start in starts]
+        other = next((other for other, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
+    if differences:
+        raise SuiteError("ranks were started differently", "; ".join(differences),
+                         "start all ranks with the same flags, data and code", USAGE)
+    for other, gpu in enumerate(gpus):
+        if gpu and gpus.index(gpu) < other:
+            raise SuiteError("every rank needs a GPU of its own", f"ranks {gpus.index(gpu)} and {other} have one "
+                             f"together, {gpu}", "start fewer ranks, or show each a GPU of its own", MACHINE)
+
+
+def _start_of(device, config, options, image_set):
+    """What must be equal in all ranks, name → value."""
+    flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
+    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
+    flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    code = hashlib.sha256()
+    for file in (*sorted(Path(__file__).parent.parent.rglob("*.py")), Path(sys.argv[0])):
+        code.update(file.read_bytes())
+    return {
+        **{option(name): value for name, value in flags.items()},
+        "the kind of device": device.type,
+        "the version of torch": torch.__version__,
+        "the code, by its checksum": code.hexdigest()[:16],
+        **content_of(config, image_set),
+    }
+
+
+def tell_all(store, topic, value, rank, world_size):
+    """Return every rank's `value`, a text, in the order of the ranks; needs no process group.
+
+    Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
+    """
+    store.set(f"{topic}-{rank}", value)
+    values = [value.decode() for value in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
+    store.set(f"{topic}-read-{rank}", "")
+    if rank == 0:
+        store.wait([f"{topic}-read-{other}" for other in range(world_size)])
+    return values

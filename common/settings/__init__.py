@@ -1,0 +1,1 @@
+"""The command line: flags, their values, and recipes."""

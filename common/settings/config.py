@@ -1,0 +1,296 @@
+"""What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+from common.engine.tensorboard import check_tensorboard
+from common.errors import USAGE, SuiteError
+from common.files.writing import check_writable, file_behind
+from common.settings.arguments import (
+    OneLineParser,
+    fraction,
+    memory,
+    niceness,
+    non_negative_int,
+    one_of,
+    positive_float,
+    positive_int,
+)
+from common.settings.recipes import RECIPES
+from common.settings.totals import check_workers
+
+DEFAULT_MODEL = {
+    "cifar10": "vgg",
+    "mnist": "lenet",
+    "fashion-mnist": "lenet",
+    "synthetic-cifar10": "vgg",
+    "synthetic-mnist": "lenet",
+}
+DATASETS = tuple(DEFAULT_MODEL)
+FOLDER = "folder:"
+OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
+OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
+LOADERS = ("workers", "resident")
+OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
+CROP_PADDING = ("zeros", "reflect")
+SCHEDULES = ("steps", "one-cycle", "linear")
+MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What is known of a flag, besides its name and its default: all of it is said at its field of RunConfig.
+
+    parse: of one value; None for a switch. decides: it decides what is computed, bit for bit, so that a checkpoint
+    belongs to one value of it. equal: rows of a comparison that differ in it are no comparison. shared: the comparison
+    has it too, and hands it to all rows. own: one row may have a value of its own (METHOD:flag=value). several: the
+    comparison sweeps over several values. by_rank: ranks need not agree on it.
+    """
+
+    help: str
+    parse: Callable[[str], object] | None
+    metavar: str
+    nargs: str | None
+    decides: bool
+    equal: bool
+    shared: bool
+    own: bool
+    several: bool
+    by_rank: bool
+
+
+def flag(default, help, parse=None, metavar="N", *, nargs=None, decides=False, equal=False, shared=True, own=False,
+         several=False, by_rank=False):
+    """Return the field of a RunConfig whose value a flag sets (see Flag)."""
+    about = Flag(help, parse, metavar, nargs, decides, equal, shared, own, several, by_rank)
+    return field(default=default, metadata={"flag": about})
+
+
+TRAINS = {"decides": True, "equal": True}  # what most flags do that say what is trained
+PRIVATE = {"shared": False, "by_rank": True}  # where one run's files go, and what it says
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
+
+    `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: then they are,
+    in this order, 2 (but one per process at least, and none where prepare_process() says so), the cores that a process
+    may use ÷ processes that may use them too, all images, the whole epoch.
+    """
+
+    dataset: str = flag(
+        "cifar10", " | ".join(DATASETS) + f" | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
+        one_of(DATASETS, OWN_DATA), "NAME", **TRAINS)
+    image_size: int | None = flag(
+        None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS)
+    recipe: str | None = flag(
+        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", one_of(RECIPES),
+        "NAME")
+    data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
+    data_url: str | None = flag(
+        None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True)
+    train_size: int | None = flag(None, "use only the first N training images", positive_int, **TRAINS)
+    loader: str = flag(
+        "workers", "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
+        "device, augmented there a batch at a time", one_of(LOADERS), "NAME", **TRAINS)
+    num_workers: int | None = flag(
+        None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
+        "on a CPU that has no core for each of them besides one for each rank)",
+        non_negative_int, own=True, several=True)
+    worker_nice: int = flag(
+        10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
+        "(%(default)s)", niceness, equal=True)
+    augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
+    crop_padding: str = flag(
+        "zeros", "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
+        "which mirror the edge", one_of(CROP_PADDING), "NAME", **TRAINS)
+    model: str | None = flag(
+        None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
+        one_of(MODELS, OWN_MODELS), "NAME", several=True, **TRAINS)
+    precision: str = flag(
+        "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
+        one_of(("fp32", "bf16", "fp64")), "TYPE", own=True, **TRAINS)
+    allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
+    compile: bool = flag(
+        False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)
+    cuda_graph: bool = flag(
+        False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
+    optimizer: str = flag(
+        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
+        "filters of convolutions", one_of(OPTIMIZERS), "NAME", **TRAINS)
+    lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
+    weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
+    schedule: str = flag(
+        "steps", "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
+        "to 0 | linear: from --lr straight to 0", one_of(SCHEDULES), "NAME", **TRAINS)
+    lr_milestones: tuple[int, ...] | None = flag(
+        None, "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
+        positive_int, "EPOCH", nargs="+", **TRAINS)
+    label_smoothing: float = flag(0.0, "in the training loss (%(default)s)", fraction, "X", **TRAINS)
+    epochs: int = flag(10, "(%(default)s)", positive_int, equal=True)
+    target_accuracy: float | None = flag(
+        None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True)
+    batch_size: int = flag(
+        128, "images per optimizer step, in total over all devices (128)", positive_int, decides=True, own=True,
+        several=True)
+    max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
+    eval_mode: bool = flag(
+        False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
+        shared=False, **TRAINS)
+    seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
+    device: str = flag(
+        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu"), also={"cuda": "gpu"}),
+        "KIND")
+    memory_limit: int | None = flag(
+        None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
+        memory, "SIZE", equal=True)
+    bind: bool = flag(
+        False, "keep every process, and its loader workers, on CPU cores of its own: those next to its GPU (its NUMA "
+        "node), or its share of all, where what ranks send one another then also comes first", equal=True)
+    threads: int | None = flag(
+        None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
+    profile: int | None = flag(
+        None, "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
+        "file for ui.perfetto.dev, beside the curves", positive_int, shared=False)
+    output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
+    curves: bool = flag(True, "draw loss and accuracy over the epochs", **PRIVATE)
+    figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
+    tensorboard: str | None = flag(
+        None, "add every epoch to the TensorBoard log in this directory (pip install tensorboard)", str, "DIR",
+        **PRIVATE)
+    save: str | None = flag(
+        None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
+    checkpoint: str | None = flag(
+        None, "after every epoch, and when told to end, write all that is needed to go on to this file", str, "FILE",
+        **PRIVATE)
+    resume: str | None = flag(
+        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE)
+    quiet: bool = flag(False, "print nothing but errors", **PRIVATE)
+    debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
+
+
+# The groups of --help, each under the name of its first flag.
+GROUPS = {"dataset": "what to train on", "model": "what to train, and how", "device": "on which device",
+          "profile": "what comes out"}
+FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields(RunConfig)}
+
+
+def flags_that(trait: str) -> tuple[str, ...]:
+    """Return the names of the fields of RunConfig whose Flag has a trait, in their order."""
+    return tuple(name for name, about in FLAGS.items() if getattr(about, trait))
+
+
+def option(name: str) -> str:
+    """Return how the flag of a field of RunConfig, or of a script's own, is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: bool = False) -> None:
+    """Add the flags of these fields of RunConfig, in GROUPS.
+
+    several: those that a comparison sweeps over take one or more values, as a list.
+    """
+    defaults, group = RunConfig(), parser
+    for name in names:
+        about, default = FLAGS[name], getattr(defaults, name)
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        if about.parse is None:
+            action = argparse.BooleanOptionalAction if default else "store_true"
+            group.add_argument(option(name), action=action, default=default, help=about.help)
+            continue
+        many = several and about.several
+        group.add_argument(option(name), type=about.parse, metavar=about.metavar, help=about.help,
+                           nargs="+" if many else about.nargs,
+                           default=[default] if many and default is not None else default)
+
+
+def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the flags that a training script and the comparison share, and --debug; several: see add_flags()."""
+    add_flags(parser, (*flags_that("shared"), "debug"), several)
+
+
+def script_parser(description: str) -> OneLineParser:
+    """Return the parser of a training script: all flags of RunConfig; the script adds those of its method."""
+    parser = OneLineParser(description=description)
+    add_flags(parser, tuple(FLAGS))
+    return parser
+
+
+def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add --dist-timeout."""
+    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S",
+                        help="give up when another rank does not answer for so many seconds (%(default)g)")
+
+
+def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
+    """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts.
+
+    several: see add_flags().
+    """
+    arguments = parser.parse_args()
+    if arguments.recipe is None:
+        return arguments
+    if arguments.dataset not in RECIPES[arguments.recipe]:
+        parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(RECIPES[arguments.recipe])}")
+    values = RECIPES[arguments.recipe][arguments.dataset]
+    lists = flags_that("several") if several else ()
+    parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
+    return parser.parse_args()
+
+
+def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespace]:
+    """Parse sys.argv into the shared RunConfig and a Namespace of the script's own flags.
+
+    Raises SuiteError (USAGE) for bad values and for output paths that cannot be written: before training, not after.
+    """
+    values = vars(parse_with_recipe(parser))
+    values["model"] = values["model"] or default_model(values["dataset"])
+    check_image_size(values["dataset"], values["image_size"])
+    late = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
+    values["lr_milestones"] = tuple(late if values["lr_milestones"] is None else values["lr_milestones"])
+    check_workers(values["loader"], values["num_workers"])
+    if values["loader"] == "resident":
+        values["num_workers"] = 0
+    config = RunConfig(**{name: values.pop(name) for name in FLAGS})
+    check_writable(config.figure_dir, "--figure-dir")
+    if config.tensorboard:
+        check_tensorboard()
+        check_writable(config.tensorboard, "--tensorboard")
+    _check_files(config)
+    return config, argparse.Namespace(**values)
+
+
+def _check_files(config):
+    """Raise SuiteError (USAGE) unless --output, --save and --checkpoint can be written, each to a file of its own."""
+    own_model, _, _ = config.model.rpartition(".py:")
+    read = {"--model": own_model and f"{own_model}.py", "--resume": config.resume}
+    taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
+    for name in ("checkpoint", "output", "save"):
+        path, typed = getattr(config, name), option(name)
+        if path is None:
+            continue
+        file = file_behind(path, typed)
+        check_writable(file.parent, typed)
+        if not os.access(file, os.W_OK) and file.exists():
+            raise SuiteError(f"cannot write {path}", "it may only be read",
+                             f"name another file with {typed}, or change its rights", USAGE)
+        other = taken.get(str(file))
+        if other and (typed, other) != ("--checkpoint", "--resume"):
+            raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
+        taken[str(file)] = typed
+
+
+def default_model(dataset: str) -> str:
+    """Return the network that is trained on a data set unless --model says otherwise."""
+    return DEFAULT_MODEL.get(dataset, "vgg")
+
+
+def check_image_size(dataset: str, image_size: int | None) -> None:
+    """Raise SuiteError (USAGE) if a data set whose images have a size is given another."""
+    if image_size is not None and not dataset.startswith(FOLDER):
+        raise SuiteError("--image-size is for a folder of images", f"the images of {dataset} have a size",
+                         f"leave it out, or type --dataset {FOLDER}PATH", USAGE)

@@ -1,0 +1,304 @@
+"""Why a row is as fast or slow as it is: each cause that its measurements show, with the number behind it."""
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+
+from common.words import count
+from comparison.judge.accounting import OUTSIDE, Account
+from comparison.judge.fairness import Standing, units
+from comparison.judge.measures import Summary, run_seconds
+from comparison.judge.statistics import UNDECIDED
+from comparison.judge.steps import (
+    RankMeans,
+    account_for_runs,
+    account_for_steps,
+    cores_computing,
+    find_straggler,
+    growth,
+    growth_beside,
+    mean_ranks,
+    queued_share,
+)
+from comparison.methods import method_of
+from comparison.record import Report, Row
+
+# From which size on a cause is worth a sentence.
+WORTH = 0.02  # of a step or run: a part of its difference
+STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
+QUEUED = 0.25  # of a step: ready to run, without a core
+QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
+IDLE_THREADS = 0.25  # of the threads, while they compute
+GROWTH = 0.05  # of an epoch, from the first timed one to the last
+WAITING = 0.20  # of a step that is compared with none, waiting for data
+SAVED = 0.02  # of a step, by the resident loader
+OVERHEAD = 0.05  # of a step: scatter, replicate and gather
+IDLE = 0.10  # of the passes through the network, per device
+
+PLACES = {
+    "data": "in waiting for data", "transfer": "in the transfer to the device", "forward": "in the forward pass",
+    "backward": "in the backward pass", "exchange": "in the exchange of gradients", "update": "in the update",
+    OUTSIDE: "in none of the phases",
+}
+WAITING_FOR_STAGES = "in waiting for the other stages and sending to them"
+WHOLE_BACKWARD = "in the backward pass and in what the devices exchange during it"
+STAGES = {"start-up": "start-up", "warm-up": "the first epoch's warm-up", "evaluation": "evaluation"}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that makes a row as fast or slow as it is.
+
+    of: "step" or "run" where it is a part of the account of one, and its sentence only a clause.
+    """
+
+    kind: str
+    sentence: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """How a row's mean step (milliseconds) and whole run (seconds) differ from what the baseline lets expect.
+
+    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
+    were kept.
+    """
+
+    steps: Account | None = None
+    runs: Account | None = None
+    ranks: tuple[RankMeans, ...] = ()
+
+
+def find_accounts(row: Row, standing: Standing) -> Accounts:
+    """Return the accounts of a row."""
+    ranks = mean_ranks(row.results)
+    if not standing.speed_up or standing.baseline is row or row.disturbed or standing.baseline.disturbed:
+        return Accounts(ranks=ranks)
+    devices = units(row.results[0]) / units(standing.baseline.results[0])
+    return Accounts(account_for_steps(row, standing.baseline, devices), account_for_runs(row, standing.baseline), ranks)
+
+
+def find_causes(
+    report: Report, row: Row, standing: Standing, accounts: Accounts, summaries: dict[str, Summary]
+) -> tuple[Cause, ...]:
+    """Return every cause that the measurements of a row show, in the order in which to read them.
+
+    First what makes its step longer or shorter than an even share of the baseline's, the largest part first. Nothing
+    of a row that other programs disturbed. summaries: of all rows, by their configuration's name.
+    """
+    if not row.results or row.disturbed or (standing.baseline and standing.baseline.disturbed):
+        return ()
+    own = summaries[row.configuration.name]
+    causes = (
+        _unequal(standing), _noise(row, standing), *_parts_of_steps(report, row, accounts.steps, summaries),
+        _waiting(report, row, own, accounts.steps, summaries), _straggler(row, own), _queued(row), _idle_threads(row),
+        _growth(row, standing), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
+        _bubble(row),
+        *_parts_of_runs(row, standing, accounts.runs, summaries),
+    )
+    return tuple(cause for cause in causes if cause)
+
+
+def _unequal(standing):
+    if standing.unequal:
+        return Cause("unequal", f"It is no fair comparison: {'; '.join(standing.unequal)}.")
+    return None
+
+
+def _noise(row, standing):
+    if not standing.speed_up or standing.baseline is row or standing.speed_up.words != UNDECIDED:
+        return None
+    seconds = run_seconds(row), run_seconds(standing.baseline)
+    spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in seconds)
+    return Cause("noise", f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
+                          "difference may be chance; more --repeats would narrow it.")
+
+
+def _parts_of_steps(report, row, steps, summaries):
+    for part in steps.proved if steps else ():
+        if abs(part.value) >= WORTH * steps.value:
+            place = PLACES[part.name]
+            if part.name == "backward" and all(other.name != "exchange" for other in steps.parts):
+                place = WHOLE_BACKWARD
+            elif part.name == "exchange" and method_of(row.configuration.method).staged:
+                place = WAITING_FOR_STAGES
+            advice = f" ({_loading_advice(report, row, summaries)})" if part.name == "data" and part.value > 0 else ""
+            yield Cause(part.name, f"{part} ms {'more' if part.value > 0 else 'less'} {place}{advice}", "step")
+
+
+def _waiting(report, row, own, steps, summaries):
+    """What an account cannot show, as the row is compared with none."""
+    if steps or own.waiting_share < WAITING:
+        return None
+    return Cause("waiting for data", f"Waiting for data takes {own.phases.data:.1f} of {own.step_milliseconds:.1f} ms "
+                 f"per step ({own.waiting_share:.0%}): {_loading_advice(report, row, summaries)}.")
+
+
+def _loading_advice(report, row, summaries):
+    """What could shorten the wait for data: measured with more workers, or computed from the cores that are left."""
+    result, planned = row.results[0], row.configuration.planned
+    if result.config["loader"] == "resident":
+        return "batches are cut out of memory, so that the network is small beside its data"
+    workers = result.loader_workers
+    more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
+            and other.configuration.planned.num_workers > planned.num_workers
+            and replace(other.configuration.planned, num_workers=planned.num_workers) == planned]
+    if more:
+        seconds, best = min((summaries[other.configuration.name].epoch_seconds, other.configuration.planned.num_workers)
+                            for other in more)
+        return f"with {best} workers instead of {workers} an epoch was measured at {seconds:.2f} s"
+    left = row.cores - workers - _computing_threads(result)
+    if left > 0:
+        return f"{count(left, 'core')} of {row.cores} {'is' if left == 1 else 'are'} left for more --num-workers"
+    return (f"{count(_computing_threads(result), 'thread')} and {count(workers, 'loader worker')} have the "
+            f"{count(row.cores, 'core')} already, so that more workers would take from the computation")
+
+
+def _computing_threads(result):
+    """Threads that compute on a CPU; beside a GPU, one for each process."""
+    return result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
+
+
+def _straggler(row, own):
+    straggler = find_straggler(row.results)
+    if not straggler or straggler.longer.low is None or straggler.longer.low < STRAGGLING * own.step_milliseconds:
+        return None
+    advice = "look for what its core or device has to do besides"
+    if method_of(row.configuration.method).staged:
+        advice = "another --split-at may give the stages more equal parts"
+    return Cause("straggler", f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
+                 f"which wait for it, most of it {PLACES[straggler.phase]}: {advice}.")
+
+
+def _queued(row):
+    share, result = queued_share(row.results), row.results[0]
+    threads, workers = result.world_size * result.threads_per_process, result.loader_workers
+    if share is None or share.low is None or share.low < (QUEUED_BESIDE_WORKERS if workers > row.cores else QUEUED):
+        return None
+    words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
+    if workers and threads + workers > row.cores:
+        return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
+                     f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.")
+    if threads > row.cores:
+        return Cause("shared cores", f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
+                     "more cores, or fewer processes or threads.")
+    advice = "look for other programs, and for what binds processes to the same cores"
+    if result.world_size > 1 and result.devices[0] == "cpu":
+        advice = ("look for other programs; what sends for a rank has no cores but the rank's own"
+                  if result.config.get("bind") else
+                  "look for other programs, or type --bind, which gives every rank cores of its own")
+    return Cause("shared cores", f"{words}, of {row.cores}: {advice}.")
+
+
+def _idle_threads(row):
+    threads, cores = row.results[0].threads_per_process, cores_computing(row.results)
+    if threads == 1 or row.results[0].devices[0] != "cpu" or cores is None or cores.low is None:
+        return None
+    if cores.high > (1 - IDLE_THREADS) * threads:
+        return None
+    return Cause("idle threads", f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
+                 "its operations are too small to share, or something limits them (a quota, a library that sets their "
+                 "number).")
+
+
+def _growth(row, standing):
+    """Beside the baseline's epochs, which grow too where the machine becomes slower."""
+    share, baseline = growth(row.results), standing.baseline
+    beside = growth_beside(row, baseline) if baseline and baseline is not row and baseline.results else share
+    if not _grows(share) or not _grows(beside):
+        return None
+    more = "" if beside is share else "more than the baseline's "
+    return Cause("growing", f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
+                 "from the first that counts to the last: a longer training would not go on at this speed.")
+
+
+def _grows(share):
+    return share is not None and share.low is not None and share.low >= GROWTH
+
+
+def _resident(report, row, own):
+    speed, result = report.probe and report.probe.resident_images_per_second, row.results[0]
+    if not speed or result.config["loader"] != "workers":
+        return None
+    step, needed = own.step_milliseconds, 1000 * result.global_batch_size / result.loading_ranks / speed
+    saved = own.phases.data - needed
+    if saved / step < SAVED:
+        return None
+    return Cause("resident loader", f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
+                 f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
+                 f"{needed:.2f} ms for a step's.")
+
+
+def _own_milliseconds(row, names):
+    """Mean over the runs of what the method measures of itself, per batch; None where it measures no such thing."""
+    measured = [result.method_milliseconds or {} for result in row.results]
+    if not all(name in times for times in measured for name in names):
+        return None
+    return [statistics.mean(times[name] for times in measured) for name in names]
+
+
+def _overhead(row, own):
+    names = ("scatter", "replicate", "gather")
+    times = _own_milliseconds(row, names)
+    step = own.step_milliseconds
+    if times is None or sum(times) / step < OVERHEAD:
+        return None
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
+    where = "Carried out on one device, " if row.simulated else ""
+    name = method_of(row.configuration.method).called or row.label
+    return Cause("scatter, replicate, gather", f"{where}{name}'s own work takes {sum(times):.1f} of {step:.1f} ms per "
+                 f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.")
+
+
+def _idle_stage(row, own):
+    times = _own_milliseconds(row, ("stage 0", "stage 1"))
+    if times is None or own.phases.forward is None:
+        return None
+    micro_batches, forward = row.results[0].config["micro_batches"], own.phases.forward
+    ideal = 1 / (micro_batches + 1)  # (P-1)/(M+P-1) for P = 2 stages (Y. Huang et al., GPipe, 2019)
+    if row.simulated:
+        # the schedule of two devices: the slower stage's parts follow each other, the faster stage's wait for them
+        forward = sum(times) / micro_batches + max(times) * (micro_batches - 1) / micro_batches
+    idle = 1 - sum(times) / (2 * forward)
+    if idle < IDLE:
+        return None
+    how = "computed, not measured, for two devices from" if row.simulated else "measured, with"
+    return Cause("idle stage", f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
+                 f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
+                 f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
+
+
+def _bubble(row):
+    """How much of the time between a batch's first pass and its last the stages of a pipeline do not compute."""
+    ranks = mean_ranks(row.results)
+    if not method_of(row.configuration.method).staged or not all("exchange" in rank.phases for rank in ranks):
+        return None
+    waiting = sum(rank.exchange for rank in ranks)
+    computing = sum(rank.phases["forward"] + rank.phases["backward"] for rank in ranks)
+    if not waiting or waiting / (waiting + computing) < IDLE:
+        return None
+    stages, micro_batches = len(ranks), row.results[0].config["micro_batches"]
+    ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019
+    return Cause("bubble", "From the first forward pass of a batch to its last backward pass, the stages wait and send "
+                 f"for {waiting / (waiting + computing):.0%} of the time, ideally {ideal:.0%}, (P-1)/(M+P-1) with "
+                 f"P = {stages} stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
+
+
+def _parts_of_runs(row, standing, runs, summaries):
+    """What the speed-up does not contain."""
+    for part in runs.proved if runs else ():
+        if part.name in STAGES and abs(part.value) >= WORTH * runs.value:
+            pays = _pays_from(row, standing, part.value, summaries) if part.name == "start-up" else ""
+            yield Cause(part.name, f"{STAGES[part.name]} takes {part} s {'more' if part.value > 0 else 'less'}{pays}",
+                        "run")
+
+
+def _pays_from(row, standing, extra, summaries):
+    """From how many epochs on a faster row makes up for its longer start."""
+    own, other = (summaries[some.configuration.name] for some in (row, standing.baseline))
+    saved = own.epoch_seconds * (own.images_per_second / other.images_per_second - 1)
+    epochs = len(row.results[0].epochs)
+    if standing.speed_up.words != "faster" or extra <= saved * epochs:
+        return ""
+    return f" (an epoch saves {saved:.2f} s, so it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here)"

@@ -1,0 +1,204 @@
+"""Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from common.errors import USAGE, SuiteError
+from common.files.results import RunResult
+from common.settings.config import RunConfig, flags_that
+from common.words import count
+from comparison.judge.measures import asked_seconds, block_times, confidence_of, ratios_of
+from comparison.judge.quantiles import CONFIDENCE
+from comparison.judge.statistics import FASTER, Ratio, mean_difference
+from comparison.methods import method_of
+from comparison.plan.plan import Configuration, baseline_of, words_of
+from comparison.record import Report, Row
+
+NOT_SHOWN = "accuracy not shown to be within"
+ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
+DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
+OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
+MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}
+
+
+@dataclass(frozen=True)
+class Effective:
+    """The settings that every row shows, as a run reported them; what is planned is called as in Planned."""
+
+    device: str
+    batch_size: int
+    per_device_batch_size: int
+    steps_per_epoch: int
+    num_workers: int
+    threads: int
+    precision: str
+    loader: str
+
+
+def effective(result: RunResult) -> Effective:
+    """Return the settings with which a run trained."""
+    return Effective(
+        device=re.sub(r":\d+", "", result.devices[0]),
+        batch_size=result.global_batch_size,
+        per_device_batch_size=result.per_device_batch_size,
+        steps_per_epoch=result.epochs[-1].steps,
+        num_workers=result.loader_workers,
+        threads=result.threads_per_process,
+        precision=result.precision,
+        loader=result.config["loader"],
+    )
+
+
+def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
+    """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
+
+    exempt: fields of RunConfig or Effective, "torch", or "images" (of an epoch). Under strong scaling the global batch
+    is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one
+    step: that is no difference.
+    """
+    mine, theirs = ({**{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
+                     "torch": run.environment["torch"], **vars(effective(run)), "images": run.epochs[-1].samples}
+                    for run in (result, reference))
+    may_differ = {*MAY_DIFFER[scaling], *exempt}
+    if equal_images((result, reference)):
+        may_differ.add("images")
+    if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
+        may_differ.add("steps_per_epoch")
+    return [f"{words_of(name)} {mine[name]} instead of {theirs[name]}" for name in mine
+            if name not in may_differ and mine[name] != theirs[name]]
+
+
+def equal_images(results: Iterable[RunResult]) -> bool:
+    """Whether the epochs of these runs hold equally many images, but for the up to N - 1 that N ranks leave out."""
+    results = tuple(results)
+    images = [result.epochs[-1].samples for result in results]
+    return not results or max(images) - min(images) < max(result.loading_ranks for result in results)
+
+
+def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> None:
+    """Raise SuiteError (USAGE), before anything runs, for the first row planned unlike what it is compared with.
+
+    Without the baseline among the methods, the first method takes its place.
+    """
+    for configuration in plan:
+        other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
+        may_differ = (*MAY_DIFFER[scaling], *exempt(configuration, other)) if other else ()
+        for name, value in vars(configuration.planned).items() if other else ():
+            theirs = getattr(other.planned, name)
+            if name not in may_differ and theirs != value:
+                raise SuiteError("unequal rows are no comparison",
+                                 f"{words_of(name)}: “{other.label}” has {theirs}, “{configuration.label}” {value}",
+                                 "give both the same, or type --allow-unequal to run and mark them", USAGE)
+
+
+def exempt(*configurations: Configuration) -> tuple[str, ...]:
+    """Return what need not be equal between these rows, by name: the seed, which every block has of its own.
+
+    And the threads, where one of them has all cores on purpose.
+    """
+    return ("seed", *(["threads"] if any(method_of(row.method).all_cores for row in configurations) else []))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
+
+    unequal: the settings that should be equal and are not. efficiency: the speed-up ÷ how many times as many devices
+    (on a CPU, threads) as the baseline the row has. accuracy: why its accuracy keeps it from being recommended, if so.
+    """
+
+    baseline: Row | None
+    speed_up: Ratio | None = None
+    reason: str = ""
+    unequal: tuple[str, ...] = ()
+    efficiency: Ratio | None = None
+    accuracy: str = ""
+
+
+def compare_with_baselines(report: Report) -> dict[str, Standing]:
+    """Compare every row with its baseline, if that may be done, by configuration's name; a baseline's speed-up is 1.
+
+    A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
+    that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal; nor,
+    where a target accuracy was asked for, one that missed it in a run.
+
+    All intervals together hold the truth with the report's confidence: those of one baseline's rows by Dunnett's
+    value, several baselines by equal parts of the error.
+    """
+    standings = {row.configuration.name: _before_times(report, row) for row in report.rows}
+    families: dict[str, list[Row]] = {}
+    for row in report.rows:
+        standing = standings[row.configuration.name]
+        if standing.baseline is row and not standing.reason:
+            standings[row.configuration.name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
+        elif not standing.reason:
+            families.setdefault(standing.baseline.configuration.name, []).append(row)
+    for rows in families.values():
+        baseline = standings[rows[0].configuration.name].baseline
+        confidence = 1 - (1 - confidence_of(report)) / len(families)
+        speed_ups = ratios_of(report, baseline, rows, asked_seconds(report), confidence)
+        for row, speed_up in zip(rows, speed_ups, strict=True):
+            share = units(baseline.results[0]) / units(row.results[0])
+            standings[row.configuration.name] = replace(
+                standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share),
+                accuracy=less_accurate(report, row, baseline, speed_up))
+    return standings
+
+
+def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> str:
+    """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; nothing if it is.
+
+    A test of non-inferiority: with 95 % confidence, the mean difference in blocks of equal seeds is above -margin; all
+    rows that learn tell the noise. Of a row that is not faster, or whose weights are one device's after 20 steps, only
+    a lower accuracy that is proved is told. Rows that reached a target accuracy are equal in that.
+    """
+    if report.settings.get("target_accuracy") is not None or row.times_only:
+        return ""
+    rows = tuple(other for other in report.rows if not other.times_only)
+    columns = {other.configuration.name: column for column, other in enumerate(rows)}
+    accuracies = block_times(rows, lambda outcome: 100 * outcome.result.epochs[-1].test_accuracy)
+    value, low, high = mean_difference(accuracies, *(columns[some.configuration.name] for some in (row, baseline)),
+                                       2 * CONFIDENCE - 1)
+    margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
+    if low >= -margin:
+        return ""
+    if high < 0:
+        return f"accuracy {-value:.1f} points lower"
+    check = report.equivalence.get(row.configuration.name)
+    if speed_up.words != FASTER or (check and check.status == "ok"):
+        return ""
+    return f"{NOT_SHOWN} {margin:g} point" + ("" if margin == 1 else "s")
+
+
+def _before_times(report, row):
+    """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
+    baseline, name = report.baseline(row), report.settings["baseline"]
+    if baseline is None:
+        return Standing(None, reason=f"the baseline, {name}, is not among the methods")
+    if not baseline.results:
+        return Standing(baseline, reason=f"the baseline, “{baseline.label}”, has no run that ended well")
+    if not row.results:
+        return Standing(baseline, reason="no run ended well")
+    may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
+    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
+    if unequal and not report.settings["allow_unequal"]:
+        return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
+    if row.simulated:
+        return Standing(baseline, None, "simulated", unequal)
+    if baseline.simulated:
+        return Standing(baseline, None, f"the baseline, “{baseline.label}”, is simulated", unequal)
+    for checked in (row, baseline):
+        check = report.equivalence.get(checked.configuration.name)
+        if check and check.status == "failed":
+            return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
+        if checked.missed:
+            return Standing(baseline, None, f"“{checked.label}” missed the target accuracy in {len(checked.missed)} of "
+                            f"{count(len(checked.outcomes), 'run')}", unequal)
+    return Standing(baseline, None, "", unequal)
+
+
+def units(result: RunResult) -> int:
+    """Return what a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+    on_cpu = result.devices[0] == "cpu"
+    return result.threads_per_process * result.world_size if on_cpu else len(result.devices)

@@ -1,0 +1,249 @@
+"""What the runs of each row say by themselves: times, throughput, phases, and what makes them doubtful."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.files.describe import training_seconds
+from common.files.results import PhaseTimes, RunResult
+from comparison.judge.quantiles import CONFIDENCE, look_confidence
+from comparison.judge.statistics import EQUAL_WITHIN, Ratio, adjusted_means, mean_interval, ratios
+from comparison.record import Report, Row
+from comparison.run.launch import Outcome
+
+UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
+STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
+MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the device that had the most. peak: median over the runs; lowest, highest: of all runs.
+
+    together: the sum of all devices' peaks, median over the runs. parts: what is in it, where that is known.
+    """
+
+    peak: float
+    lowest: int
+    highest: int
+    together: float
+    parts: dict[str, int]
+
+    @property
+    def rest(self) -> float:
+        """What is in none of the parts."""
+        return self.peak - sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row's derived numbers; None where nothing was measured.
+
+    Times are geometric means over the runs, adjusted to all blocks where some runs failed, so that the quotient of two
+    rows' is their ratio; for the time per epoch, each run counts with its mean over the epochs without the warm-up.
+    fastest and slowest are over all those epochs. asked_seconds: what rows are judged by (see asked_seconds()).
+    accuracies: of the runs' last epochs, 0..1; none for a method that trains something else on purpose. phases:
+    milliseconds per step, mean over the timed epochs of all runs. Startup is the time before the first step, and what
+    the first epoch takes longer.
+    """
+
+    runs: int = 0
+    asked_seconds: float | None = None
+    epoch_seconds: float | None = None
+    epoch_interval: tuple[float, float] | None = None  # of 95 %, around epoch_seconds
+    fastest_epoch: float | None = None
+    slowest_epoch: float | None = None
+    images_per_second: float | None = None
+    accuracies: tuple[float, ...] = ()
+    total_seconds: float | None = None  # from start to exit of the command
+    training_seconds: float | None = None  # of all epochs
+    training_interval: tuple[float, float] | None = None  # of 95 %, around training_seconds
+    startup_seconds: float | None = None  # median over the runs
+    phases: PhaseTimes | None = None
+    memory: Memory | None = None
+    images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the runs."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def step_milliseconds(self) -> float:
+        """All phases of a step together; needs a result."""
+        return sum(self.phases.known.values())
+
+    @property
+    def waiting_share(self) -> float:
+        """Which part of a step waits for data, 0..1; needs a result."""
+        return self.phases.data / self.step_milliseconds
+
+
+def epoch_seconds(result: RunResult) -> float:
+    """Return a run's mean seconds per epoch."""
+    return statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs)
+
+
+def run_seconds(row: Row) -> list[float]:
+    """Return the mean seconds per epoch of each run that ended well."""
+    return [epoch_seconds(result) for result in row.results]
+
+
+def image_seconds(outcome: Outcome) -> float:
+    """Return a run's mean seconds per image: epochs of rows with other batches or ranks may hold other images."""
+    epochs = outcome.result.timed_epochs
+    return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
+
+
+def whole_training(outcome: Outcome) -> float:
+    """Return a run's seconds of training over all its epochs."""
+    return training_seconds(outcome.result)
+
+
+def summarize(report: Report) -> dict[str, Summary]:
+    """Return the numbers of every row, by its configuration's name."""
+    measures = (asked_seconds(report), image_seconds, whole_training, lambda outcome: outcome.wall_seconds)
+    means = zip(*(adjusted_means(block_times(report.all_rows, measure)) for measure in measures), strict=True)
+    return {row.configuration.name: _summary(row, *map(float, own))
+            for row, own in zip(report.all_rows, means, strict=True)}
+
+
+def _summary(row, asked, per_image, training, total):
+    """The numbers of one row, given its mean seconds for what was asked, an image, the training and the command."""
+    seconds = run_seconds(row)
+    if not seconds:
+        return Summary()
+    epochs = [epoch for result in row.results for epoch in result.timed_epochs]
+    mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
+    return Summary(
+        runs=len(seconds),
+        asked_seconds=asked,
+        epoch_seconds=mean,
+        epoch_interval=mean_interval(seconds, mean),
+        fastest_epoch=min(epoch.train_seconds for epoch in epochs),
+        slowest_epoch=max(epoch.train_seconds for epoch in epochs),
+        images_per_second=1 / per_image,
+        accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
+        total_seconds=total,
+        training_seconds=training,
+        training_interval=mean_interval([training_seconds(result) for result in row.results], training),
+        startup_seconds=statistics.median(
+            result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
+            for result, own in zip(row.results, seconds, strict=True)),
+        phases=PhaseTimes(**{name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
+                             for name in epochs[0].phases.known}),
+        memory=_memory(row.results),
+        images_per_joule=_images_per_joule(row),
+    )
+
+
+def _images_per_joule(row):
+    """None unless the energy of every GPU of every run is known."""
+    runs = [(outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
+            for outcome in row.outcomes if outcome.status == "ok"]
+    if not all(joules and all(joules) for _, joules in runs):
+        return None
+    return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
+
+
+def _memory(results):
+    devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
+    if not devices:
+        return None
+    peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), statistics.median(map(sum, devices)),
+                  parts if any(parts.values()) else {})  # older results counted none of Accelerate's on a CPU
+
+
+def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = image_seconds) -> np.ndarray:
+    """Return what is measured of every run that ended well, (blocks, rows), nan where there is none."""
+    cells = {(outcome.block, column): measure(outcome) for column, row in enumerate(rows)
+             for outcome in row.outcomes if outcome.status == "ok"}
+    blocks = sorted({block for block, _ in cells})
+    values = [[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks]
+    return np.array(values).reshape(len(blocks), len(rows))
+
+
+def asked_seconds(report: Report) -> Callable[[Outcome], float]:
+    """Return what of a run the rows are judged by: the seconds of all training to a target accuracy if one was set, or
+    those of an image."""
+    return image_seconds if report.settings.get("target_accuracy") is None else whole_training
+
+
+def confidence_of(report: Report) -> float:
+    """Return with which confidence to judge, so that all looks at the data while they were measured have 95 %."""
+    return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
+
+
+def noise_blocks_of(report: Report) -> int | None:
+    """Return how many blocks, from the first, tell the noise: with --margin those that said how many there had to be.
+
+    That keeps the intervals true, although the number of blocks depends on the noise (C. Stein, Annals of Mathematical
+    Statistics 16, 1945). None for all.
+    """
+    return report.wanted_blocks if report.settings.get("margin") else None
+
+
+def ratios_of(
+    report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[Outcome], float] = image_seconds,
+    confidence: float | None = None
+) -> list[Ratio]:
+    """Return the ratios of the times of one row and each of several; all their intervals together have `confidence`.
+
+    seconds: what of a run is meant; confidence: the report's, unless given. All rows of the report tell the noise, also
+    those that stand in for devices that are not there: they train on the same machine, in the same blocks.
+    """
+    columns = {row.configuration.name: column for column, row in enumerate(report.all_rows)}
+    reference, *others = (columns[row.configuration.name] for row in (numerator, *denominators))
+    within = report.settings.get("equal_within", EQUAL_WITHIN)
+    confidence = confidence or confidence_of(report)
+    results = ratios(block_times(report.all_rows, seconds), reference, others, confidence, noise_blocks_of(report))
+    return [replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
+            for row, ratio in zip(denominators, results, strict=True)]
+
+
+def ratio_of(
+    report: Report, numerator: Row, denominator: Row, seconds: Callable[[Outcome], float] = image_seconds
+) -> Ratio:
+    """Return the ratio of the times of two rows."""
+    return ratios_of(report, numerator, [denominator], seconds)[0]
+
+
+def unsteadiness(row: Row) -> list[str]:
+    """Return what makes a row's times doubtful, each with its number, its cause and a remedy."""
+    reasons, seconds = [], run_seconds(row)
+    if not seconds:
+        return reasons
+    spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
+    if spread > UNSTEADY:
+        reasons.append(f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
+                       "s per epoch): something else used the machine, or it changed its speed; close other programs, "
+                       "or give more --repeats or a longer --budget")
+    reasons += [f"in block {outcome.block}, {words}; what counts is the mean" for outcome in row.outcomes
+                if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))]
+    first = [result.epochs[0].train_seconds / mean for result, mean in zip(row.results, seconds, strict=True)
+             if len(result.epochs) > 1]
+    if first and statistics.median(first) > 1.5:
+        reasons.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
+                       "which is left out of the times; give more --epochs, so that more of them count")
+    held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
+    if held > MOST_HELD_DOWN:
+        reasons.append(f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
+                       "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which")
+    return reasons
+
+
+def _odd_epochs(epochs):
+    """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one; nothing if none."""
+    seconds = [epoch.train_seconds for epoch in epochs]
+    mean, median = statistics.fmean(seconds), statistics.median(seconds)
+    if abs(mean / median - 1) <= STALLED:
+        return ""
+    sign = 1 if mean > median else -1
+    odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
+    numbers, times = (", ".join(texts) for texts in zip(*(
+        (str(epoch.epoch), f"{epoch.train_seconds:.2f}") for epoch in odd), strict=True))
+    return f"epoch{'s' * (len(odd) > 1)} {numbers} took {times} s, where the median epoch took {median:.2f} s"

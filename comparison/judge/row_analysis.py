@@ -1,0 +1,106 @@
+"""All that is derived from one row, beside its baseline."""
+
+from dataclasses import dataclass
+
+from common.words import count
+from comparison.judge.causes import Accounts, Cause, find_accounts, find_causes
+from comparison.judge.costs import Costs, find_costs
+from comparison.judge.fairness import Standing
+from comparison.judge.measures import Summary, unsteadiness
+from comparison.judge.statistics import DISTURBED
+from comparison.record import Report, Row
+
+MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
+
+
+@dataclass(frozen=True)
+class RowAnalysis:
+    """What is derived from one row. result: in words, what became of it; warnings: what makes its times doubtful.
+
+    memory_ratio: its peak memory ÷ the baseline's; None where it has no speed-up over another row either.
+    """
+
+    row: Row
+    summary: Summary
+    standing: Standing
+    costs: Costs
+    accounts: Accounts
+    causes: tuple[Cause, ...]
+    warnings: tuple[str, ...]
+    result: str
+    memory_ratio: float | None
+
+    @property
+    def much_memory(self) -> bool:
+        """Whether it needs much more or much less memory than its baseline."""
+        return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return self.row.label
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the row is what it is compared with."""
+        return self.standing.baseline is self.row
+
+    @property
+    def rivals_baseline(self) -> bool:
+        """Whether it could be used instead of its baseline: it trains, equally, and has a speed-up."""
+        return bool(self.standing.speed_up) and not (
+            self.is_baseline or self.standing.unequal or self.row.times_only)
+
+
+def analyse_row(report: Report, row: Row, standing: Standing, summaries: dict[str, Summary]) -> RowAnalysis:
+    """Return what is derived from a row. summaries: of all rows, by their configuration's name."""
+    accounts = find_accounts(row, standing)
+    return RowAnalysis(
+        row=row, summary=summaries[row.configuration.name], standing=standing,
+        costs=find_costs(report, row), accounts=accounts,
+        causes=find_causes(report, row, standing, accounts, summaries), warnings=tuple(unsteadiness(row)),
+        result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
+    )
+
+
+def _memory_ratio(row, standing, summaries):
+    if not standing.speed_up or standing.baseline is row:
+        return None
+    own, baseline = (summaries[name].memory for name in (row.configuration.name, standing.baseline.configuration.name))
+    return own.peak / baseline.peak if own and baseline else None
+
+
+def _result(report, row, standing):
+    """In words: its failures, whether it is comparable, faster or slower."""
+    if row.configuration.skip:
+        return "skipped"
+    words, check = [], report.equivalence.get(row.configuration.name)
+    if check and check.status == "failed":
+        words.append("failed: " + ("computes something else" if check.difference else "not checked"))
+    if row.troubles:
+        words.append(row.trouble + (f" {row.configuration.planned.batch}" if row.out_of_memory else ""))
+    if not row.results:
+        return "; ".join(words) or "not run"
+    allowed = report.settings["allow_unequal"]
+    if standing.unequal and allowed:
+        words.append("UNEQUAL (" + ", ".join(standing.unequal) + ")")
+    if standing.baseline is row:
+        words.append("baseline")
+    elif standing.speed_up:
+        words.append(standing.speed_up.words)
+        if standing.accuracy:
+            words.append(standing.accuracy)
+    elif row.simulated:
+        words.append("simulated")
+    elif standing.unequal and not allowed:
+        words.append(standing.reason)
+    if row.disturbed and DISTURBED not in words:
+        words.append(DISTURBED)
+    if row.all_cores:
+        words.append(count(row.results[0].threads_per_process, "thread"))
+    return "; ".join(words) or "ok"
+
+
+def entry_of(rows: tuple[RowAnalysis, ...], row: Row) -> RowAnalysis:
+    """Return what is derived from `row`, one of `rows`."""
+    return next(entry for entry in rows if entry.row is row)

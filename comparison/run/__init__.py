@@ -1,0 +1,1 @@
+"""Running the rows: launches, turns, monitors, and when to stop."""

@@ -1,0 +1,183 @@
+"""What the GPUs did while a run trained, as NVML tells it: power, clocks, memory, other programs that computed there.
+
+NVML is the driver's library, and nvidia-ml-py its binding, which is optional: without it nothing of this is known.
+"""
+
+import contextlib
+import functools
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+from common.files.results import RunResult
+
+LOOK_EVERY = 0.2  # seconds
+# nvmlClocksThrottleReasons: the power limit, and heat or the power supply by the driver or the card itself (NVML's
+# reference, "Field Value Enums"); that nothing is to be done, or that clocks are set, slows nobody down
+HELD_DOWN = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """One GPU during the timed epochs of a run; None: the card or its driver does not tell.
+
+    device: the run's name for it. busy: the share of the time in which any kernel ran. memory_bytes: the most in use,
+    by all programs together. watts, megahertz (of the multiprocessors): means. joules: in an epoch, mean. held_down:
+    the share of the time in which heat or a limit of the power held the clocks down; foreign: in which another program
+    computed there.
+    """
+
+    device: str
+    busy: float | None = None
+    memory_bytes: int | None = None
+    watts: float | None = None
+    joules: float | None = None
+    megahertz: float | None = None
+    held_down: float | None = None
+    foreign: float | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A card at one moment, in CardUse's units. joules: since the driver was loaded. programs: who computed lately."""
+
+    seconds: float
+    busy: float | None
+    memory_bytes: int | None
+    watts: float | None
+    joules: float | None
+    megahertz: int | None
+    held_down: bool | None
+    programs: frozenset[int] | None
+
+
+@functools.cache
+def nvml():
+    """Return NVML's binding, ready to be asked; None where it, the driver or every NVIDIA card is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+class CardWatch:
+    """Looks at every card of this machine five times a second, during as many `with`s of watching() as there are."""
+
+    def __init__(self):
+        self._cards = {}  # by UUID: NVML's numbers do not depend on CUDA_VISIBLE_DEVICES, PyTorch's do
+        self._moments: dict[str, list[Moment]] = {}
+        self._own = {os.getpid()}
+        for number in range(self._ask("nvmlDeviceGetCount") or 0 if nvml() else 0):
+            card = self._ask("nvmlDeviceGetHandleByIndex", number)
+            uuid = self._ask("nvmlDeviceGetUUID", card)
+            self._cards[uuid], self._moments[uuid] = card, []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the cards for as long as the `with` lasts."""
+        if not self._cards:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._look_until, args=(over,), daemon=True)
+        self._look()
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self._look()
+
+    def uses(self, result: RunResult) -> tuple[CardUse, ...]:
+        """Return what the cards of a run did in its timed epochs, one CardUse for each of its devices on a GPU."""
+        windows = [(epoch.start, epoch.start + epoch.train_seconds) for epoch in result.timed_epochs
+                   if epoch.start is not None]
+        return tuple(self._use(device.partition(" (")[0], self._moments.get(uuid, []), windows)
+                     for device, uuid in zip(result.devices, result.gpu_uuids, strict=False))
+
+    def _look_until(self, over):
+        while not over.wait(LOOK_EVERY):
+            self._look()
+
+    def _look(self):
+        for uuid, card in self._cards.items():
+            self._moments[uuid].append(self._moment(card))
+
+    def _moment(self, card):
+        """One Moment. NVML gives percents, milliwatts, millijoules, and a memory's use as bytes."""
+        now = time.monotonic()
+        rates, memory = self._ask("nvmlDeviceGetUtilizationRates", card), self._ask("nvmlDeviceGetMemoryInfo", card)
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", card)
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", card)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", card)
+        return Moment(
+            now,
+            rates and rates.gpu / 100,
+            memory and memory.used,
+            milliwatts and milliwatts / 1000,
+            millijoules and millijoules / 1000,
+            self._ask("nvmlDeviceGetClockInfo", card, nvml().NVML_CLOCK_SM),
+            None if reasons is None else bool(reasons & HELD_DOWN),
+            self._programs(card),
+        )
+
+    def _programs(self, card):
+        """The processes whose kernels ran on a card since the last look but one; None if the driver does not say."""
+        since = int(1e6 * (time.time() - 2 * LOOK_EVERY))  # NVML's clock: microseconds since the Unix epoch
+        try:
+            programs = nvml().nvmlDeviceGetProcessUtilization(card, since)
+        except nvml().NVMLError_NotFound:
+            return frozenset()
+        except nvml().NVMLError:
+            return None
+        programs = frozenset(program.pid for program in programs if program.smUtil)
+        if programs - self._own:
+            self._own |= {child.pid for child in psutil.Process().children(recursive=True)}
+        return programs
+
+    def _ask(self, function, *arguments):
+        try:
+            return getattr(nvml(), function)(*arguments)
+        except nvml().NVMLError:  # not on this card, or not for this user
+            return None
+
+    def _use(self, device, moments, windows):
+        inside = [moment for moment in moments if any(start <= moment.seconds <= end for start, end in windows)]
+
+        def known(name):
+            return [getattr(moment, name) for moment in inside if getattr(moment, name) is not None]
+
+        def mean(name):
+            values = known(name)
+            return statistics.mean(values) if values else None
+
+        return CardUse(device, mean("busy"), max(known("memory_bytes"), default=None), mean("watts"),
+                       _joules(moments, windows), mean("megahertz"), mean("held_down"),
+                       self._foreign(known("programs")))
+
+    def _foreign(self, programs):
+        """None too where the run's own processes were never seen: a container may not know its processes' numbers."""
+        if not any(seen & self._own for seen in programs):
+            return None
+        return statistics.mean(bool(seen - self._own) for seen in programs)
+
+
+def _joules(moments, windows):
+    """The energy of an epoch, from the card's counter, read between looks as if the power were constant there."""
+    counted = [(moment.seconds, moment.joules) for moment in moments if moment.joules is not None]
+    if not windows or not counted or counted[0][0] > windows[0][0] or counted[-1][0] < windows[-1][1]:
+        return None
+    before, after = (np.interp([window[end] for window in windows], *zip(*counted, strict=True)) for end in (0, 1))
+    return float(np.mean(after - before))

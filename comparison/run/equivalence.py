@@ -1,0 +1,89 @@
+"""Whether all rows compute the same: 20 deterministic steps of each, against one device, parameter by parameter."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from common.errors import FAILED, OUT_OF_MEMORY, SuiteError
+from common.machine.lifetime import temporary_directory
+from comparison.methods import METHODS, python, script
+from comparison.plan.plan import Configuration, type_flags
+from comparison.record import Equivalence
+from comparison.run.launch import HelperFailed, ask, cause, ran_out_of_memory, run_child
+
+STEPS = 20
+# Rounding ends near 1e-8 to 1e-6 after 20 such steps, where it has switched an activation near 1e-4; a forgotten or
+# doubled gradient ends near 1e-2.
+TOLERANCE = 1e-4
+TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 end near 1e-4
+NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
+
+
+def check_equivalence(
+    plan: list[Configuration], shared_flags: list[str], train_images: int
+) -> dict[str, Equivalence]:
+    """Train every configuration and one device from the same weights on the same batches, and compare the weights.
+
+    No augmentation, and SGD instead of Adam, which turns rounding into whole steps. In evaluation mode, because
+    dropout's masks, and the statistics by which BatchNorm normalises, are other ones where a batch is cut. A row that
+    differs is trained again in double precision: rounding can switch an activation on or off, and so seem a mistake.
+    Returns by configuration's name.
+    """
+    checks, references = {}, {}
+
+    def difference(number, row, precision):
+        one_device = replace(row.planned, threads=plan[0].planned.threads, compile=False, cuda_graph=False)
+        flags = (*shared_flags, *type_flags(one_device.flags), "--precision", precision)
+        if flags not in references:
+            file = Path(directory, f"reference-{number}-{precision}.pth")
+            _train((python(), script("data_parallel_train.py"), *flags), row, train_images, file)
+            references[flags] = file
+        file = Path(directory, f"{number}-{precision}.pth")
+        _train((*row.launched, "--precision", precision), row, train_images, file)
+        return json.loads(ask("common.programs.weights", str(references[flags]), str(file)))["difference"]
+
+    with temporary_directory() as directory:
+        for number, row in enumerate(plan):
+            if METHODS[row.method].times_only:
+                reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
+                checks[row.name] = Equivalence(None, "expected", reason)
+                continue
+            try:
+                rounds, in_float32 = METHODS[row.method].rounds, difference(number, row, "fp32")
+                checks[row.name] = _judge(in_float32, rounds)
+                if checks[row.name].status == "failed":
+                    checks[row.name] = _judge(difference(number, row, "fp64"), rounds, in_float32)
+            except (SuiteError, HelperFailed) as error:  # what was found in float32 stands
+                checks.setdefault(row.name, Equivalence(None, "failed", f"the check did not end well: {error}"))
+            except MemoryError as error:
+                checks.setdefault(row.name, Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}"))
+    return checks
+
+
+def _train(command, row, train_images, file):
+    """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
+    steps = min(STEPS, max(1, train_images // row.planned.batch_size))  # whole batches, as many on every rank
+    changed = ("--eval-mode", "--no-augment", "--optimizer", "sgd", "--lr", 0.01,
+               "--weight-decay", 0, "--schedule", "steps", "--label-smoothing", 0, "--epochs", -(-STEPS // steps),
+               "--max-steps", steps, "--save", file, "--figure-dir", file.parent, "--no-curves")
+    if "--target-accuracy" in command:  # which so short a training would miss
+        place = command.index("--target-accuracy")
+        command = (*command[:place], *command[place + 2:])
+    log = file.with_suffix(".log")
+    code = run_child((*command, *map(str, changed)), log, NO_TF32)
+    if code and ran_out_of_memory(why := cause(code, log)):
+        raise MemoryError(why)
+    if code:
+        raise SuiteError(f"its {STEPS} steps did not end well", cause(code, log), "run it alone to see why", FAILED)
+
+
+def _judge(difference, rounds, in_float32=None):
+    """in_float32: the difference there, where `difference` is that in double precision."""
+    tolerance = TOLERANCE_ROUNDED if rounds else TOLERANCE
+    if difference <= tolerance:
+        reason = f"it rounds {rounds}, which is taken for the cause up to {tolerance:.0e}" if rounds else ""
+        if in_float32 is not None:
+            reason = f"it is that in double precision; in float32 it is {in_float32:.1e}, by rounding alone"
+        return Equivalence(difference, "ok", reason)
+    return Equivalence(difference, "failed", f"after {STEPS} steps its weights differ from one device's by "
+                       f"{difference:.1e}, more than rounding ({tolerance:.0e})")

@@ -1,0 +1,119 @@
+"""The largest batch with which each row trains: --batch-size, doubled until memory, or the data set, does not suffice.
+
+A batch is tried by the row's own script, which trains a few steps and evaluates, alone on the machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.errors import OUT_OF_MEMORY
+from common.files.probe import Probe
+from common.settings.config import option
+from comparison.plan.plan import Configuration, type_flags
+from comparison.run.launch import Outcome, run_once
+
+STEPS = 3  # the first makes gradients and the optimizer's state, which the next have all the time
+MARGIN = 0.05  # of --memory-limit that a trial leaves: peaks of equal runs differ by some percent, few by more
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch that a row was tried with. status, reason: as in Outcome.
+
+    images: how many were trained on in STEPS steps; peak_bytes: of the device that needed most. None where it does not
+    fit, or failed otherwise.
+    """
+
+    configuration: str
+    batch_size: int
+    status: str
+    reason: str
+    images: int | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory sufficed: it may have diverged, or missed a target accuracy."""
+        return self.images is not None
+
+
+def trials_of(row: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of a row, or of the one that it is a counterpart of, in their order."""
+    return [trial for trial in trials if trial.configuration == (row.against or row.name)]
+
+
+def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
+    """Return which batch to try a row with next; None where its largest is known.
+
+    Twice the largest that fits, unless that was tried or the data set does not fill it; if none fits, half of the
+    smallest, as long as it divides among the devices.
+    """
+    results = by_batch(row, trials)
+    if not results:
+        return row.planned.batch_size
+    if fitting := [batch for batch, trial in results.items() if trial.fits]:
+        largest = max(fitting)
+        return None if 2 * largest in results or results[largest].images < 2 * largest else 2 * largest
+    smallest = min(results)
+    if results[smallest].status != OUT_OF_MEMORY or smallest % (2 * row.planned.shares):
+        return None
+    return smallest // 2
+
+
+def by_batch(row: Configuration, trials: Sequence[Trial]) -> dict[int, Trial]:
+    """Return the last trial of a row with each batch."""
+    return {trial.batch_size: trial for trial in trials_of(row, trials)}
+
+
+def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Path) -> Trial:
+    """Let a row train STEPS steps of a batch and evaluate; its files go into `directory`.
+
+    settings: the comparison's, with the limit of memory of which MARGIN is left.
+    """
+    fitted, limit = with_batch(row, batch_size), settings.get("memory_limit")
+    command = (*fitted.command, "--epochs", "1", "--max-steps", str(STEPS),
+               *(type_flags({"memory_limit": round((1 - MARGIN) * limit)}) if limit else ()))
+    outcome = run_once(replace(fitted, name=f"{row.name}-fit", command=command), batch_size, settings["seed"],
+                       directory, settings["timeout"])
+    if outcome.result is None:
+        return Trial(row.name, batch_size, outcome.status, outcome.reason)
+    return Trial(row.name, batch_size, outcome.status, outcome.reason, outcome.result.epochs[-1].samples,
+                 max(outcome.result.peak_memory_bytes))
+
+
+def with_batch(row: Configuration, batch_size: int) -> Configuration:
+    """Return a row with another global batch."""
+    command = list(row.command)
+    if command:  # what was read from a file has none
+        command[command.index(option("batch_size")) + 1] = str(batch_size)
+    planned = replace(row.planned, batch_size=batch_size, per_device_batch_size=-(-batch_size // row.planned.shares))
+    return replace(row, planned=planned, command=tuple(command))
+
+
+def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:
+    """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
+    return tuple(_with_largest(row, by_batch(row, trials)) for row in plan)
+
+
+def _with_largest(row, results):
+    if not results:
+        return row
+    return with_batch(row, max((batch for batch, trial in results.items() if trial.fits), default=min(results)))
+
+
+def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> list[Trial]:
+    """Return as trials the runs that memory did not suffice for."""
+    rows = {row.name: row for row in plan}
+    return [Trial(rows[outcome.configuration].against or outcome.configuration,
+                  rows[outcome.configuration].planned.batch_size, outcome.status, outcome.reason)
+            for outcome in outcomes if outcome.status == OUT_OF_MEMORY]
+
+
+def with_peaks(probe: Probe, trials: Sequence[Trial]) -> Probe:
+    """Return a probe which has needed as much memory, of the device that trains, as the largest of the trials."""
+    if not probe.memory or not any(trial.fits for trial in trials):
+        return probe
+    *others, own = probe.memory
+    peak = max(own.peak_bytes, *(trial.peak_bytes for trial in trials if trial.fits))
+    return replace(probe, memory=(*others, replace(own, peak_bytes=peak)))

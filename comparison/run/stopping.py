@@ -1,0 +1,95 @@
+"""When a comparison has enough blocks: those that were asked for, or what its budget of time allows and needs."""
+
+import math
+from dataclasses import replace
+
+from common.words import count, duration, percent
+from comparison.judge.analysis import analyse
+from comparison.judge.statistics import resolution
+from comparison.plan.counterparts import BEFORE
+from comparison.plan.plan import make_order
+from comparison.record import Report
+
+SPARE_BLOCKS = 2  # how many more may be run in the place of disturbed ones
+USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a share: before anything is measured
+
+
+def expectation(report: Report, block_seconds: float) -> str:
+    """Return what the budget allows and what that can find, in words, before the first run.
+
+    block_seconds: what a block may take.
+    """
+    budget, rows = report.settings["budget"], len({name for _, name in report.order})
+    blocks = int(budget / block_seconds)
+    if blocks < report.wanted_blocks:
+        return (f"The budget of {duration(budget)} is less than the fewest blocks take, which are "
+                f"{report.wanted_blocks}; no more are run.")
+    difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
+    finds = "" if difference == math.inf else (f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
+                                               f"differences above about {percent(difference)} would be found")
+    return (f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
+            f"least{finds}. It ends earlier if every row is decided.")
+
+
+def look(report: Report, used: float, block_seconds: float) -> Report:
+    """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
+
+    used: seconds since its first block began; block_seconds: what another block takes. Where no time is left for
+    another, the look is the last and may take what is left of the error.
+    """
+    budget, blocks = report.settings.get("budget"), len(report.whole_blocks) - len(report.set_aside)
+    before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
+    if budget is None or report.settings.get("margin") or blocks <= before:
+        return report
+    share = 1.0 if used + block_seconds > budget else max(share, used / budget)
+    return replace(report, looks=(*report.looks, (blocks, share)))
+
+
+def wants_block(report: Report, used: float, block_seconds: float) -> bool:
+    """Return whether to run another block, after the look at the last.
+
+    In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS. Else, if there is time within
+    the budget: with a margin, until there are needed_blocks; with a budget alone, while a row, a value of a sweep or a
+    pair of before and now is not decided. used, block_seconds: as for `look`.
+    """
+    budget, margin = report.settings.get("budget"), report.settings.get("margin")
+    if _wants(report, report.wanted_blocks):
+        return True
+    if (budget is None and margin is None) or (budget is not None and used + block_seconds > budget):
+        return False
+    if margin is not None:
+        return _wants(report, needed_blocks(report))
+    return not all(ratio.decided for ratio in _judged(report) if ratio)
+
+
+def _wants(report, blocks):
+    """Whether there are fewer blocks, without the disturbed ones, and spare ones left."""
+    whole = len(report.whole_blocks)
+    return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
+
+
+def _judged(report):
+    """The ratios that the comparison is to decide."""
+    analysis = analyse(report)
+    return [*(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
+            *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios),
+            *(pair.ratio for pair in analysis.pairs[BEFORE])]
+
+
+def needed_blocks(report: Report) -> int:
+    """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
+
+    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): an interval's width, of logarithms, shrinks with
+    the root of the number of blocks, as the first stage alone tells the noise.
+    """
+    wanted, blocks = math.log1p(report.settings["margin"]), len(report.whole_blocks) - len(report.set_aside)
+    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio and ratio.low]
+    return max(report.wanted_blocks, *(math.ceil(blocks * (half / wanted) ** 2) for half in half_widths), 0)
+
+
+def with_another_block(report: Report) -> Report:
+    """Return the report with one more block in its order, as make_order goes on."""
+    names = [configuration.name for configuration in report.plan if not configuration.skip]
+    blocks = report.order[-1][0] + 1
+    more = make_order(names, blocks, report.settings["seed"])[-len(names):]
+    return replace(report, order=(*report.order, *more))

@@ -1,0 +1,1 @@
+"""Words, tables, figures, and the files that they are in."""

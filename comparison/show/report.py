@@ -1,0 +1,152 @@
+"""A comparison as it is kept: reports, tables and figures in files, beside what the terminal shows."""
+
+import contextlib
+import csv
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import SuiteError
+from common.files.writing import write_text
+from common.words import printable
+from comparison.judge.analysis import Analysis, analyse
+from comparison.judge.fairness import effective
+from comparison.judge.remedies import Proof, find_proofs
+from comparison.judge.row_analysis import RowAnalysis
+from comparison.plan.plan import words_of
+from comparison.record import Report
+from comparison.results_file import read_results
+from comparison.show.language import ENGLISH, say, speaking
+from comparison.show.page import write_html
+from comparison.show.plots import FIGURES as FIGURE_NAMES
+from comparison.show.plots import draw_all
+from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
+from comparison.show.tables import main_table
+from comparison.show.terminal import terminal_columns, terminal_text
+
+FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
+PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
+
+
+def keep_earlier(directory: Path) -> None:
+    """Move what a new comparison would write over into a subdirectory with the date of then, and say so.
+
+    The files in runs/ and traces/, and the proof, go along if there is a results.json that they belong to. Nothing is
+    deleted but a results.json without a single outcome.
+    """
+    results = directory / "results.json"
+    with contextlib.suppress(SuiteError):
+        if not read_results(results).outcomes:
+            results.unlink()
+    names = [*FILES, *FIGURE_NAMES, *(str(Path(name).with_suffix(".svg")) for name in FIGURE_NAMES)]
+    names += ["runs", "traces", PROOF] if results.exists() else []
+    earlier = [directory / name for name in names if os.path.lexists(directory / name)]
+    if not earlier:
+        return
+    place = directory / datetime.fromtimestamp(earlier[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
+    while place.exists():  # of the same second
+        place = place.with_name(f"{place.name}+")
+    place.mkdir()
+    for file in earlier:
+        file.rename(place / file.name)
+    print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
+
+
+def present(directory: Path, language: str = ENGLISH) -> Report:
+    """Print what the results.json in `directory` holds; write FILES and the figures, in a language; return it."""
+    with speaking(language):
+        return _present(directory)
+
+
+def _present(directory):
+    report, proof = read_results(directory / "results.json"), read_proof(directory)
+    analysis = analyse(report)
+    proofs = find_proofs(analysis, proof) if proof else []
+    print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n", flush=True)
+    write_csv(analysis, directory / "results.csv")
+    write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
+    figures = draw_all(analysis, directory)  # which takes longest: whoever ends this program may not wait for it
+    write_markdown(analysis, directory / "report.md", figures, proofs)
+    write_html(analysis, directory / "report.html", figures, proofs)
+    print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"
+          + " (each figure as SVG too)" * bool(figures), flush=True)
+    return report
+
+
+def read_proof(directory: Path) -> Report | None:
+    """Return the comparison that proves the causes of the one in `directory`, if it was run."""
+    file = directory / PROOF / "results.json"
+    return read_results(file) if file.exists() else None
+
+
+def write_csv(analysis: Analysis, path: Path) -> None:
+    """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
+    rows = [_csv_row(analysis, entry) for entry in analysis.rows]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+    writer.writeheader()
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+    write_text(text.getvalue(), path)
+
+
+def _csv_cell(value):
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
+    report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
+    return {
+        "method": row.configuration.method, "label": row.label,
+        **{name: row.configuration.values.get(name) for name in report.swept},
+        "dataset": report.settings["dataset"], "model": row.configuration.planned.model,
+        "result": entry.result, "simulated": row.simulated,
+        "devices": len(row.results[0].devices) if row.results else None,
+        **{name: getattr(numbers, name) for name in (
+            "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
+            "training_seconds", "total_seconds")},
+        "peak_memory_bytes": numbers.memory and numbers.memory.peak, "images_per_joule": numbers.images_per_joule,
+        **{f"{name.replace(' ', '_')}_bytes": size
+           for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
+        **_interval("speed_up", standing.speed_up), **_interval("efficiency", standing.efficiency),
+        "no_speed_up_because": standing.reason,
+        **{words_of(name): value for name, value in (vars(effective(row.results[0])) if row.results else {}).items()},
+    }
+
+
+def _interval(name, ratio):
+    return {name: ratio and ratio.value, f"{name}_low": ratio and ratio.low, f"{name}_high": ratio and ratio.high}
+
+
+def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
+    """Write the report for people as Markdown."""
+    written = {TEXT: markdown, TABLE: markdown, LIST: bullets, CODE: fenced,
+               FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)}
+    parts = [f"# {markdown(say(analysis.report.title))}", f"{say('Made by')} `{_in_line(analysis.report.command)}`."]
+    for section in sections(analysis, figures, proofs, "github"):
+        parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]
+    write_text("\n\n".join(parts) + "\n", path)
+
+
+def markdown(text: str) -> str:
+    """Return a text without what Markdown would take for HTML, or for a link or picture."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+
+
+def fenced(text: str) -> str:
+    """Return lines of a program as Markdown, between more backticks than they have themselves."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{printable(text)}\n{fence}"
+
+
+def _in_line(text):
+    """A command within a line of Markdown, where a backtick would end it."""
+    return " ".join(printable(text).replace("`", "'").split())
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """Return the sentences as a list."""
+    return "\n".join(f"- {markdown(sentence)}" for sentence in sentences)

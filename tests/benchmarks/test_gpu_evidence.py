@@ -1,0 +1,90 @@
+"""Everything that is to be seen on a GPU, step by step, on a machine that pretends to have one."""
+
+import json
+import sys
+
+import pytest
+
+from common.errors import FAILED, MACHINE, USAGE, SuiteError
+from tests.processes import PROJECT
+
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+
+import gpu_evidence
+
+
+@pytest.fixture
+def evidence(tmp_path, monkeypatch):
+    """evidence("--step", "2"): run the program with steps that only print; gives the exit code and the directory."""
+    monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
+    monkeypatch.setattr(gpu_evidence, "describe_environment", lambda: {"gpus": ["NVIDIA Pretended 1"], "torch": "2.11"})
+    monkeypatch.setattr(gpu_evidence, "STEPS", {
+        "tests": ("-c", "print('3 passed')"), "sleeper": ("-c", "import time; time.sleep(60)"),
+        "last": ("-c", "print('done')")})
+    monkeypatch.setattr(gpu_evidence, "command_of", lambda name, *_: gpu_evidence.STEPS[name])
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", "--limit", "3", *flags])
+        code = 0
+        try:
+            gpu_evidence.main()
+        except SuiteError as error:
+            code = error.exit_code
+        return code, tmp_path / "figures" / "gpu-nvidia-pretended-1"
+
+    return run
+
+
+def test_every_step_runs_once_and_what_was_stopped_is_tried_again(evidence, monkeypatch, capsys):
+    code, directory = evidence()
+    steps = json.loads((directory / "steps.json").read_text())
+    assert code == FAILED and [step["exit_code"] for step in steps.values()] == [0, 124, 0]
+    assert (directory / "tests.log").read_text() == "3 passed\n"
+    report = (directory / "report.md").read_text()
+    assert report.startswith("# What was seen on NVIDIA Pretended 1") and "[log](sleeper.log)" in report
+    monkeypatch.setitem(gpu_evidence.STEPS, "sleeper", ("-c", "print('awake')"))
+    capsys.readouterr()
+    assert evidence()[0] == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["2", "sleeper:"]] * 2
+    assert evidence("--step", "3")[0] == 0 and "3 last: fine" in capsys.readouterr().out  # although it was done
+
+
+@pytest.mark.parametrize("flags, gpus, code", [(("--step", "4"), ["one"], USAGE), ((), [], MACHINE)])
+def test_a_step_that_is_not_there_and_a_machine_without_a_gpu(flags, gpus, code, evidence, monkeypatch):
+    monkeypatch.setattr(gpu_evidence, "describe_environment", lambda: {"gpus": gpus})
+    assert evidence(*flags)[0] == code
+
+
+def test_what_is_too_large_to_commit_is_said(evidence, monkeypatch):
+    monkeypatch.setattr(gpu_evidence, "MEBIBYTES", 1)
+    code, directory = evidence("--step", "1")
+    assert code == 0
+    (directory / "trace.json").write_bytes(bytes(2**20))
+    with pytest.raises(SuiteError, match="1 MiB, of which trace.json has 1; leave it under 1 MiB"):
+        gpu_evidence.check_size(directory)
+
+
+def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
+    assert gpu_evidence.directory_of(["Tesla T4", "Tesla T4"]).name == "gpu-2x-tesla-t4"
+    directory = PROJECT / "figures" / "gpu-x"
+    assert gpu_evidence.command_of("tests", directory, "d") == ("-m", "pytest", "-m", "gpu", "-q")
+    assert gpu_evidence.command_of("roofline", directory, "d") == (
+        "benchmarks/roofline.py", "--data-root", "d", "--output", "figures/gpu-x/roofline.json")
+    compare = gpu_evidence.command_of("mnist", directory, "d")
+    assert compare[-4:] == ("--data-root", "d", "--output-dir", "figures/gpu-x/mnist") and "--resume" not in compare
+    monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "results.json").touch()
+    for name in ("options", "roofline"):
+        (tmp_path / f"{name}.json").touch()
+    resumed = {name: "--resume" in gpu_evidence.command_of(name, tmp_path, "d") for name in gpu_evidence.STEPS}
+    assert [name for name, resumes in resumed.items() if resumes] == ["mnist", "options"]
+
+
+def test_every_comparison_can_be_typed(monkeypatch):
+    import compare_parallel
+
+    for name, command in gpu_evidence.STEPS.items():
+        if command[0] == gpu_evidence.COMPARE:
+            monkeypatch.setattr(sys, "argv", list(command))
+            assert compare_parallel.parse(), name

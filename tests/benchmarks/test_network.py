@@ -1,0 +1,83 @@
+"""Ranks on machines of their own, which are network namespaces: they meet, and the link takes the time it should."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.processes import PROJECT, child_environment
+
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+import network
+
+pytestmark = pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+EXCHANGE = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+seconds = []
+for _ in range(8):
+    message = torch.zeros(int(sys.argv[1]) // 4)
+    dist.barrier()
+    start = time.perf_counter()
+    dist.all_reduce(message)
+    longest = torch.tensor(time.perf_counter() - start)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)  # of the rank that left the barrier first
+    seconds.append(longest.item())
+if dist.get_rank() == 0:
+    print(1000 * sorted(seconds)[2])
+dist.barrier()
+"""
+
+
+def run(*command):
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, env=child_environment(), timeout=120)
+
+
+@pytest.mark.parametrize("size, gbps, milliseconds, least", [(1024, 10.0, 5.0, 4 * 5), (10**6, 0.1, 0.0, 80)])
+def test_a_link_takes_its_time_and_gloo_sends_each_part_in_two(size, gbps, milliseconds, least):
+    """The projection reckons with 4 messages one after the other between 2 ranks, and all bytes."""
+    with network.machines(2, gbps, milliseconds) as two:
+        done = run(*two.on_each(2, 29600, (sys.executable, "-c", EXCHANGE, str(size))))
+    assert least <= float(done.stdout) < 3 * least, done.stderr
+
+
+def test_two_agents_meet_over_a_link_as_the_page_about_clusters_says(data_root, tmp_path):
+    flags = ("--dataset", "synthetic-mnist", "--model", "mlp", "--loader", "resident", "--train-size", "512",
+             "--epochs", "1", "--no-curves", "--data-root", data_root, "--output", tmp_path / "result.json")
+    page = (PROJECT / "docs" / "cluster.md").read_text()
+    with network.machines(2, 1.0, 1.0) as two:
+        agents = []
+        for machine in (0, 1):
+            typed = ("--nnodes=2", "--nproc_per_node=1", f"--node_rank={machine}", "--rdzv_backend=c10d",
+                     f"--rdzv_endpoint={two.address(0)}:29400", f"--rdzv_conf=is_host={1 - machine}",
+                     f"--local_addr={two.address(machine)}")
+            assert all(flag.partition("=")[0] in page for flag in typed)
+            command = two.command(machine, (sys.executable, "-m", "torch.distributed.run", *typed, "ddp_train.py"))
+            agents.append(subprocess.Popen([*command, *map(str, flags)], cwd=PROJECT, stderr=subprocess.PIPE, text=True,
+                                           env={**child_environment(), "GLOO_SOCKET_IFNAME": "link0"}))
+        for agent in agents:
+            assert agent.wait(100) == 0, agent.stderr.read()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["world_size"]) == ("ok", 2)
+
+
+def test_streams_arrive_no_faster_than_the_link():
+    with network.machines(3, 0.2) as three:
+        assert 0.1 < three.carries(3, seconds=0.4) < 0.21
+
+
+def test_machines_are_gone_with_their_processes():
+    with network.machines(2) as two:
+        sleeper = subprocess.Popen(two.command(1, ("sleep", "600")))
+        while "sleep" not in (name := _command_of(sleeper.pid)):
+            time.sleep(0.01)
+        assert set(two.names) <= set(os.listdir("/run/netns")), name
+    assert sleeper.wait(10) == -9 and not set(two.names) & set(os.listdir("/run/netns"))
+
+
+def _command_of(pid):
+    with open(f"/proc/{pid}/comm") as file:
+        return file.read()

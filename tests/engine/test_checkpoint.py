@@ -1,0 +1,120 @@
+"""A training that was interrupted and goes on computes bit for bit what it would have computed without the break."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from common.data.image_set import load_image_set
+from common.data.loaders import make_loaders
+from common.engine.checkpoint import read_checkpoint
+from common.engine.loop import build_optimizer
+from common.engine.run import run
+from common.models.build import build_model
+from tests.data.test_data import make_config
+from tests.training import CPU, make_context, make_sampler, make_step
+
+
+@pytest.fixture
+def train(data_root, tmp_path):
+    """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
+
+    def train(name, **values):
+        config = make_config(**{
+            "dataset": "synthetic-cifar10", "data_root": str(data_root), "train_size": 96, "batch_size": 48,
+            "model": "vgg", "lr_milestones": (1, 3), "figure_dir": str(tmp_path), "quiet": True,
+            "output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt"), **values})
+        image_set = load_image_set(config)
+        image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
+        model = build_model(config.model, image_set.image_shape, config.seed)
+        model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
+        sampler = make_sampler(image_set, config)
+        loaders = make_loaders(image_set, config, CPU, sampler)
+        context = make_context(model, before_epoch=sampler.set_epoch)
+        optimizer = build_optimizer(model.parameters(), config)
+        run(context, make_step(model, config), model, optimizer, loaders, image_set, config, Namespace())
+        return learned(config.output), torch.load(config.checkpoint, weights_only=True)
+
+    return train
+
+
+def learned(output):
+    with open(output) as file:
+        return [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"])
+                for epoch in json.load(file)["epochs"]]
+
+
+def assert_same(value, other):
+    """Two checkpoints are equal, but for the times in their records."""
+    assert type(value) is type(other)
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for name in value.keys() - {"records"}:
+            assert_same(value[name], other[name])
+    elif isinstance(value, (list, tuple)):
+        assert len(value) == len(other)
+        for left, right in zip(value, other, strict=True):
+            assert_same(left, right)
+    elif torch.is_tensor(value):
+        assert torch.equal(value, other)
+    else:
+        assert value == other
+
+
+@pytest.mark.parametrize("workers, optimizer", [
+    (0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
+def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
+    same = {"num_workers": workers, "optimizer": optimizer}
+    whole, last = train("whole", epochs=4, **same)
+    first, _ = train("half", epochs=2, **same)
+    rest, resumed = train("rest", epochs=4, resume=str(tmp_path / "half.pt"), **same)
+    assert whole[:2] == first
+    assert rest == whole
+    assert_same(resumed, last)
+    finished = str(tmp_path / "rest.pt")
+    again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
+    assert again == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script, ranks, model", [
+    ("ddp_train.py", 2, "mlp"), ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
+    ("fsdp_train.py", 2, "strided"), ("fsdp_train.py", 3, "lenet")])  # shares of the optimizer's state, uneven ones too
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_ranks_go_on_too(script, ranks, model, optimizer, project, data_root, tmp_path):
+    def ranked(name, epochs, *flags):
+        done = project(script, "--spawn", ranks, "--model", model, "--output", tmp_path / f"{name}.json",
+                       "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
+                       tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
+                       "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, "--optimizer", optimizer, *flags,
+                       tiny=False)
+        assert done.returncode == 0, done.stderr
+        return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
+
+    whole, weights, _ = ranked("whole", 2)
+    ranked("half", 1)
+    rest, same, output = ranked("rest", 2, "--resume", tmp_path / "half.pt")
+    assert "resumed after epoch 1" in output
+    assert rest == whole
+    assert_same(same, weights)
+    last, other = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "rest"))
+    assert_same(other, last)
+    states = last["random"]
+    assert len(states) == ranks and not torch.equal(states[0]["cpu"], states[1]["cpu"])  # every rank draws its own
+
+
+def test_a_missing_checkpoint_is_a_beginning_if_this_run_will_write_it(tmp_path):
+    file = str(tmp_path / "file.pt")
+    assert read_checkpoint(make_config(resume=file, checkpoint=file), Namespace(), {}, 1) is None
+    assert read_checkpoint(make_config(), Namespace(), {}, 1) is None
+
+
+def test_an_interrupted_run_has_a_result_file_that_says_so(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.engine.run._after", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", epochs=2)
+    result = json.loads((tmp_path / "cut.json").read_text())
+    assert (result["status"], result["reason"], len(result["epochs"])) == ("failed", "it ended early", 2)

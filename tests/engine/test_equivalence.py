@@ -1,0 +1,147 @@
+"""The check of the maths, with real runs: networks that are random in training, or see a whole batch at once, pass it
+wherever the method computes the same, and a mistake does not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.engine.loop import build_optimizer, build_schedule, train_one_epoch
+from common.errors import FAILED, SuiteError
+from common.models.build import build_model
+from comparison.methods import Machine
+from comparison.plan.plan import make_plan
+from comparison.run import equivalence
+from comparison.run.equivalence import TOLERANCE, _judge, check_equivalence
+from data_parallel_train import SimulatedDataParallel
+from model_parallel_train import TwoStage
+from tests.data.test_data import make_config, make_image_set
+from tests.run.test_compare import plan_arguments
+from tests.training import CPU, make_context, make_loaders, make_step
+
+RANDOM = """import torch.nn.functional as F
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, size, classes):
+        super().__init__()
+        self.full = nn.Linear(size, classes)
+
+    def forward(self, features):
+        return self.full(F.dropout(features, 0.5, self.training))
+
+
+def build(shape, classes):
+    channels, height, width = shape
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.2),
+                         nn.Flatten(), Head(4 * height * width, classes))
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The name of a network with dropout, as a layer and as a function, and BatchNorm."""
+    (tmp_path / "net.py").write_text(RANDOM)
+    return f"{tmp_path / 'net.py'}:build"
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+@pytest.mark.parametrize("name", ["own", "strided"])
+def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_mode, model):
+    config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, max_steps=3)
+
+    def trained(wrap):
+        network = build_model(model if name == "own" else name, (1, 28, 28), 0)
+        statistics = [value.clone() for value in network.buffers()]
+        parallel, image_set = wrap(network), make_image_set()
+        optimizer = build_optimizer(network.parameters(), config)
+        train_one_epoch(make_context(parallel), make_step(parallel, config), optimizer,
+                        build_schedule(optimizer, config, 3), make_loaders(image_set, config)[0], config)
+        if eval_mode:
+            assert all(torch.equal(*pair) for pair in zip(network.buffers(), statistics, strict=True))
+        return [parameter.detach() for parameter in network.parameters()]
+
+    whole = trained(lambda network: network)
+    for wrap in (lambda network: SimulatedDataParallel(network, 4, CPU),
+                 lambda network: TwoStage(network[:1], network[1:], [CPU, CPU], 4)):
+        distance = max((one - other).abs().max() for one, other in zip(whole, trained(wrap), strict=True))
+        assert (distance <= TOLERANCE) == eval_mode
+
+
+@pytest.mark.parametrize("difference, rounds, status", [
+    (9e-5, "", "ok"), (2e-4, "", "failed"), (2e-4, "gradients to bf16", "ok"), (2e-3, "gradients to bf16", "failed"),
+    (float("nan"), "gradients to bf16", "failed")])
+def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds, status):
+    check = _judge(difference, rounds)
+    assert check.status == status and (check.reason == "") == (status == "ok" and not rounds)
+    if status == "ok" and rounds:
+        assert check.reason == "it rounds gradients to bf16, which is taken for the cause up to 1e-03"
+
+
+# Of half a batch, every logit is another one; in double precision too, if %s is 8.
+HALVES = """from torch import nn
+
+
+class Head(nn.Linear):
+    def forward(self, images):
+        mistaken = len(images) == 24 and images.element_size() <= %s
+        return super().forward(images.flatten(1)) * (1.01 if mistaken else 1)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), Head(shape[0] * shape[1] * shape[2], classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bytes_of_a_mistake, status", [(4, "ok"), (8, "failed")])
+def test_who_differs_in_float32_is_looked_at_again_in_double_precision(bytes_of_a_mistake, status, tmp_path, data_root):
+    (tmp_path / "net.py").write_text(HALVES.replace("%s", str(bytes_of_a_mistake)))
+    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
+    arguments = plan_arguments(model=[f"{tmp_path / 'net.py'}:build"], batch_size=[48], num_workers=[0],
+                               methods=[("ddp", {})])
+    (check,) = check_equivalence(make_plan(arguments, Machine(0, 2), shared), shared, 480).values()
+    assert check.status == status
+    assert check.difference < 1e-12 if status == "ok" else check.difference > TOLERANCE
+    assert ("in float32 it is" in check.reason) == (status == "ok")
+
+
+@pytest.mark.parametrize("again, status, difference", [
+    (1e-15, "ok", 1e-15), (3e-4, "failed", 3e-4), (MemoryError("full"), "failed", 2e-4),
+    (SuiteError("no float64", "float32", "mend it", FAILED), "failed", 2e-4)])
+def test_what_double_precision_says_counts_where_it_can_be_had(again, status, difference, monkeypatch):
+    def ask(_, reference, file):
+        if "fp64" in file and isinstance(again, Exception):
+            raise again
+        assert Path(reference).name == f"reference-0-{'fp64' if 'fp64' in file else 'fp32'}.pth"
+        return json.dumps({"difference": again if "fp64" in file else 2e-4})
+
+    trained = []
+    monkeypatch.setattr(equivalence, "_train", lambda command, *_: trained.append(command[-2:]))
+    monkeypatch.setattr(equivalence, "ask", ask)
+    rows = make_plan(plan_arguments(methods=[("ddp", {})]), Machine(0, 2), [])
+    (check,) = check_equivalence(rows, [], 480).values()
+    assert (check.status, check.difference) == (status, difference)
+    assert trained == [("--precision", "fp32")] * 2 + [("--precision", "fp64")] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "strided"])
+def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
+    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
+    right = ("single", "dp", "ddp", "ddp-bf16", "ddp-zero", "fsdp", "mp", "mp-micro", "pipeline-1", "pipeline",
+             "pipeline-1f1b")
+    arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0],
+                               methods=[(method, {}) for method in right])
+    rows = make_plan(arguments, Machine(0, 2), shared)
+    (ddp,) = (row for row in rows if row.method == "ddp")
+    mistake = replace(ddp, name="mistake", command=(*ddp.command, "--no-sync"))
+    found = check_equivalence([*rows, mistake], shared, 480)
+    assert {row.name: found[row.name].status for row in rows} == dict.fromkeys(right, "ok")
+    assert found["ddp"].difference > 0  # it is another order of additions
+    assert found["ddp"].difference == found["ddp-zero"].difference == found["fsdp"].difference
+    assert found["ddp-bf16"].difference > found["ddp"].difference and "to bf16" in found["ddp-bf16"].reason
+    assert found["mistake"].status == "failed" and found["mistake"].difference > 10 * TOLERANCE

@@ -1,0 +1,49 @@
+"""An epoch that takes long says how far it is; a short one says nothing before its end."""
+
+import pytest
+
+from common.engine.loop import progress
+from common.engine.progress import Progress
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """steps(seconds, count): what is said while so many steps take so many seconds each."""
+    def run(seconds, count, planned):
+        now, said = [100.0], []
+        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+        watched = Progress(3, planned, said.append)
+        for epoch in (1, 2):
+            watched.begin(epoch)
+            for _ in range(count):
+                now[0] += seconds
+                watched.after_batch()
+        return said
+
+    return run
+
+
+def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
+    said = steps(1.0, 100, planned=80)  # and 20 batches of an evaluation
+    assert said[:4] == ["Epoch [1/3], step 10 of 80, about 70 s left", "Epoch [1/3], step 30 of 80, about 50 s left",
+                        "Epoch [1/3], step 70 of 80, about 10 s left", "Epoch [2/3], step 10 of 80, about 70 s left"]
+    assert len(said) == 6
+
+
+def test_a_short_one_says_nothing(steps):
+    assert steps(0.1, 120, planned=99) == []
+    assert steps(1.0, 10, planned=10) == []  # its own line comes now
+
+
+def test_an_evaluation_without_an_epoch_says_nothing():
+    said = []
+    Progress(3, 5, said.append).after_batch()
+    assert said == []
+
+
+def test_a_script_says_it(train, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import common.engine.progress; common.engine.progress.FIRST = 0.0")
+    flags = ("data_parallel_train.py", "--epochs", 2)
+    _, _, printed = train(*flags, environment={"PYTHONPATH": f"{tmp_path}:."})
+    assert "\nEpoch [1/2], step 1 of 10, about " in printed and "\nEpoch [2/2], step 1 of 10, about " in printed
+    assert "\x1b" not in printed and "\r" not in printed

@@ -1,0 +1,120 @@
+"""Training ends with the epoch that reaches its target accuracy."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from common.engine.loop import build_optimizer, build_schedule, fit
+from common.engine.loop import loop as engine
+from common.engine.shares import Evaluation
+from common.files.results import write_result
+from comparison.judge.analysis import analyse
+from comparison.run.launch import run_once
+from comparison.show.recommend import recommendations
+from comparison.show.remarks import definitions
+from comparison.show.tables import main_table
+from comparison.show.verdict import verdict
+from tests.data.test_data import make_config, make_image_set
+from tests.files.test_results import make_result
+from tests.reports import configuration, report_of, runs
+from tests.run.test_compare import child
+from tests.show.test_report import SINGLE, cells
+from tests.training import CPU, make_context, make_loaders, make_step
+
+SCRIPT = "data_parallel_train.py"
+
+
+@pytest.mark.parametrize("target, epochs", [(None, 4), (0.05, 1), (0.5, 2), (0.51, 3), (0.95, 4)])
+def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, monkeypatch):
+    planted = iter([10, 50, 90, 70])  # of 100
+    monkeypatch.setattr(engine, "evaluate", lambda *_: Evaluation(0, 0.1, 1.0, [next(planted)], [100]))
+    config = make_config(epochs=4, target_accuracy=target, batch_size=20, augment=False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    optimizer = build_optimizer(model.parameters(), config)
+    schedule, loaders = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)
+    records, evaluations = fit(make_context(model), make_step(model, config), optimizer, schedule, loaders, config, [],
+                               lambda _: None)
+    assert [record.test_accuracy for record in records] == [0.1, 0.5, 0.9, 0.7][:epochs]
+    assert evaluations[0].correct == [100 * records[-1].test_accuracy]
+
+
+def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
+    config = make_config(epochs=4, target_accuracy=0.5, batch_size=20, augment=False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    optimizer, earlier = build_optimizer(model.parameters(), config), [*make_result(seconds=(3.0,)).epochs]  # 60 %
+    records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
+                     make_loaders(make_image_set(), config, CPU), config, earlier, lambda _: None)
+    assert records == earlier
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(SCRIPT,), ("ddp_train.py", "--spawn", 2)])
+def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, data_root, tmp_path):
+    done = project(*command, "--target-accuracy", 0.05, "--epochs", 3, "--model", "mlp", "--dataset", "synthetic-mnist",
+                   "--data-root", data_root, "--train-size", 480, "--num-workers", 0, "--batch-size", 48,
+                   "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], len(result["epochs"]), result["config"]["epochs"]) == ("ok", 1, 3)
+    seconds = result["epochs"][0]["train_seconds"]
+    assert f"Training took {seconds:.2f} s to a test accuracy of 5.00%; " in done.stdout
+
+
+def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path):
+    write_result(make_result(status="not reached", reason="the best was 80.00%"), tmp_path / "made.json")
+    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    assert (outcome.status, outcome.reason, outcome.exit_code) == ("not reached", "the best was 80.00%", 1)
+    assert len(outcome.result.epochs) == 3
+
+
+def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
+    missed = (configuration("ddp"), runs("ddp", status="not reached", reason="the best was 80.00%"))
+    rows = [(configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)), missed,  # 7, 11 and 8 s in all
+            (configuration("mp", skip="needs 2 GPUs, found 1"), []), (configuration("accelerate"), ["failed"] * 3)]
+    report = report_of(*rows, target_accuracy=0.99)
+    outcomes = tuple(replace(outcome, status=outcome.result.status, exit_code=1) if outcome.configuration == "ddp"
+                     else outcome for outcome in report.outcomes)
+    report = replace(report, outcomes=outcomes)
+    table = main_table(analyse(report), "simple")
+    assert "Accuracy (%)    Training to 99 % (s)    Time per epoch (s)" in table.splitlines()[0]
+    single, ddp, mp, accelerate = cells(table)
+    assert (single[4], ddp[4], mp[4], accelerate[4]) == ("8.51 [4.78, 15.15]", "not reached", "–", "–")
+    assert ddp[-1] == "3 of 3 runs not reached" and ddp[6] == "–" and ddp[7] == "0"
+    assert report.failed
+    first, second, third = (outcome for outcome in report.outcomes if outcome.configuration == "single")
+    partly = replace(report, outcomes=(first, second, replace(third, status="not reached"), *report.outcomes[3:]))
+    assert cells(main_table(analyse(partly), "simple"))[0][4] == "8.77 (not reached by 1 of 3 runs)"
+    assert "Training to 98.5 % (s)" in main_table(analyse(report_of(SINGLE, target_accuracy=0.985)), "simple")
+    assert "Training to" not in main_table(analyse(report_of(SINGLE)), "simple")
+
+
+def to_target(method, seconds, first=1.0, **values):
+    """Runs of three epochs, of which all but the first take `seconds`, that reach their target."""
+    return configuration(method), runs(method, seconds, first=first, **values)
+
+
+def test_rows_are_judged_by_the_time_to_the_target():
+    slow_start = to_target("ddp", (1.0, 1.01, 0.99), first=9.0)  # 11 s in all, 1 s per epoch
+    report = report_of(to_target("single", (2.0, 2.02, 1.98)), slow_start, target_accuracy=0.99)  # 5 s, 2 s per epoch
+    speed_up = analyse(report).rows[1].standing.speed_up
+    assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
+    (advice,) = recommendations(analyse(report))
+    assert advice.startswith("Recommendation: stay with “SINGLE”, 5.00 s of training to 99 %, 2.00 s per epoch")
+    assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
+    assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
+    assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))
+    (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
+
+
+def test_a_missed_target_counts_against_the_row():
+    report = report_of(to_target("single", (2.0, 2.02, 1.98)), to_target("ddp", (1.0, 1.01, 0.99)),
+                       target_accuracy=0.99)
+    assert recommendations(analyse(report))[0].startswith("Recommendation: use “DDP” ")
+    missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))
+    standing = analyse(missed).rows[1].standing
+    assert standing.speed_up is None and standing.reason == "“DDP” missed the target accuracy in 1 of 3 runs"
+    assert "DDP" not in recommendations(analyse(missed))[0]

@@ -1,0 +1,202 @@
+"""What is recommended: by the mean, adjusted to all blocks; never what learns less, fails, or is tied with simpler."""
+
+from dataclasses import replace
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.judge.choice import Recommendation
+from comparison.record import Equivalence
+from tests.files.test_results import make_result
+from tests.reports import configuration, report_of, runs
+
+SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
+
+
+def row(method, seconds, accuracies=(0.7, 0.71, 0.69), **values):
+    """A row of runs on two devices that end with these accuracies; None instead of seconds is a run that failed."""
+    count = 1 if method.startswith("single") else 2
+    results = [learnt("failed" if value is None else runs(method, [value], count=count, **values)[0], accuracy)
+               for value, accuracy in zip(seconds, accuracies, strict=False)]
+    return configuration(method), results
+
+
+def learnt(result, accuracy):
+    if isinstance(result, str):
+        return result
+    *before, last = result.epochs
+    return replace(result, epochs=(*before, replace(last, test_accuracy=accuracy)))
+
+
+def decide(*rows, **settings) -> Recommendation:
+    (choice,) = analyse(report_of(*rows, **settings)).recommendations
+    return choice
+
+
+def chosen(*rows, **settings):
+    choice = decide(*rows, **settings)
+    return choice.kind, choice.best.label
+
+
+def result_of(label, *rows, **settings):
+    return next(entry.result for entry in analyse(report_of(*rows, **settings)).rows if entry.label == label)
+
+
+SINGLE = row("single", SLOW)
+
+
+def test_a_row_that_does_not_learn_is_not_recommended_and_says_so():
+    rows = SINGLE, row("fsdp", FAST, (0.1, 0.11, 0.09)), row("ddp", MIDDLE)
+    assert chosen(*rows) == ("use", "DDP")
+    assert result_of("FSDP", *rows) == "faster; accuracy 60.0 points lower"
+    assert result_of("DDP", *rows) == "faster"
+    passed = {"fsdp": Equivalence(1e-8, "ok", "")}
+    assert chosen(*rows, equivalence=passed) == ("use", "DDP")  # 20 equal steps do not excuse that
+
+
+@pytest.mark.parametrize("accuracies, margin, words", [
+    ((0.70, 0.71, 0.69), 1.0, "faster"), ((0.695, 0.706, 0.686), 1.0, "faster"),
+    ((0.72, 0.73, 0.66), 1.0, "faster; accuracy not shown to be within 1 point"),
+    ((0.72, 0.73, 0.66), 30.0, "faster"), ((0.69, 0.70, 0.68), 0.5, "faster; accuracy 1.0 points lower")])
+def test_an_accuracy_has_to_be_shown_within_the_margin(accuracies, margin, words):
+    rows = SINGLE, row("ddp", FAST, accuracies)
+    assert result_of("DDP", *rows, accuracy_margin=margin) == words
+    assert chosen(*rows, accuracy_margin=margin) == (("use", "DDP") if words == "faster" else ("stay", "SINGLE"))
+
+
+def test_equal_weights_after_20_steps_stand_for_an_accuracy_that_is_not_known_well():
+    rows = SINGLE, row("ddp", FAST, (0.72, 0.73, 0.66))
+    assert chosen(*rows) == ("stay", "SINGLE")
+    assert chosen(*rows, equivalence={"ddp": Equivalence(1e-8, "ok", "")}) == ("use", "DDP")
+    assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP")  # that every run reached
+
+
+def test_a_row_that_failed_in_the_slow_blocks_is_not_the_fastest_for_that():
+    """Each block is slower than the last; whoever failed in the slow ones has the smallest mean of what is left."""
+    blocks = (1.0, 1.0, 1.01, 2.0, 2.0, 2.02)
+    noise = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0)
+    single, ddp = ([factor * block * wobble for block, wobble in zip(blocks, noise, strict=True)]
+                   for factor in (3.0, 1.0))
+    fsdp = [1.08 * block if block < 1.5 else None for block in blocks]
+    rows = row("single", single, 6 * [0.7]), row("ddp", ddp, 6 * [0.7]), row("fsdp", fsdp, 6 * [0.7])
+    analysis = analyse(report_of(*rows))
+    baseline, sound, flaky = analysis.rows
+    assert flaky.summary.epoch_seconds > sound.summary.epoch_seconds > 1.3  # of the runs that are left: 1.08 and 1.41
+    for entry in (sound, flaky):
+        ratio = baseline.summary.epoch_seconds / entry.summary.epoch_seconds
+        assert entry.standing.speed_up.value == pytest.approx(ratio)
+    (choice,) = analysis.recommendations
+    assert (choice.best, choice.equals) == (sound, ())
+
+
+def test_a_row_with_failed_runs_has_to_be_proved_faster_than_every_sound_one():
+    sound, close = row("fsdp", FAST), row("ddp", (0.99, None, 0.985))
+    assert chosen(SINGLE, sound, close) == ("use", "FSDP")
+    far = row("ddp", (0.5, None, 0.5))
+    assert chosen(SINGLE, sound, far) == ("use", "DDP")
+    assert decide(SINGLE, sound, far).best.row.trouble == "1 of 3 runs failed"
+
+
+def test_epochs_that_stall_count():
+    stalls = [make_result("ddp", (1.0, 1.0, 5.0, 1.0, 5.0 + number / 100, 1.0), ("cpu", "cpu")) for number in range(3)]
+    steady = [make_result("single", 6 * (2.0 + number / 100,)) for number in range(3)]
+    rows = (configuration(), steady), (configuration("ddp"), stalls)
+    assert chosen(*rows) == ("stay", "SINGLE") and result_of("DDP", *rows) == "slower"
+
+
+@pytest.mark.parametrize("methods", ["dp ddp", "ddp fsdp", "fsdp pipeline", "single-all-cores ddp", "dp pipeline"])
+def test_of_rows_that_are_tied_the_simplest_is_recommended(methods):
+    simple, complex_ = methods.split()
+    rows = SINGLE, row(complex_, (1.0, 1.02, 0.98)), row(simple, (1.01, 1.0, 1.0))
+    choice = decide(*rows)
+    assert (choice.best.label, [entry.label for entry in choice.equals]) == (simple.upper(), [complex_.upper()])
+    assert chosen(SINGLE, row(complex_, FAST), row(simple, MIDDLE)) == ("use", complex_.upper())  # it is proved faster
+
+
+def test_a_row_that_is_not_proved_to_be_faster_is_not_recommended_though_it_may_be_the_fastest():
+    single, ddp = row("single", 3 * SLOW, 9 * [0.7]), row("ddp", 3 * FAST, 9 * [0.7])
+    noisy = row("single-all-cores", (0.6, 4.0, 0.7, 3.5, 0.6, 5.0, 1.0, 3.0, 0.5), 9 * [0.7])
+    choice = decide(single, ddp, noisy)
+    assert (choice.best.label, [entry.label for entry in choice.equals]) == ("DDP", ["SINGLE-ALL-CORES"])
+
+
+def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended():
+    report = report_of(SINGLE, row("ddp", FAST), row("accelerate", FAST))
+    for longer, best in (("ddp", "ACCELERATE"), ("accelerate", "DDP")):
+        outcomes = tuple(replace(outcome, wall_seconds=9.0 + (outcome.configuration == longer))
+                         for outcome in report.outcomes)
+        (choice,) = analyse(replace(report, outcomes=outcomes)).recommendations
+        assert choice.best.label == best
+
+
+def batch(method, size, seconds, steps=10, **values):
+    """A row of one batch size; its runs have so many steps an epoch, each of `size` images."""
+    results = row(method, seconds, global_batch_size=size, **values)[1]
+    full = [replace(result, epochs=tuple(replace(epoch, samples=steps * size, steps=steps) for epoch in result.epochs))
+            for result in results]
+    return configuration(method, values={"batch_size": size}, batch_size=size), full
+
+
+def test_with_a_target_accuracy_rows_of_all_batches_are_one_answer():
+    rows = (batch("single", 64, SLOW), batch("single", 256, MIDDLE), batch("ddp", 64, (2.0, 2.02, 1.99)),
+            batch("ddp", 256, FAST))
+    assert len(analyse(report_of(*rows)).recommendations) == 2
+    assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP (batch size 256)")
+    rows = (*rows[:3], batch("ddp", 256, SLOW))
+    assert chosen(*rows, target_accuracy=0.6) == ("stay", "SINGLE (batch size 256)")
+
+
+# ---- the same work
+
+
+@pytest.mark.parametrize("max_steps", [None, 10])
+def test_a_sweep_of_batches_is_judged_by_its_images(max_steps):
+    """A step of 256 images takes twice as long as one of 64, so that twice as many images a second are trained."""
+    steps = {64: 10, 256: 10} if max_steps else {64: 40, 256: 10}
+    seconds = {64: 0.1, 256: 0.2}
+    rows = [batch("single", size, [steps[size] * seconds[size] * wobble for wobble in (1.0, 1.01, 0.99)], steps[size])
+            for size in (64, 256)]
+    (sweep,) = analyse(report_of(*rows, max_steps=max_steps)).sweeps
+    assert [sweep.value(entry) for entry in sweep.fastest] == [256]
+    assert sweep.ratios[0].value == pytest.approx(0.5) and sweep.ratios[0].high < 0.6
+
+
+@pytest.mark.parametrize("max_steps", [None, 10])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_weak_scaling_prints_how_many_times_as_many_images_are_trained(devices, max_steps):
+    """Each device has a batch of 100; a step with N devices takes 1.25 times as long."""
+    images = 1000 * (devices if max_steps else 1)
+    steps = images // 100 // devices
+    config, results = row("ddp", [1.25 * images / 1000 / devices] * 3, world_size=devices)
+    full = [replace(result, global_batch_size=100 * devices, epochs=tuple(
+        replace(epoch, samples=images, steps=steps) for epoch in result.epochs)) for result in results]
+    planned = replace(config, planned=replace(config.planned, batch_size=100 * devices))
+    report = report_of(row("single", (1.0, 1.0, 1.0)), (planned, full), scaling="weak", max_steps=max_steps)
+    entry = analyse(report).rows[1]
+    assert entry.standing.speed_up.value == pytest.approx(devices / 1.25)
+    assert entry.summary.images_per_second == pytest.approx(1000 * devices / 1.25)
+
+
+def test_who_trains_other_images_bears_the_mark():
+    (config, results), twice = row("ddp", FAST, world_size=2), lambda epoch: replace(epoch, samples=2 * epoch.samples)
+    double = config, [replace(result, epochs=tuple(map(twice, result.epochs))) for result in results]
+    assert result_of("DDP", SINGLE, double) == "refused: images 2000 instead of 1000"
+    assert result_of("DDP", SINGLE, double, allow_unequal=True).startswith("UNEQUAL (images 2000 instead of 1000); ")
+    fewer = config, [replace(result, epochs=tuple(replace(epoch, samples=999) for epoch in result.epochs))
+                     for result in results]
+    assert result_of("DDP", SINGLE, fewer) == "faster"  # ranks leave out up to N - 1 images
+
+
+def test_nothing_is_told_of_a_sweep_of_simulated_rows():
+    rows = [(configuration("mp-micro", values={"micro_batches": count}), runs("mp-micro", seconds, simulated=True))
+            for count, seconds in ((1, SLOW), (2, FAST))]
+    assert analyse(report_of(SINGLE, *rows)).sweeps == ()
+
+
+def test_a_sweep_names_no_value_as_the_fastest_that_is_undecided_or_disturbed():
+    rows = [(configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
+            for workers, seconds in ((0, SLOW), (2, FAST), (4, (1.02, 0.98, 1.0)))]
+    (sweep,) = analyse(report_of(*rows)).sweeps
+    assert {sweep.value(entry) for entry in sweep.fastest} == {2, 4}
+    (sweep,) = analyse(report_of(*rows, foreign_cores={"single-num_workers=2": 0.5})).sweeps
+    assert sweep.fastest == ()

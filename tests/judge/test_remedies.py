@@ -1,0 +1,211 @@
+"""Proof by intervention: which remedy for which cause, what it was predicted to gain, and what came of it."""
+
+from dataclasses import replace
+
+import pytest
+
+import compare_parallel
+from common.files.results import PhaseTimes
+from comparison.judge.accounting import Excess
+from comparison.judge.analysis import analyse
+from comparison.judge.remedies import find_proofs, find_remedies, plan_proof
+from comparison.results_file import write_results
+from comparison.show.report import PROOF, present
+from comparison.show.terminal import terminal_text
+from comparison.show.verdict import tell_proof, tell_proofs
+from tests.judge.test_causes import ddp as ranks_row
+from tests.judge.test_causes import halves, pipeline, rank, run, single
+from tests.reports import configuration, report_of, runs
+
+STEADY, NEAR = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)
+
+
+def remedies(*rows, **settings):
+    return find_remedies(analyse(report_of(*rows, **settings)))
+
+
+def slow(phase, **values):
+    """Two ranks that need 6 ms more in a phase than an even share."""
+    own = rank(halves(**{phase: halves()[phase] + 6.0}))
+    return ranks_row(own, own, **values)
+
+
+WORKERS = {"config": {**runs()[0].config, "loader": "workers"}, "workers_per_process": 1}
+
+
+def test_nothing_is_proved_where_no_cause_is_named():
+    rows = single(), ranks_row(rank(halves()), rank(halves()))
+    assert remedies(*rows) == [] and plan_proof(analyse(report_of(*rows))) is None
+
+
+def test_what_makes_a_step_shorter_needs_no_remedy():
+    own = rank(halves(update=halves()["update"] - 3.0))
+    assert "update" in [cause.kind for cause in analyse(report_of(single(), ranks_row(own, own))).rows[1].causes]
+    assert remedies(single(), ranks_row(own, own)) == []
+
+
+@pytest.mark.parametrize("phase, change, flags", [
+    ("exchange", "no exchange", ("--no-sync",)), ("forward", "batch 200", ("--batch-size", "200")),
+    ("backward", "batch 200", ("--batch-size", "200")), ("update", "batch 200", ("--batch-size", "200"))])
+def test_the_remedy_takes_away_the_cause(phase, change, flags):
+    (remedy,) = remedies(single(), slow(phase))
+    assert (remedy.cause, remedy.change, remedy.flags) == (phase, change, flags)
+    assert remedy.predicted.value == pytest.approx(6.0) and remedy.predicted.low > 5.5
+    assert remedy.configuration.command == (*remedy.row.command, *flags)
+    assert (remedy.configuration.role, remedy.configuration.against) == ("remedy", "ddp")
+
+
+def test_nothing_is_known_for_a_stage_that_has_more_to_do_as_it_sees_the_whole_batch_already():
+    own = rank(halves(forward=11.0, exchange=5.0))
+    assert "forward" in [cause.kind for cause in analyse(report_of(single(), pipeline(own, own))).rows[1].causes]
+    assert remedies(single(), pipeline(own, own)) == []
+
+
+def test_waiting_for_workers_ends_where_all_data_are_resident():
+    (remedy,) = remedies(single(**{**WORKERS, "workers_per_process": 2}), slow("data", **WORKERS))
+    assert (remedy.cause, remedy.change) == ("data", "loader resident")
+    assert remedy.flags == ("--loader", "resident", "--num-workers", "0")
+    resident = {"config": {**runs()[0].config, "loader": "resident"}}
+    assert remedies(single(**resident), slow("data", **resident)) == []
+
+
+def test_the_baseline_waits_for_its_workers_too():
+    waits = runs(phases=(40.0, 0.5, 20.0, 40.0, 3.0))
+    (remedy,) = remedies((configuration(), waits))
+    assert (remedy.cause, remedy.change) == ("waiting for data", "loader resident")
+    assert remedy.predicted == Excess("data", 40.0)
+
+
+def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
+    def of(method, backward, **values):
+        phases = PhaseTimes(1.0, 1.0, 10.0, backward, update=8.0)
+        results = [replace(result, epochs=tuple(replace(epoch, phases=phases, ranks=()) for epoch in result.epochs))
+                   for result in runs(method, (0.2, 0.202, 0.198), **values)]
+        return configuration(method), results
+
+    (remedy,) = remedies(of("single", 20.0), of("ddp", 20.0, count=2, world_size=2))
+    assert (remedy.cause, remedy.change) == ("backward", "no exchange")
+
+
+def test_too_many_workers_are_reduced_to_one_for_each_process():
+    crowded = single(workers_per_process=4, config=WORKERS["config"])
+    crowded = (replace(crowded[0], planned=replace(crowded[0].planned, num_workers=4)),
+               [run(rank(halves(), queued=0.5), factors=(factor,) * 3, workers_per_process=4, config=WORKERS["config"])
+                for factor in (1.0, 1.002, 0.998)])
+    (remedy,) = remedies(crowded)
+    assert (remedy.cause, remedy.change, remedy.flags) == ("too many workers", "workers 1", ("--num-workers", "1"))
+    assert remedy.predicted.value == pytest.approx(0.5 * analyse(report_of(crowded)).rows[0].summary.step_milliseconds)
+
+
+def test_the_largest_cause_with_a_remedy_counts():
+    own = rank(halves(exchange=5.0, update=halves()["update"] + 9.0, transfer=halves()["transfer"] + 12.0))
+    (remedy,) = remedies(single(), ranks_row(own, own))
+    assert remedy.cause == "update"  # the transfer is larger, and nothing takes it away
+
+
+# ---- the proof
+
+
+def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
+    report = report_of(single(), slow("exchange"), repeats=None, budget=300.0, check_maths=True, prove=True)
+    proof = plan_proof(analyse(report))
+    assert [row.name for row in proof.plan] == ["ddp", "ddp-no-exchange"]
+    assert sorted(proof.order) == [(block, name) for block in (1, 2, 3) for name in ("ddp", "ddp-no-exchange")]
+    assert proof.settings["repeats"] == 3
+    assert (proof.settings["budget"], proof.settings["check_maths"], proof.settings["prove"]) == (None, False, None)
+    assert proof.probe == report.probe and proof.outcomes == ()
+
+
+@pytest.mark.parametrize("rows, settings, why", [
+    ((single(), slow("exchange")), {"foreign_cores": {"ddp": 0.5}}, "disturbed"),
+    ((single(), ranks_row(rank(halves()), rank(halves()))), {}, "no row has a cause")])
+def test_where_nothing_is_proved_it_says_why(rows, settings, why):
+    analysis = analyse(report_of(*rows, prove=True, **settings))
+    assert plan_proof(analysis) is None
+    (sentence,) = tell_proofs(analysis, [])
+    assert why in sentence and sentence in terminal_text(analysis)
+    assert tell_proofs(analyse(report_of(*rows, **settings)), []) == []  # nobody asked
+    assert tell_proofs(analyse(report_of(single(), slow("exchange"), prove=True)), []) == []  # not yet
+
+
+def proved(*seconds, other=NEAR, busy=0.0):
+    """What came of a remedy for the exchange, where a step takes so long with it and so long without."""
+    remedied = analyse(report_of(single(), slow("exchange")))
+    (remedy,) = find_remedies(remedied)
+    proof = report_of((remedy.row, runs("ddp", seconds)), (remedy.configuration, runs("ddp", other)),
+                      foreign_cores={"ddp": busy})
+    (result,) = find_proofs(remedied, proof)
+    return result
+
+
+def test_the_gain_stands_beside_the_prediction():
+    result = proved(1.06, 1.071, 1.049)  # 10 steps: 6 ms each
+    assert result.measured.value == pytest.approx(6.0) and result.measured.low > 5
+    words = tell_proof(result)
+    assert words.startswith("DDP, without “exchange” (no exchange): a step is 6.0 ± ") and words.endswith(": proved.")
+    assert f"predicted were {result.remedy.predicted} ms" in words
+
+
+@pytest.mark.parametrize("seconds, words", [
+    ((1.001, 1.02, 0.985), ": not proved."), ((0.9, 0.91, 0.89), "ms longer, predicted"),
+    ((1.02, 1.03, 1.01), "proved, and less than predicted."), ((1.2, 1.21, 1.19), "proved, and more than predicted."),
+    ((1.06,), "one block proves nothing.")])
+def test_what_a_proof_says(seconds, words):
+    assert words in tell_proof(proved(*seconds))
+
+
+def test_a_disturbed_proof_claims_nothing():
+    assert tell_proof(proved(1.06, 1.07, 1.05, busy=0.9)).endswith("not measured undisturbed.")
+
+
+def test_a_larger_batch_counts_for_as_many_images():
+    remedied = analyse(report_of(single(), slow("forward")))
+    (remedy,) = find_remedies(remedied)
+    twice = [replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
+             for result in runs("ddp", (1.6, 1.61, 1.59))]
+    proof = report_of((remedy.row, runs("ddp", NEAR)), (remedy.configuration, twice))
+    (result,) = find_proofs(remedied, proof)
+    assert result.measured.value == pytest.approx(20.0)  # 100 ms, and 160 ms for twice the images
+
+
+def test_the_comparison_and_its_proof_are_shown_together(tmp_path, capsys):
+    report = report_of(single(), slow("exchange"))
+    write_results(report, tmp_path)
+    (remedy,) = find_remedies(analyse(report))
+    (tmp_path / PROOF).mkdir()
+    write_results(report_of((remedy.row, runs("ddp", (1.06, 1.071, 1.049))), (remedy.configuration, runs("ddp", NEAR))),
+                  tmp_path / PROOF)
+    present(tmp_path)
+    sentence = "DDP, without “exchange” (no exchange): a step is 6.0 ± "
+    assert sentence in " ".join(capsys.readouterr().out.split()) and sentence in (tmp_path / "report.md").read_text()
+
+
+def test_a_proof_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
+    report, ran = report_of(single(), slow("exchange"), prove=True), []
+
+    def run_comparison(wanted, flags, directory):
+        ran.append((directory.name, len(wanted.outcomes)))
+        write_results(wanted, directory)
+        return wanted
+
+    monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)
+    compare_parallel.measure(report, [], tmp_path, resume=False, language="en")
+    proof = plan_proof(analyse(report))
+    done = report_of(*((row, runs("ddp", NEAR)) for row in proof.plan)).outcomes[:2]
+    write_results(replace(proof, outcomes=done), tmp_path / PROOF)
+    compare_parallel.measure(report, [], tmp_path, resume=True, language="en")
+    assert [count for name, count in ran if name == PROOF] == [0, 2]
+
+
+@pytest.mark.slow
+def test_causes_are_proved_from_start_to_end(project, data_root, tmp_path):
+    flags = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 960, "--batch-size", 48,
+             "--num-workers", 0, "--epochs", 3, "--repeats", 1, "--methods", "single", "--output-dir", tmp_path)
+    done = project("compare_parallel.py", *flags, "--prove", tiny=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if (tmp_path / PROOF).exists():  # one device waits for its images for a fifth of the time, here as anywhere
+        sentence = "one device, without “waiting for data” (loader resident): a step is "
+        assert sentence in " ".join(done.stdout.split())
+        again = project("compare_parallel.py", "--from", tmp_path / "results.json", "--output-dir", tmp_path / "copy",
+                        tiny=False)
+        assert sentence in " ".join(again.stdout.split())

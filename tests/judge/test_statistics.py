@@ -1,0 +1,297 @@
+"""Medians, ratios and their intervals; what is warned of. The intervals' coverage: benchmarks/false_alarms.py."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from common.words import count
+from comparison.judge.measures import run_seconds, summarize, unsteadiness
+from comparison.judge.quantiles import dunnett_quantile, look_confidence, t_quantile
+from comparison.judge.statistics import (
+    DISTURBED,
+    EQUAL,
+    FASTER,
+    SLOWER,
+    TOO_FEW,
+    UNDECIDED,
+    Ratio,
+    adjusted_means,
+    mean_difference,
+    mean_interval,
+    ratios,
+    residual_deviation,
+    resolution,
+)
+from tests.files.test_results import make_result
+from tests.reports import configuration, report_of, runs
+
+
+def test_a_noun_follows_its_number():
+    assert [count(number, "run") for number in (0, 1, 3)] == ["0 runs", "1 run", "3 runs"]
+    assert [count(number, "batch", "es") for number in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def row_of(*results, **values):
+    return report_of((configuration(), results), **values).rows[0]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 2.5, 4, 30, 1000])
+@pytest.mark.parametrize("confidence", [0.6, 0.95, 0.9999])
+def test_t_quantile(freedom, confidence):
+    assert t_quantile(freedom, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-5)
+
+
+# C. W. Dunnett, Biometrics 20, 1964, table II
+@pytest.mark.parametrize("freedom, row", [(5, (2.57, 3.03, 3.29, 3.48, 3.62)), (10, (2.23, 2.57, 2.76, 2.89, 2.99)),
+                                          (20, (2.09, 2.38, 2.54, 2.65, 2.73))])
+def test_dunnetts_quantile(freedom, row):
+    found = [dunnett_quantile(count, freedom) for count in range(1, len(row) + 1)]
+    assert found == pytest.approx(row, abs=0.0051)
+    assert found[0] == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
+
+
+@pytest.mark.parametrize("confidence, freedom", [(0.9, 2), (0.95, 7), (0.999, 30)])
+def test_dunnetts_quantile_for_other_correlations(confidence, freedom):
+    for correlation in (0.0, 0.3):
+        critical = dunnett_quantile(3, freedom, confidence, correlation)
+        shape = np.full((3, 3), correlation) + (1 - correlation) * np.eye(3)
+        inside = stats.multivariate_t(shape=shape, df=freedom, seed=1).cdf(
+            [critical] * 3, lower_limit=[-critical] * 3, maxpts=200_000)
+        assert inside == pytest.approx(confidence, abs=2e-4)
+
+
+# ---- rows in blocks
+
+
+def table(blocks=4, columns=5, seed=0, noise=0.05):
+    """Seconds of rows that are equally fast, in blocks that are not."""
+    random = np.random.default_rng(seed)
+    logs = random.normal(0, noise, (blocks, columns)) + random.normal(0, 0.2, (blocks, 1))
+    return 10 * np.exp(logs)
+
+
+def test_the_noise_of_a_pair_is_told_by_its_own_differences_and_for_a_part_by_the_other_rows():
+    times = table()
+    logs = np.log(times)
+    residuals = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+    squares = (residuals**2).sum()
+    assert residual_deviation(times) == (pytest.approx(math.sqrt(squares / 12)), 12)  # (4 - 1)(5 - 1) degrees
+    for found, other in zip(ratios(times, 0, [1, 2, 3, 4]), range(1, 5), strict=True):
+        pairs = logs[:, 0] - logs[:, other]
+        own = 3 * np.var(pairs, ddof=1) / 2
+        deviation = math.sqrt((own + 2 * (squares - own) / 9) / 5)  # 3 own degrees and 2 of the other 9
+        margin = dunnett_quantile(4, 5) * deviation * math.sqrt(2 / 4)
+        assert [math.log(value) for value in (found.value, found.low, found.high)] == pytest.approx(
+            [pairs.mean(), pairs.mean() - margin, pairs.mean() + margin])
+
+
+def test_two_rows_are_paired():
+    times = table(columns=2)
+    (found,) = ratios(times, 0, [1])
+    expected = stats.ttest_rel(*np.log(times).T).confidence_interval()
+    assert [math.log(found.low), math.log(found.high)] == pytest.approx(expected)
+
+
+def test_blocks_with_holes_are_judged_by_least_squares():
+    times = table(noise=0.01)
+    times[0, 1] = times[3, 0] = times[3, 4] = np.nan
+    blocks, columns = np.nonzero(np.isfinite(times))
+    # another parametrisation: the first block's first row, and how the others differ from it
+    design = np.column_stack([np.ones(len(blocks)), *(blocks == block for block in range(1, 4)),
+                              *(columns == column for column in range(1, 5))])
+    estimates, squares, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
+    pairs = np.log(times[1:3, 0] / times[1:3, 1])  # the blocks that have both
+    own = np.var(pairs, ddof=1) / 2
+    variance = (own + 2 * (squares[0] - own) / (17 - 8 - 1)) / 3
+    found = ratios(times, 0, [1])[0]
+    assert math.log(found.value) == pytest.approx(-estimates[4])
+    margin = stats.t.ppf(0.975, 3) * math.sqrt(variance * np.linalg.inv(design.T @ design)[4, 4])
+    assert math.log(found.high / found.low) == pytest.approx(2 * margin)
+    several = ratios(times, 0, [1, 2, 3, 4])[0]
+    assert several.value == found.value
+    # with holes the differences correlate less, and the critical value is a little larger
+    critical = math.log(several.high / several.low) / 2 / margin * stats.t.ppf(0.975, 3)
+    assert dunnett_quantile(4, 3) < critical < dunnett_quantile(4, 3, correlation=0.0)
+
+
+def test_a_failed_row_changes_nothing_for_the_others():
+    times = table()
+    with_failed = np.column_stack([times, np.full(4, np.nan)])
+    assert ratios(with_failed, 0, [1, 2]) == [
+        Ratio(*map(pytest.approx, (ratio.value, ratio.low, ratio.high))) for ratio in ratios(times, 0, [1, 2])]
+    assert residual_deviation(with_failed) == pytest.approx(residual_deviation(times))
+
+
+def test_rows_with_less_than_two_blocks_in_common_have_no_interval():
+    times = table(columns=3, noise=0.01) * [1.0, 1.0, 1.5]
+    times[:3, 1] = np.nan
+    alone, other = ratios(times, 0, [1, 2])
+    assert alone == Ratio(pytest.approx(times[3, 0] / times[3, 1], rel=0.02))  # the third column tells of the blocks
+    assert other.words == SLOWER and other.value == pytest.approx(stats.gmean(times[:, 0] / times[:, 2]))
+
+
+def test_a_column_without_its_slow_blocks_is_no_faster_for_that():
+    times = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, np.nan]]) * [1.0, 0.9]
+    means = adjusted_means(times)
+    assert means == pytest.approx([2.0, 1.8]) and means[0] / means[1] == pytest.approx(ratios(times, 0, [1])[0].value)
+    assert adjusted_means(table()) == pytest.approx(stats.gmean(table()))
+    apart = np.array([[1.0, np.nan], [np.nan, 3.0]])
+    assert adjusted_means(apart) == pytest.approx([1.0, 3.0])
+    assert ratios(apart, 0, [1]) == [Ratio(pytest.approx(1 / 3))]
+    assert np.isnan(adjusted_means(np.full((0, 2), np.nan))).all()
+
+
+def test_a_difference_of_means_is_that_of_a_two_way_analysis_of_variance():
+    values = np.array([[70.0, 70.5, 69.0], [60.0, 60.1, 59.5], [65.0, 65.2, 64.0]])
+    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    margin = stats.t.ppf(0.95, 4) * math.sqrt((residuals ** 2).sum() / 4 * 2 / 3)
+    difference = values[:, 2].mean() - values[:, 0].mean()
+    assert mean_difference(values, 2, 0, 0.9) == pytest.approx((difference, difference - margin, difference + margin))
+    assert mean_difference(values[:1], 2, 0, 0.9) == (pytest.approx(-1.0), -math.inf, math.inf)
+
+
+def test_a_noisy_row_has_a_wide_interval_and_leaves_the_others_theirs():
+    times = table(blocks=6, noise=0.01)
+    before = ratios(times, 0, [1, 2])
+    times[:, 2] *= [1.0, 1.6, 0.8, 1.3, 0.7, 1.1]
+    after = ratios(times, 0, [1, 2])
+    widths = [[math.log(found.high / found.low) for found in pair] for pair in (before, after)]
+    assert widths[1][1] > 15 * widths[0][1]  # its noise grew from 1 to 33 %
+    assert widths[1][0] < 0.5 * widths[1][1]
+
+
+@pytest.mark.parametrize("blocks, columns, known", [(1, 5, False), (2, 2, False), (2, 3, True), (3, 2, True)])
+def test_an_interval_needs_two_degrees_of_freedom(blocks, columns, known):
+    (found,) = ratios(table(blocks, columns), 0, [1])
+    assert (found.low is not None, found.words != TOO_FEW) == (known, known)
+    assert found.value == pytest.approx(stats.gmean(table(blocks, columns)[:, 0] / table(blocks, columns)[:, 1]))
+
+
+def test_equal_times_have_a_narrow_interval():
+    assert ratios(np.array([[2.0, 1.0, 4.0]] * 3), 0, [1, 2]) == [
+        Ratio(*[pytest.approx(value)] * 3) for value in (2.0, 0.5)]
+
+
+def test_the_confidence_of_several_looks():
+    # O'Brien and Fleming's spending function for five equally spaced looks, as in the package ldbounds
+    published = (4.8769, 3.3570, 2.6803, 2.2898, 2.0310)
+    for looks, edge in enumerate(published, start=1):
+        blocks = tuple(range(1, looks + 1))
+        found = look_confidence(blocks, tuple(block / 5 for block in blocks))
+        assert stats.norm.ppf((1 + found) / 2) == pytest.approx(edge, abs=1e-4)
+    assert look_confidence((10,), (1.0,)) == pytest.approx(0.95)
+    assert look_confidence((3, 4), (0.3, 1.2)) == look_confidence((3, 4), (0.3, 1.0))
+
+
+def test_several_looks_together_keep_the_confidence():
+    walks = np.random.default_rng(0).normal(size=(100_000, 6)).cumsum(axis=1)
+    claimed = np.zeros(len(walks), bool)
+    for last in range(3, 7):
+        looks = tuple(range(3, last + 1))
+        edge = stats.norm.ppf((1 + look_confidence(looks, tuple(look / 6 for look in looks))) / 2)
+        claimed |= np.abs(walks[:, last - 1]) > edge * math.sqrt(last)
+    assert claimed.mean() == pytest.approx(0.05, abs=0.002)
+
+
+def test_the_resolution_is_found_in_four_of_five():
+    assert resolution(0.05, 1, 6, 5) == resolution(0.05, 2, 2, 1) == math.inf
+    found = [resolution(0.05, blocks, 4, 3) for blocks in (3, 5, 10)]
+    assert found == sorted(found, reverse=True) and found[0] > 0.15 and found[-1] < 0.09
+    told = 0
+    for seed in range(300):
+        times = table(5, 4, seed) * [found[1] + 1, 1, 1, 1]
+        told += ratios(times, 0, [1, 2, 3])[0].words == FASTER
+    assert 0.74 < told / 300 < 0.86
+
+
+@pytest.mark.parametrize("low, high, words", [
+    (1.01, 1.2, FASTER), (0.9, 0.99, SLOWER), (0.9, 1.1, UNDECIDED), (1.0, 1.1, UNDECIDED),
+    (0.98, 1.02, EQUAL), (1.01, 1.02, EQUAL), (0.98, 1.04, UNDECIDED), (None, None, TOO_FEW)])
+def test_four_answers(low, high, words):
+    assert Ratio(1.0, low, high).words == words
+    assert Ratio(1.0, low, high).decided == (words in (FASTER, SLOWER, EQUAL))
+    assert Ratio(1.0, low, high, disturbed=True).words == DISTURBED
+
+
+def test_how_much_is_equal_in_practice_can_be_chosen():
+    assert Ratio(1.03, 1.02, 1.04, equal_within=0.05).words == EQUAL
+    assert Ratio(1.0, 0.99, 1.01, equal_within=0.005).words == UNDECIDED
+
+
+def summary_of(*results, **values):
+    return summarize(report_of((configuration(**values), results)))[values.get("method", "single")]
+
+
+def test_the_mean_leaves_out_the_warm_up_epoch():
+    results = (make_result(seconds=(9.0, 1.0, 4.0, 4.0)), make_result(seconds=(9.0, 3.0, 5.0, 4.0)),
+               make_result(seconds=(9.0, 8.0, 6.0, 7.0)))
+    numbers = summary_of(*results)
+    assert run_seconds(row_of(*results)) == [3.0, 4.0, 7.0]
+    mean = (3.0 * 4.0 * 7.0) ** (1 / 3)
+    assert numbers.epoch_seconds == pytest.approx(mean) and numbers.images_per_second == pytest.approx(1000 / mean)
+    assert (numbers.fastest_epoch, numbers.slowest_epoch, numbers.runs) == (1.0, 8.0, 3)
+    assert numbers.accuracy == pytest.approx(0.9)
+    assert summary_of(make_result(seconds=(5.0,))).epoch_seconds == pytest.approx(5.0)
+    assert summary_of("failed").epoch_seconds is None
+
+
+def test_a_failed_run_is_not_counted():
+    results = make_result(seconds=(9.0, 2.0)), "failed", make_result(seconds=(9.0, 4.0))
+    assert run_seconds(row_of(*results)) == [2.0, 4.0] and summary_of(*results).runs == 2
+
+
+def test_a_run_that_diverged_is_not_counted_though_it_left_a_result():
+    report = report_of((configuration(), [make_result(seconds=(9.0, 2.0)), make_result(seconds=(9.0, 1.0))]))
+    diverged = replace(report.outcomes[1], status="diverged")
+    (row,) = replace(report, outcomes=(report.outcomes[0], diverged)).rows
+    assert run_seconds(row) == [2.0] and row.troubles == [diverged]
+
+
+def test_what_trains_something_else_on_purpose_has_no_accuracy():
+    numbers = summary_of(*runs("ddp"), method="ddp-no-sync")
+    assert numbers.accuracy is None and numbers.epoch_seconds == pytest.approx(2.0, rel=1e-4)
+
+
+def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
+    assert unsteadiness(row_of(*runs())) == []
+    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))))
+    assert "standard deviation of 7%" in spread and "2.00 to 2.30 s" in spread and "--repeats" in spread
+    (first,) = unsteadiness(row_of(*runs(first=8.0)))
+    assert "4.0 times" in first and "--epochs" in first
+    large = {"torch": "2.11.0", "cores": 8, "gpus": []}
+    for environment, disturbed in (({}, True), ({"environment": large}, False)):
+        assert row_of(*runs(**environment), foreign_cores={"single": 0.5}).disturbed == disturbed
+
+
+@pytest.mark.parametrize("seconds, odd", [
+    ((9.0, 1.0, 3.0, 1.0, 3.0, 1.0), "epochs 3, 5 took 3.00, 3.00 s, where the median epoch took 1.00 s"),
+    ((9.0, 1.0, 1.0, 1.2, 1.0, 1.0), ""), ((9.0, 1.0, 1.0, 1.0, 0.5, 1.0), "epoch 5 took 0.50 s")])
+def test_epochs_that_stall_count_and_are_named(seconds, odd):
+    result = make_result(seconds=seconds)
+    assert run_seconds(row_of(result)) == pytest.approx([sum(seconds[1:]) / 5])
+    reasons = [reason for reason in unsteadiness(row_of(result)) if "median" in reason]
+    assert len(reasons) == bool(odd) and all(odd in reason for reason in reasons)
+
+
+def test_more_runs_of_a_steady_row_are_warned_of_no_more_often():
+    generator = random.Random(0)
+
+    def warned(count):
+        return sum(bool(unsteadiness(row_of(*runs(seconds=[2 * math.exp(generator.gauss(0, 0.04))
+                                                           for _ in range(count)])))) for _ in range(150)) / 150
+
+    assert 0.2 > warned(3) > warned(10)  # by the range of its runs: 18 and 75 %
+
+
+def test_the_time_of_a_target_has_an_interval_from_three_runs_on():
+    seconds = [8.0, 9.0, 11.0]
+    logs = np.log(seconds)
+    expected = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
+    assert np.log(mean_interval(seconds, math.exp(logs.mean()))) == pytest.approx(expected)
+    assert mean_interval(seconds[:2], 8.5) is None
+    found = summary_of(*runs(seconds=(8.0, 9.0, 11.0), epochs=1)).training_interval
+    assert np.log(found) == pytest.approx(expected)

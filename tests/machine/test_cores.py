@@ -1,0 +1,233 @@
+"""--bind: which cores a process keeps to, and how soon what ranks send one another gets one."""
+
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.engine.setup import prepare_process
+from common.errors import MACHINE, SuiteError
+from common.machine import cores, environment
+from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
+from common.ranks.start import find_ranks
+from tests.data.test_data import make_config
+from tests.processes import PROJECT, child_environment
+from tests.training import CPU
+
+LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)
+HAS_SLICES = pytest.mark.skipif(LINUX < (6, 12), reason="needs Linux 6.12, whose threads may ask for a slice")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What a process that may use cores 0 and 1 is kept on, in place of keeping it there."""
+    kept = []
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(cores, "keep_on", kept.append)
+    return kept
+
+
+@pytest.mark.parametrize("node, near, expected", [
+    ("1", "0,2-3\n", [{0}]), ("0", "1\n", [{1}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])])
+def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, kept, monkeypatch, tmp_path):
+    gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
+    for directory in (card, place):
+        directory.mkdir(parents=True)
+    if node != "-1":  # the kernel's word for none
+        (place / "cpulist").write_text(near)
+    if node:
+        (card / "numa_node").write_text(f"{node}\n")
+    cores.bind(torch.device("cuda", 0))
+    assert kept == expected
+
+
+def test_a_rank_on_a_cpu_is_bound_to_its_share(kept, monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    for local_rank in (0, 1):
+        cores.bind(CPU, local_rank, 2)
+    cores.bind(CPU)
+    assert kept == [{0}, {1}, {0, 1}]
+
+
+@pytest.mark.parametrize("siblings, sockets, processes, shares", [
+    ("0 1 2 3", "0 0 0 0", 2, [{0, 1}, {2, 3}]),
+    ("0,2 1,3 0,2 1,3", "0 0 0 0", 2, [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
+    ("0 1 2 3", "0 1 0 1", 2, [{0, 2}, {1, 3}]),
+    ("0-1 0-1 2-3 2-3", "0 0 0 0", 3, [{0}, {1}, {2, 3}]),
+    ("0 1 2 3", "0 0 0 0", 5, [{0}, {1}, {2}, {3}, {0}]),
+    ("", "", 4, [{0}, {1}, {2}, {3}]),
+])
+def test_ranks_get_whole_cores_of_one_socket(siblings, sockets, processes, shares, monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+    for core, (threads, socket) in enumerate(zip(siblings.split(), sockets.split(), strict=True)):
+        topology = tmp_path / f"devices/system/cpu/cpu{core}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{threads}\n")
+        (topology / "physical_package_id").write_text(f"{socket}\n")
+    assert [share_of({0, 1, 2, 3}, rank, processes) for rank in range(processes)] == shares
+
+
+def threads_and_cores(rank, allowed, directory, told):
+    """As one of four ranks that may use these cores: tell how many threads it gets, and to which cores --bind keeps it.
+
+    Runs in a process of its own.
+    """
+    os.environ.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
+    kept = []
+    os.sched_getaffinity = lambda _: {*allowed}
+    environment._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
+    place = find_ranks(f"file://{directory}/rendezvous", 60)
+    prepare_process(make_config(bind=True), CPU, *place.sharing)
+    told.put((rank, kept))
+
+
+@pytest.mark.parametrize("allowed, threads, bound", [
+    ([range(8), range(8, 16), range(16, 24), range(24, 32)], 8, 8),  # by srun --cpus-per-task=8
+    ([range(32)] * 4, 8, 8),
+    ([range(16), range(16, 32)] * 2, 8, 8),
+    ([range(8)] * 4, 2, 2),
+], ids=["each its own", "all together", "by socket", "few"])
+def test_ranks_that_a_launcher_has_bound_keep_all_their_cores(allowed, threads, bound, tmp_path):
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    ranks = [context.Process(target=threads_and_cores, args=(rank, allowed[rank], tmp_path, told)) for rank in range(4)]
+    for process in ranks:
+        process.start()
+    try:
+        found = dict(told.get(timeout=100) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+    cores_of = [found[rank][0] for rank in range(4)]
+    assert [found[rank][1] for rank in range(4)] == [threads] * 4
+    assert [len(kept) for kept in cores_of] == [bound] * 4 and len(set().union(*cores_of)) == 4 * bound
+    assert all(kept <= {*allowed[rank]} for rank, kept in enumerate(cores_of))
+
+
+def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
+    monkeypatch.delattr(cores.os, "sched_setaffinity")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    with pytest.raises(SuiteError, match="--bind needs Linux; this is Darwin; leave it out") as caught:
+        cores.bind(CPU)
+    assert caught.value.exit_code == MACHINE
+
+
+KEEP = """
+import os, threading
+from common.machine.environment import available_cores, keep_on
+before = available_cores()
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
+thread.start()
+core = max(os.sched_getaffinity(0))
+keep_on({core})
+assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == {core}
+assert available_cores() == before
+"""
+
+
+def test_every_thread_is_kept_on_the_cores_and_the_others_still_count():
+    subprocess.run([sys.executable, "-c", KEEP], cwd=PROJECT, env=child_environment(), check=True)
+
+
+def slice_in_a_thread(wanted=True):
+    """What a thread that is started inside of short_slices() has."""
+    found = []
+    with short_slices(wanted):
+        thread = threading.Thread(target=lambda: found.append(slice_attributes()[RUNTIME]))
+        thread.start()
+        thread.join()
+    return found[0]
+
+
+@HAS_SLICES
+def test_threads_that_are_started_inside_ask_for_short_slices():
+    before = slice_attributes()
+    assert before[RUNTIME] > SHORT_SLICE == slice_in_a_thread()
+    assert slice_attributes() == before and slice_in_a_thread(wanted=False) == before[RUNTIME]
+
+
+def test_where_a_kernel_knows_no_slices_nothing_changes(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
+    assert slice_attributes() is None
+    with short_slices():
+        pass
+
+
+MODEL = """
+import os, pathlib
+from common.machine.cores import RUNTIME, slice_attributes
+from torch import nn
+
+class Told(nn.Linear):
+    def forward(self, images):
+        tasks = pathlib.Path("/proc/self/task").iterdir()
+        gloo = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
+        slices = {slice_attributes(task)[RUNTIME] for task in gloo}
+        cores = {frozenset(os.sched_getaffinity(task)) for task in [0, *gloo]}
+        if gloo:
+            told = repr((os.environ.get("RANK"), slices, [sorted(kept) for kept in cores]))
+            pathlib.Path(DIRECTORY, f"{os.getpid()}.told").write_text(told)
+        return super().forward(images.flatten(1))
+
+def build(image_shape, classes):
+    return nn.Sequential(Told(784, 20), nn.Linear(20, classes))
+"""
+
+
+def told_file(tmp_path):
+    """A network that tells of every process in which gloo is: rank, slices of gloo's threads, cores."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    file = tmp_path / "told.py"
+    file.write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
+    return f"{file}:build"
+
+
+def told(tmp_path):
+    files = [*tmp_path.glob("*.told")]
+    found = sorted((eval(file.read_text()) for file in files), key=lambda shown: shown[2])
+    for file in files:
+        file.unlink()
+    return found
+
+
+def shares():
+    """The cores of the two ranks, as told() has them."""
+    return [[sorted(share_of(os.sched_getaffinity(0), rank, 2))] for rank in (0, 1)]
+
+
+@HAS_SLICES
+@pytest.mark.parametrize("command", [
+    ("ddp_train.py", "--spawn", 2), ("fsdp_train.py", "--spawn", 2), ("pipeline_train.py", "--spawn", 2),
+    ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py")])
+def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
+    if "accelerate_train.py" in command:
+        pytest.importorskip("accelerate")
+    model = told_file(tmp_path)
+    result, weights, _ = train(*command, "--model", model, "--bind")
+    bound = told(tmp_path)
+    assert bound == [(str(rank), {SHORT_SLICE}, shares()[rank]) for rank in (0, 1)]
+    assert result["config"]["bind"] and result["environment"]["cores"] >= 2
+    _, others, _ = train(*command, "--model", model)
+    free = told(tmp_path)
+    assert len(free) == 2 and all(
+        SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free)
+    torch.testing.assert_close(weights, others, rtol=0, atol=0)
+
+
+@HAS_SLICES
+def test_a_link_is_measured_between_bound_ranks(project, data_root, tmp_path):
+    done = project("-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--train-size", 48, "--data-root",
+                   data_root, "--batch-size", 48, "--model", told_file(tmp_path), "--loader", "resident", "--link",
+                   "--bind", tiny=False)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path) == [(None, {SHORT_SLICE}, share) for share in shares()]

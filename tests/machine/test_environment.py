@@ -1,0 +1,183 @@
+"""What is found out about GPUs: names and links of those that PyTorch sees, and why it sees none."""
+
+import json
+
+import pytest
+import torch
+
+import common.engine.run
+from common.errors import MACHINE, SuiteError
+from common.machine import environment
+from common.machine.environment import available_devices, describe_environment, gpu_uuid, gpus_can_be_shared
+from common.programs import check as preflight
+from common.programs.check import BAD, OK, check_all
+from comparison.run import session
+from tests.data.test_data import make_config
+from tests.pretended_gpus import pretended_gpus
+from tests.training import make_context
+
+MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\t0-47
+GPU1\tNV18\t X \tPIX\t0-47
+GPU2\tSYS\tPIX\t X \t48-95
+
+Legend:
+  X = Self
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Put an nvidia-smi on the PATH that knows GPUs in this order, by UUID, and what it prints for each."""
+
+    def nvidia_smi(values):
+        lines = "\n".join(f"{uuid}, {value}" for uuid, value in values.items())
+        (tmp_path / "nvidia-smi").write_text(
+            f"#!/bin/sh\necho >> {tmp_path}/calls\nif [ $1 = topo ]; then cat <<'END'\n{MATRIX}END\nelse cat <<'END'\n"
+            f"{lines}\nEND\nfi\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        return tmp_path / "calls"
+
+    return nvidia_smi
+
+
+def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia_smi, monkeypatch):
+    """Of three GPUs two are visible, as CUDA_VISIBLE_DEVICES=2,0 shows them."""
+    with pretended_gpus("last", "first"):
+        nvidia_smi({gpu_uuid(1): "575.1", "GPU-hidden": "575.1", gpu_uuid(0): "575.1"})
+        described = describe_environment()
+        assert (described["gpus"], described["links"], described["driver"]) == (
+            ["last", "first"], ["GPU0-GPU1 SYS"], "575.1")
+        nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1", "GPU-hidden": "575.1"})
+        assert describe_environment()["links"] == ["GPU0-GPU1 NV18"]
+        nvidia_smi({gpu_uuid(0): "575.1", "GPU-of-the-other": "575.1", "GPU-hidden": "575.1"})  # it is a part of one
+        assert describe_environment()["links"] == []
+        monkeypatch.setenv("PATH", "/nowhere")
+        described = describe_environment()
+        assert (described["links"], described["driver"]) == ([], "")
+
+
+def test_whether_processes_may_share_gpus_is_asked_of_the_visible_ones(nvidia_smi, monkeypatch):
+    with pretended_gpus("one"):
+        nvidia_smi({"GPU-hidden": "Exclusive_Process", gpu_uuid(0): "Default"})
+        assert gpus_can_be_shared()
+        nvidia_smi({"GPU-hidden": "Default", gpu_uuid(0): "Exclusive_Process"})
+        assert not gpus_can_be_shared()
+        monkeypatch.setenv("PATH", "/nowhere")
+        assert not gpus_can_be_shared()
+
+
+@pytest.mark.parametrize("rank, calls", [(0, 2), (1, 0)])
+def test_one_rank_alone_asks_nvidia_smi(rank, calls, nvidia_smi):
+    with pretended_gpus("first", "second"):
+        log = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
+        context = make_context(torch.nn.Identity(), rank=rank, world_size=2)
+        context.model.precision = "fp32"
+        common.engine.run._before(context, context.model, make_config(), make_config())
+    assert len(log.read_text().splitlines() if log.exists() else []) == calls
+
+
+def test_a_run_on_gpus_of_two_kinds_says_so():
+    with pretended_gpus("H200", "A100", "H200"):
+        devices = tuple(available_devices("gpu"))
+        context = make_context(torch.nn.Identity(), devices=devices, note="a note")
+        context.model.precision = "fp32"
+        assert common.engine.run._before(context, context.model, make_config(), make_config()).reason == (
+            "a note; its devices are not alike (H200, A100), and the slowest decides")
+        alike = make_context(context.model, devices=devices[::2])
+        assert common.engine.run._before(alike, context.model, make_config(), make_config()).reason == ""
+
+
+@pytest.mark.parametrize("capability, allowed, label", [
+    ((7, 0), True, "float32"), ((7, 5), True, "float32"), ((8, 0), True, "float32, TF32 convolutions"),
+    ((9, 0), True, "float32, TF32 convolutions"), ((9, 0), False, "float32")], ids=str)
+def test_tf32_is_named_where_a_gpu_has_it(capability, allowed, label, monkeypatch):
+    with pretended_gpus("one"):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        context = make_context(torch.nn.Identity(), devices=tuple(available_devices("gpu")))
+        context.model.precision = "fp32"
+        assert common.engine.run._before(context, context.model, make_config(), make_config()).precision == label
+
+
+def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path):
+    with pretended_gpus("free", "full"):
+        free = {0: 6 * 2**30, 1: 5 * 2**30}
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 8 * 2**30))
+        check = preflight._gpus({"gpus": ["free", "full"], "links": []})
+        assert (check.status, check.found) == (
+            BAD, "3.0 GiB of cuda:1 are in use by other programs, which disturb the times")
+        free[1] = free[0]  # 2 GiB: a desktop's, and this process's own
+        assert preflight._gpus({"gpus": ["free", "full"], "links": []}).status == OK
+
+
+# ---- GPUs that cannot be used
+
+
+@pytest.fixture
+def unusable(tmp_path, monkeypatch):
+    """A machine with a GPU that PyTorch does not see; the cause of it."""
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
+
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(environment, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return "sees no GPU: The NVIDIA driver on your system is too old (found version 11040)."
+
+
+def test_nothing_is_trained_on_a_cpu_because_a_gpu_cannot_be_used(unusable, tmp_path):
+    for kind, what in (("auto", "this machine has a GPU that PyTorch cannot use"), ("gpu", "--device gpu needs a GPU")):
+        with pytest.raises(SuiteError) as caught:
+            available_devices(kind)
+        assert str(caught.value).startswith(f"{what}; PyTorch {torch.__version__} {unusable}; ")
+        assert caught.value.exit_code == MACHINE
+    assert available_devices("cpu") == [torch.device("cpu")]
+    checks, described = check_all(tmp_path, tmp_path)
+    (check,) = [check for check in checks if check.name == "GPUs"]
+    assert check.status == BAD and unusable in check.found and described is None
+    assert "--device cpu" in check.advice
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_gpu_that_is_hidden_is_not_asked_for(hidden, unusable, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert available_devices("auto") == [torch.device("cpu")]
+    shown = hidden or '""'
+    with pytest.raises(SuiteError, match=f"sees no GPU, CUDA_VISIBLE_DEVICES={shown}; type --device cpu"):
+        available_devices("gpu")
+
+
+@pytest.mark.parametrize("device, status, ends", [("auto", BAD, True), ("gpu", BAD, True), ("cpu", OK, False)])
+def test_every_gpu_computes_a_convolution_before_a_comparison(device, status, ends, tmp_path):
+    with pretended_gpus("new", "old") as gpus:
+        checks, described = check_all(tmp_path, tmp_path, device)
+        (check,) = [check for check in checks if check.name == "GPUs"]
+        assert (check.status, check.found, described["gpus"]) == (OK, "new, old", ["new", "old"])
+        gpus.broken.add(1)
+        checks, described = check_all(tmp_path, tmp_path, device)
+    (check,) = [check for check in checks if check.name == "GPUs"]
+    assert check.status == status and (described is None) == ends
+    if ends:
+        assert check.found == ("cuda:1 (old) cannot be used; CUDA error: no kernel image is available for execution on "
+                               "the device")
+        assert "CUDA_VISIBLE_DEVICES" in check.advice
+
+
+def test_a_comparison_ends_where_its_gpus_cannot_be_used(monkeypatch, tmp_path, capsys):
+    asked = []
+    bad = {"name": "GPUs", "status": BAD, "found": "cuda:0 (old) cannot be used", "advice": "leave it out"}
+
+    def ask(module, *flags, **_):
+        asked.append(flags)
+        return json.dumps({"checks": [bad], "environment": None})
+
+    monkeypatch.setattr(session, "ask", ask)
+    with pytest.raises(SystemExit) as caught:
+        session.find_machine(make_config(device="auto"), tmp_path)
+    assert caught.value.code == MACHINE
+    assert capsys.readouterr().err == "error: GPUs: cuda:0 (old) cannot be used; leave it out\n"
+    assert asked[0][-2:] == ("--device", "auto")

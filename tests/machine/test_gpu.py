@@ -1,0 +1,186 @@
+"""What can only be seen on a GPU, or on two."""
+
+import sys
+
+import pytest
+import torch
+
+from common.engine.loop import evaluate
+from common.engine.timing import PhaseTimer, synchronize
+from common.files.results import Span
+from common.models.build import build_model
+from comparison.run.launch import run_once
+from tests.engine.test_engine import make_context
+from tests.processes import PROJECT
+from tests.reports import configuration
+
+pytestmark = pytest.mark.gpu
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+SAME_STEPS = ("--device", "gpu", "--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05,
+              "--max-steps", 6)
+
+
+def test_phases_add_up_to_the_time_of_the_epoch(train):
+    result, _, printed = train("data_parallel_train.py", "--device", "gpu", "--model", "vgg")
+    assert result["devices"][0].startswith("cuda:0 (") and "cuda:0" in printed
+    epoch = result["epochs"][0]
+    total = sum(filter(None, epoch["phases"].values())) * epoch["steps"] / 1000
+    assert 0.9 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
+    parts = result["memory_parts"]
+    assert parts["parameters"] == parts["gradients"] == 4 * result["parameters"] <= parts["optimizer state"] / 2
+    assert result["peak_memory_bytes"][0] > sum(parts.values())
+
+
+def test_a_mark_measures_the_device_and_not_the_call():
+    device = torch.device("cuda", 0)
+    matrix = torch.randn(4096, 4096, device=device)
+    matrix @ matrix
+    synchronize([device])
+    timer = PhaseTimer([device])
+    timer.start()
+    for _ in range(20):
+        matrix @ matrix
+    timer.mark("products")
+    timer.mark("nothing")
+    synchronize([device])
+    milliseconds = timer.milliseconds()
+    assert milliseconds["products"] > 1 and milliseconds["nothing"] < 0.5
+
+
+def test_no_batch_of_an_evaluation_waits_for_the_device():
+    device = torch.device("cuda", 0)
+    model = build_model("lenet", (1, 28, 28), seed=0).to(device)
+    images, labels = torch.randn(4, 1, 28, 28).pin_memory(), torch.tensor([0, 1, 2, 3]).pin_memory()
+
+    def batches():
+        yield images, labels  # in the first one, libraries are loaded
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield from [(images, labels)] * 3
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    context = make_context(model, devices=(device,), input_device=device, output_device=device)
+    assert evaluate(context, batches()).counts == [4, 4, 4, 4, 0, 0, 0, 0, 0, 0]
+
+
+def assert_same_training(train, *command):
+    """Train on one GPU and with `command`: equal weights, which have moved by more than the tolerance."""
+    _, reference, _ = train("data_parallel_train.py", *SAME_STEPS)
+    result, weights, _ = train(*command, *SAME_STEPS)
+    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    for name, expected in reference.items():
+        assert (expected - start[name]).abs().max() > 1e-3, f"{name} was not trained"
+        assert (weights[name] - expected).abs().max() < 1e-5, name
+    return result
+
+
+@pytest.mark.parametrize("command, method, note", [
+    (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
+    (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
+    (("ddp_train.py", "--spawn", 1), "ddp", ""),
+    (("fsdp_train.py", "--spawn", 1), "fsdp", "forward and backward contain what the ranks exchange in them"),
+])
+def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note, train):
+    result = assert_same_training(train, *command)
+    assert (result["method"], result["reason"]) == (method, note)
+
+
+@pytest.mark.parametrize("model", ["lenet", "vgg"])
+def test_a_recorded_step_trains_the_same(model, train):
+    # 480 images in batches of 112: the last batch has another shape and goes the usual way
+    command = "data_parallel_train.py", "--model", model, "--optimizer", "sgd", "--batch-size", 112
+    (_, reference, _), (result, weights, _) = train(*command), train(*command, "--cuda-graph")
+    assert result["config"]["cuda_graph"]
+    for name, expected in reference.items():
+        torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_path):
+    flags = "--model", "mlp", "--precision", "bf16", "--quiet", "--figure-dir", tmp_path
+    done = project("data_parallel_train.py", *flags)
+    assert done.returncode == 0 or "was measured to take" in done.stderr
+
+
+def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
+    pytest.importorskip("pynvml")
+    monkeypatch.chdir(PROJECT)
+    row = configuration(command=(
+        sys.executable, "data_parallel_train.py", "--dataset", "synthetic-cifar10", "--data-root", str(data_root),
+        "--device", "gpu", "--loader", "resident", "--batch-size", "500", "--epochs", "4"))
+    outcome = run_once(row, 1, 42, tmp_path)
+    assert outcome.status == "ok", outcome.reason
+    (card,) = outcome.cards
+    assert card.device == "cuda:0" and card.watts > 10 and card.memory_bytes > 10**8 and card.megahertz > 100
+    seconds = [epoch.train_seconds for epoch in outcome.result.timed_epochs]
+    assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # watts of any card
+    assert card.foreign in (None, 0) and 0 < card.busy <= 1
+
+
+def test_a_trace_has_the_kernels_within_the_steps(train):
+    result, _, _ = train("data_parallel_train.py", "--device", "gpu", "--model", "vgg", "--profile", 2)
+    spans = [Span(**span) for span in result["timeline"]]
+    end = max(span.end for span in spans if span.lane == "step")
+    kernels = [span for span in spans if span.lane == "cuda:0"]
+    assert len(kernels) > 50 and all(-0.5 < span.start < span.end < end + 0.5 for span in kernels)
+    backward = [span for span in spans if span.name == "backward"]
+    computing = sum(span.end - span.start for span in kernels if backward[0].start <= span.start < backward[0].end)
+    assert computing > 0.5 * (backward[0].end - backward[0].start)
+
+
+@two_gpus
+def test_a_recorded_step_is_refused_where_the_method_wraps_the_network(project):
+    done = project("ddp_train.py", "--spawn", 2, "--cuda-graph", "--quiet")
+    assert done.returncode == 2 and "--cuda-graph does not go with ddp" in done.stderr
+
+
+@two_gpus
+@pytest.mark.parametrize("command", [
+    ("data_parallel_train.py", "--use-parallel", 2),
+    ("ddp_train.py", "--spawn", 2),
+    ("ddp_train.py", "--spawn", 2, "--zero"),
+    ("fsdp_train.py", "--spawn", 2),
+    ("model_parallel_train.py", "--use-model-parallel"),
+    ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+    ("pipeline_train.py", "--spawn", 2),
+    ("pipeline_train.py", "--spawn", 2, "--pipeline-schedule", "1f1b"),
+])
+def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
+    result = assert_same_training(train, *command)
+    own = {"data_parallel_train.py": {"scatter", "replicate", "gather"},
+           "model_parallel_train.py": {"stage 0", "stage 1"}}
+    assert set(result["method_milliseconds"] or ()) == own.get(command[0], set())
+    assert not result["simulated"] and [name[:6] for name in result["devices"]] == ["cuda:0", "cuda:1"]
+    epoch = result["epochs"][0]
+    total = sum(filter(None, epoch["phases"].values())) * epoch["steps"] / 1000
+    assert 0.8 * epoch["train_seconds"] <= total <= 1.01 * epoch["train_seconds"]
+
+
+@two_gpus
+def test_convolutions_are_channels_last_on_every_gpu():
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    model, strides = build_model("vgg", (3, 32, 32), seed=0).to(devices[0]), {}
+    model.conv1_1[0].register_forward_hook(
+        lambda _, __, features: strides.update({features.device: features.stride(1)}))
+    context = make_context(torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0],
+                           output_device=devices[0])
+    evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
+    assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
+
+
+def test_model_parallel_on_one_gpu_is_simulated(train):
+    if torch.cuda.device_count() > 1:
+        pytest.skip("this machine has more than one GPU")
+    result = assert_same_training(train, "model_parallel_train.py", "--use-model-parallel", "--micro-batches", 2)
+    assert result["simulated"] and len(result["devices"]) == 1
+
+
+def test_more_ranks_than_gpus_is_an_error(project):
+    ranks = torch.cuda.device_count() + 1
+    done = project("ddp_train.py", "--spawn", ranks, "--device", "gpu")
+    assert done.returncode == 3 and "every rank needs a GPU of its own" in done.stderr
+
+
+def test_a_model_that_was_asked_to_stay_on_the_cpu_stays_there(train):
+    result, _, _ = train("data_parallel_train.py", "--device", "cpu")
+    assert result["devices"] == ["cpu"]

@@ -1,0 +1,215 @@
+"""What the scripts do on two GPUs, on two that are not there (see pretended_gpus.py)."""
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+import common.engine.loop
+import common.engine.run
+import data_parallel_train
+import model_parallel_train
+from common.engine.loop import evaluate
+from common.engine.timing import PhaseTimer, Stopwatch, synchronize
+from common.models.build import build_model
+from comparison.results_file import read_results
+from tests.pretended_gpus import environment_with, pretended_gpus
+from tests.training import make_context
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05)
+COMMANDS = {
+    "single": (data_parallel_train,),
+    "dp": (data_parallel_train, "--use-parallel"),
+    "mp": (model_parallel_train, "--use-model-parallel", "--split-at", "full1"),
+    "mp-micro": (model_parallel_train, "--use-model-parallel", "--split-at", "full1", "--micro-batches", 4),
+}
+OWN_TIMES = {"dp": {"scatter", "replicate", "gather"}, "mp": {"stage 0", "stage 1"}, "mp-micro": {"stage 0", "stage 1"}}
+BATCH, STEPS = 48, 6
+TESTED, TESTS = 500, 4  # images of a batch, batches
+IMAGE, FEATURES, LOGITS, LABEL = 28 * 28 * 4, 32 * 5 * 5 * 4, 10 * 4, 8  # bytes; features: in front of full1
+
+
+class PatientStopwatch(Stopwatch):
+    """One that fails where the host waits for a GPU between its start and its end."""
+
+    def __enter__(self):
+        super().__enter__()
+        torch.cuda.set_sync_debug_mode("error")
+        return self
+
+    def __exit__(self, *_):
+        torch.cuda.set_sync_debug_mode("default")
+        super().__exit__(*_)
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path, data_root):
+    """Run a script on two GPUs, for six steps of 48 images; return result, weights, copies by (source, target)."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+    monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
+    monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
+
+    def train(script, *flags):
+        output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
+        typed = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", BATCH * STEPS,
+                 "--batch-size", BATCH, "--loader", "resident", "--epochs", 1, "--threads", 1, "--device", "gpu",
+                 "--quiet", "--output", output, "--save", weights, "--figure-dir", tmp_path, *flags]
+        monkeypatch.setattr(sys, "argv", [script.__file__, *map(str, typed)])
+        with pretended_gpus("first", "second") as gpus:
+            script.main()
+        return json.loads(output.read_text()), torch.load(weights, weights_only=True), gpus.copies
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """What one GPU leaves, for all tests."""
+    return {}
+
+
+def sizes(copies, source, target):
+    """The bytes of every copy from one place to another."""
+    return [copy.bytes for copy in copies if (copy.source, copy.target) == (source, target)]
+
+
+def distance(weights, others):
+    assert weights.keys() == others.keys()
+    return max((value - others[name]).abs().max().item() for name, value in weights.items())
+
+
+@pytest.mark.parametrize("method", COMMANDS)
+def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, train, kept):
+    result, weights, copies = train(*COMMANDS[method], *SAME_STEPS)
+    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    assert min((weights[name] - value).abs().max() for name, value in start.items()) > 1e-4  # all was trained
+    assert distance(weights, kept.setdefault("weights", weights)) < 1e-6
+    used = ["cuda:0 (first)", "cuda:1 (second)"][: 1 if method == "single" else 2]
+    assert (result["method"], result["devices"], result["simulated"]) == (method, used, False)
+    assert {*(result["method_milliseconds"] or ())} == OWN_TIMES.get(method, set())
+    assert result["gpu_uuids"] == ["GPU-00000000-0000", "GPU-00000001-0000"][:len(used)]
+    assert result["reserved_memory_bytes"] == [2**20] * len(used)
+    there, back = sizes(copies, "cuda:0", "cuda:1"), sizes(copies, "cuda:1", "cuda:0")
+    size = {name: 4 * value.numel() for name, value in weights.items()}
+    if method == "single":
+        assert there == back == []
+    elif method == "dp":  # the other half of the images and the weights; logits and gradients
+        assert sum(there) == STEPS * (BATCH // 2 * (IMAGE + LOGITS) + sum(size.values())) + TESTS * (
+            TESTED // 2 * IMAGE + sum(size.values()))
+        assert sum(back) == STEPS * (BATCH // 2 * LOGITS + sum(size.values())) + TESTS * TESTED // 2 * LOGITS
+    else:  # once, stage 1; then one copy of the features for each part of a batch, and one of their gradients
+        parts = 4 if method == "mp-micro" else 1
+        stage1 = [value for name, value in size.items() if name.split(".")[0] in ("full1", "full2", "head")]
+        training = {BATCH // parts * FEATURES: parts * STEPS, BATCH * LABEL: STEPS}
+        testing = {TESTED // parts * FEATURES: parts * TESTS, TESTED * LABEL: TESTS}
+        assert Counter(there) == Counter(training) + Counter(testing) + Counter(stage1)
+        assert Counter(back) == {BATCH // parts * FEATURES: parts * STEPS}
+
+
+def test_workers_images_go_to_the_gpu_once(train):
+    _, _, copies = train(data_parallel_train, *SAME_STEPS, "--loader", "workers", "--num-workers", 0)
+    count = Counter(sizes(copies, "cpu", "cuda:0"))
+    assert (count[BATCH * IMAGE], count[BATCH * LABEL]) == (STEPS, STEPS)
+
+
+@pytest.mark.parametrize("method", ["dp", "mp-micro"])
+def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train, tmp_path):
+    script, *flags = COMMANDS[method]
+    flags = [*flags, "--model", "strided"]  # with BatchNorm
+    if method == "mp-micro":
+        flags[flags.index("full1")] = "conv3"
+    _, expected, _ = train(script, *flags, "--epochs", 2)
+    train(script, *flags, "--checkpoint", tmp_path / "state.pt")
+    result, weights, _ = train(script, *flags, "--epochs", 2, "--resume", tmp_path / "state.pt")
+    assert len(result["epochs"]) == 2 and distance(weights, expected) == 0.0
+
+
+def test_convolutions_of_every_replica_are_channels_last():
+    """The images decide, as the replicas' own weights are not."""
+    with pretended_gpus("first", "second"):
+        model, features, weights = build_model("vgg", (3, 32, 32), seed=0).to(FIRST), {}, {}
+
+        def look(convolution, _, output):
+            features[output.device] = output.stride(1)  # from one channel to the next
+            weights[output.device] = convolution.weight.stride(1)
+
+        model.conv1_1[0].register_forward_hook(look)
+        context = make_context(torch.nn.DataParallel(model, [FIRST, SECOND]), devices=(FIRST, SECOND),
+                               input_device=FIRST, output_device=FIRST)
+        evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
+    assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}
+
+
+# ---- what is refused here is refused on GPUs
+
+
+def test_tensors_of_two_places_are_not_mixed():
+    with pretended_gpus("first", "second"):
+        first, second = (torch.ones(2, 2, device=device) for device in (FIRST, SECOND))
+        for other in (second, torch.ones(2, 2)):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                first + other
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.nn.functional.cross_entropy(first, torch.tensor([0, 1], device=SECOND))
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            first.to("cuda:2")
+        assert (first + second.to(FIRST) + torch.tensor(1.0)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_stopwatch_must_wait_for_both_devices():
+    with pretended_gpus("first", "second"):
+        timer = PhaseTimer([FIRST, SECOND])
+        timer.start()
+        timer.mark("forward")
+        with pytest.raises(RuntimeError, match="device not ready"):
+            timer.milliseconds()
+        synchronize([FIRST, SECOND])
+        assert timer.milliseconds()["forward"] >= 0
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        for event, device in zip(events, (FIRST, SECOND), strict=True):
+            event.record(torch.cuda.current_stream(device))
+        synchronize([FIRST, SECOND])
+        with pytest.raises(RuntimeError, match="invalid resource handle"):
+            events[0].elapsed_time(events[1])
+
+
+@pytest.mark.parametrize("wait", [
+    lambda value: value.sum().item(), lambda value: value[value > 0], lambda value: value.cpu(),
+    lambda value: torch.ones(2, 2).to(FIRST), lambda value: value.nonzero(), lambda value: value.tolist(),
+    lambda value: value.to("cpu").to(FIRST), lambda value: bool((value > 0).all()),
+    lambda value: torch.tensor([1.0], device=FIRST),
+], ids="item mask cpu to nonzero tolist there-and-back bool tensor".split())
+def test_what_lets_the_host_wait_is_seen(wait):
+    with pretended_gpus("first", "second") as gpus:
+        value = torch.ones(2, 2, device=FIRST)
+        value.to(SECOND)
+        torch.ones(2, 2).to(FIRST, non_blocking=True)
+        value[torch.zeros(2, dtype=torch.int64, device=FIRST)] += 1
+        assert gpus.waits == []
+        wait(value)
+        assert len(gpus.waits) >= 1
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            wait(value)
+
+
+def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
+    methods = [*COMMANDS]
+    done = project("compare_parallel.py", "--methods", *methods, "--nproc", 2, "--dataset", "synthetic-mnist",
+                   "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 2, "--repeats", 1,
+                   "--check-maths", "--output-dir", tmp_path / "out", tiny=False,
+                   environment=environment_with(2, tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = read_results(tmp_path / "out" / "results.json")
+    assert stored.environment["gpus"] == ["Pretended 0", "Pretended 1"]
+    assert {outcome.configuration: outcome.status for outcome in stored.outcomes} == dict.fromkeys(methods, "ok")
+    for outcome in stored.outcomes:
+        devices = ("cuda:0 (Pretended 0)", "cuda:1 (Pretended 1)")[: 1 if outcome.configuration == "single" else 2]
+        assert outcome.result.devices == devices and not outcome.result.simulated
+        assert outcome.result.config["loader"] == "resident"
+    assert {name: result.difference < 1e-4 for name, result in stored.equivalence.items()} == dict.fromkeys(
+        methods, True)
+    assert [memory.device for memory in stored.probe.memory] == ["cpu", "cuda"]

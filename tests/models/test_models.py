@@ -1,0 +1,157 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from common.engine.timing import SAMPLE_FIRST
+from common.errors import SuiteError
+from common.models.build import block_seconds, build_model, split_index
+from common.models.cuts import balanced_cut
+from common.settings.config import MODELS
+from data_parallel_train import SimulatedDataParallel
+from model_parallel_train import TwoStage
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
+    model = build_model(name, shape, seed=0).eval()
+    images = torch.randn(2, *shape)
+    logits = model(images)
+    assert logits.shape == (2, 10)
+    for cut in range(1, len(model)):
+        assert torch.equal(TwoStage(model[:cut], model[cut:], [CPU, CPU], 1)(images), logits)
+
+
+def test_a_seed_gives_the_same_weights():
+    weight, same, other = (build_model("mlp", (1, 28, 28), seed).head.weight for seed in (1, 1, 2))
+    assert torch.equal(weight, same) and not torch.equal(weight, other)
+
+
+@pytest.mark.parametrize("name, widths", [("airbench", (64, 128, 256)), ("airbench-wide", (128, 384, 384))])
+def test_airbench_comes_in_two_widths(name, widths):
+    convolutions = [layer for layer in build_model(name, (3, 32, 32), 0).modules() if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [24, *(width for width in widths for _ in range(2))]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_airbench_begins_with_a_cosine_transform_both_ways_that_is_not_trained(channels):
+    weights = build_model("airbench", (channels, 32, 32), 0).stem[0].weight
+    rows, negative = weights.flatten(1).chunk(2)
+    torch.testing.assert_close(rows @ rows.T, torch.eye(4 * channels), atol=1e-6, rtol=0)
+    assert torch.equal(negative, -rows) and not weights.requires_grad
+    sums = rows.sum(1)  # the first is a mean, and all others are differences
+    assert sums[0] > 1 and sums[1:].abs().max() < 1e-6
+
+
+def test_the_vgg_stays_small():
+    multiplications = 0
+
+    def count(layer, inputs, output):
+        nonlocal multiplications
+        multiplications += layer.weight[0].numel() * output[0].numel()
+
+    model = build_model("vgg", (3, 32, 32), 0)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(
+                count if isinstance(layer, nn.Conv2d) else
+                lambda layer, inputs, output: count(layer, inputs, output.new_empty(1, *output.shape[1:])))
+    model(torch.randn(1, 3, 32, 32))
+    assert 2 * multiplications <= 80e6
+
+
+class Sleep(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, images):
+        time.sleep(self.seconds)
+        return images
+
+
+def test_the_split_balances_measured_time():
+    model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09))
+    assert balanced_cut(block_seconds(model, torch.zeros(1, 1, 1, 1), repeats=2), 2) == [3]
+    assert model.training
+
+
+@pytest.mark.parametrize("stages, cut", [(1, []), (2, [3]), (3, [2, 4]), (4, [1, 2, 4]), (5, [1, 2, 3, 4])])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages, cut):
+    assert balanced_cut([1.0, 1.0, 8.0, 1.0, 9.0], stages) == cut
+
+
+def test_the_best_of_many_cuts_is_found_at_once():
+    cut = balanced_cut([1.0] * 96, 8)
+    assert cut == [12, 24, 36, 48, 60, 72, 84]
+
+
+def test_the_split_leaves_batch_norm_alone():
+    model = build_model("vgg", (3, 32, 32), 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    block_seconds(model, torch.randn(4, 3, 32, 32), repeats=1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("block", ["conv1", "nothing"])
+def test_a_split_needs_blocks_on_both_sides(block):
+    with pytest.raises(SuiteError, match="choose from conv2, full1, full2, head"):
+        split_index(build_model("lenet", (1, 28, 28), 0), block)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+@pytest.mark.parametrize("wrap", [
+    lambda model, parts: TwoStage(model[:2], model[2:], [CPU, CPU], parts),
+    lambda model, parts: SimulatedDataParallel(model, parts, CPU),
+], ids=["two stages", "simulated replicas"])
+def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
+    images, labels = torch.randn(10, 1, 28, 28), torch.arange(10)  # 10 divides neither by 3 nor by 4
+    gradients = []
+    for wrapped in (False, True):
+        model = build_model("lenet", (1, 28, 28), 0)
+        logits = (wrap(model, parts) if wrapped else model)(images)
+        nn.functional.cross_entropy(logits, labels).backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for whole, in_parts in zip(*gradients, strict=True):
+        assert whole.abs().max() > 1e-4
+        torch.testing.assert_close(in_parts, whole, atol=1e-6, rtol=1e-4)
+
+
+def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
+    meta = torch.device("meta")  # a device without numbers: only placement counts
+    model = build_model("lenet", (1, 28, 28), 0)
+    stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
+    assert {weight.device for weight in stages.stage0.parameters()} == {CPU}
+    assert {weight.device for weight in stages.stage1.parameters()} == {meta}
+    seen = []
+    stages.stage1.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0].device, tuple(inputs[0].shape))))
+    assert stages(torch.randn(8, 1, 28, 28)).device == meta
+    assert seen == [(meta, (4, 800))] * 2
+
+
+def test_what_a_method_measures_of_itself_is_that_of_training_batches():
+    model, images = build_model("lenet", (1, 28, 28), 0), torch.randn(4, 1, 28, 28)
+    for module, names in ((SimulatedDataParallel(model, 2, CPU), {"scatter", "replicate", "gather"}),
+                          (TwoStage(model[:2], model[2:], [CPU, CPU], 2), {"stage 0", "stage 1"})):
+        for _ in range(SAMPLE_FIRST):
+            module(images)
+        assert module.timers.milliseconds() is None  # too short to be sampled
+        module(images)
+        milliseconds = module.timers.milliseconds()
+        assert set(milliseconds) == names and all(value > 0 for value in milliseconds.values())
+        for _ in range(2 * SAMPLE_FIRST):
+            module.eval()(images)
+        assert module.timers.milliseconds() == milliseconds
+
+
+def test_simulated_replicas_keep_the_first_ones_statistics():
+    model = build_model("vgg", (3, 32, 32), 0)
+    images = torch.randn(8, 3, 32, 32)
+    SimulatedDataParallel(model, 2, CPU)(images)
+    alone = build_model("vgg", (3, 32, 32), 0)
+    alone(images[:4])
+    torch.testing.assert_close(model.conv1_1[1].running_mean, alone.conv1_1[1].running_mean)

@@ -1,0 +1,268 @@
+"""What is measured before a comparison, and the helpers that it asks: probe, weights, links between GPUs."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from common.errors import SuiteError
+from common.models.build import block_names, build_model
+from common.models.build import build as models
+from common.programs import probe
+from common.programs.weights import difference
+from tests.pretended_gpus import pretended_gpus
+from tests.processes import PROJECT, child_environment
+
+OWN = """
+import os
+from torch import nn
+
+class Network(nn.Linear):
+    def forward(self, images):
+        with open({log!r}, "a") as log:
+            print(os.getpid(), len(images), file=log)
+        return super().forward(images.flatten(1))
+
+def network(image_shape, classes):
+    return Network(28 * 28, 10)
+"""
+
+
+def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
+    log, network = tmp_path / "steps", f"{tmp_path / 'own.py'}:network"
+    (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
+    done = subprocess.run(
+        [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
+         "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--sizes", "12", "48", "--threads",
+         "1", "--ceiling", "--link", "--cut", "12"],
+        cwd=PROJECT, capture_output=True, text=True, env=child_environment())
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert (measured["train_images"], measured["test_images"]) == (480, 2000)
+    steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
+    assert set(steps) == {("lenet", 12), ("lenet", 48), (network, 12), (network, 48)} and min(steps.values()) > 0
+    parameters = sum(weight.numel() for weight in build_model("lenet", (1, 28, 28), 0).parameters())
+    assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == {
+        "lenet": 4 * parameters, network: 4 * 7850}
+    for model in measured["models"]:
+        assert 0.01 < model["link_gbps"] < 1000 
+        assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
+        assert model["buckets"] == [{"size": model["gradient_bytes"], "left": 0.0}]
+    halves = Counter(line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 24"))
+    first, second = halves.values()  # two ranks, each of which trains on its half before every exchange
+    assert first == second >= 7
+    lenet = [("lenet", block) for block in block_names(build_model("lenet", (1, 28, 28), 0))]
+    assert [(block["model"], block["block"]) for block in measured["blocks"]] == [*lenet, (network, "network")]
+    assert all(block["milliseconds"] > 0 for block in measured["blocks"])
+    assert measured["resident_images_per_second"] > 10_000
+    (memory,) = measured["memory"]
+    assert memory["device"] == "cpu" and 2**27 < memory["peak_bytes"] < 2**33 and memory["free_bytes"] > 0
+    (loader,) = measured["loaders"]
+    assert loader["num_workers"] == 0 and loader["images_per_second"] > 100
+    assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
+
+
+IMAGES = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
+
+
+def test_a_step_is_the_median_without_the_first_two(monkeypatch):
+    calls = []
+
+    class Slow(torch.nn.Linear):
+        def forward(self, images):
+            calls.append(images.shape)
+            time.sleep(0.2 if len(calls) <= 2 else 0.01)
+            return super().forward(images.flatten(1))
+
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
+    model = Slow(4, 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    times = probe.step_milliseconds(model, optimizer, IMAGES, [3], torch.device("cpu"))
+    assert set(times) == {3} and 10 <= times[3] < 100 and len(calls) == 7 and set(calls) == {(3, 1, 2, 2)}
+
+
+class Watch:
+    """A stopwatch to which every block takes 40 s."""
+
+    seconds = 40.0
+
+    def __init__(self, devices):
+        assert [device.type for device in devices] == ["cuda"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
+    """Else the host's launches and its wait for the end would count, which in a training run beside the kernels."""
+    steps = []
+    monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
+    monkeypatch.setattr(probe, "Stopwatch", Watch)
+    monkeypatch.setattr(models, "Stopwatch", Watch)
+    assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
+    assert len(steps) == 7 * 20
+    with pretended_gpus("GPU"):
+        model = build_model("mlp", (1, 28, 28), 0).to("cuda")
+        model.hidden.register_forward_hook(lambda *_: steps.append(1))
+        assert models.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
+    assert len(steps) == 7 * 20 + 3 * 20
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CPU: can't allocate memory")])
+def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypatch):
+    calls = []
+
+    class Small(torch.nn.Linear):
+        def forward(self, images):
+            calls.append(len(images))
+            if len(images) > 8:
+                raise error
+            return super().forward(images.flatten(1))
+
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.0)
+    model = Small(4, 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    times = probe.step_milliseconds(model, optimizer, IMAGES, [4, 9, 8], torch.device("cpu"))
+    assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
+
+
+@pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
+def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [
+        "probe", "--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--model", "mlp",
+        "--loader", "resident", "--batch-size", "48", "--sizes", "24", "48", "--link"])
+    monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
+    monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
+    monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
+    probe.main()
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model["link_gbps"] == link
+
+
+def test_the_link_is_that_between_all_gpus(monkeypatch):
+    def spawn(function, arguments, ranks):
+        assert ranks == arguments[0] == 4
+        Path(arguments[1], "seconds").write_text("[0.002, 0.0005, 0.001]")
+
+    monkeypatch.setattr(probe, "spawn", spawn)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
+    images = SimpleNamespace(image_shape=(1, 28, 28), classes="0123456789")
+    gbps, *milliseconds = probe.exchange(None, "lenet", 10**6, images, "cuda")
+    assert gbps == pytest.approx(8e-3 / 0.002 * 2 * 3 / 4)  # nccl-tests: bytes ÷ seconds x 2 (N-1)/N
+    assert milliseconds == [0.5, 1.0]
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: False)
+    assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["lenet", "vgg", "resnet8"])
+def test_buckets_are_those_of_ddp(name, tmp_path):
+    """A bucket is full when all of its gradients are there, and the last one when the backward pass is over."""
+    model = build_model(name, (3, 32, 32), 0)
+    images = SimpleNamespace(image_shape=(3, 32, 32), classes=tuple("0123456789"))
+    cpu = torch.device("cpu")
+    buckets = probe.gradient_buckets(model, probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images,
+                                                              4, cpu), cpu)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    exchanged = []
+
+    def hook(_, bucket):
+        exchanged.append((bucket.index(), bucket.buffer().numel() * 4))
+        return default_hooks.allreduce_hook(None, bucket)
+
+    dist.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(None, hook)
+        step = probe.random_step(parallel, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
+        for _ in range(3):  # after the first, it fills its buckets in the order in which gradients come
+            exchanged.clear()
+            step()
+    finally:
+        dist.destroy_process_group()
+    assert [(number, bucket.size) for number, bucket in enumerate(buckets)] == exchanged
+    lefts = [bucket.left for bucket in buckets]
+    assert lefts == sorted(lefts, reverse=True) and lefts[-1] == 0 and all(0.02 < left < 0.9 for left in lefts[:-1])
+
+
+class Source:
+    """A loader of two batches of 10 images, each of which takes load(); its start takes longer."""
+
+    def __init__(self, load):
+        self.load, self.passes = load, 0
+
+    def __iter__(self):
+        if not self.passes:
+            time.sleep(0.5)
+        self.passes += 1
+        for _ in range(2):
+            self.load()
+            yield torch.zeros(10, 1), None
+
+
+def test_the_loaders_start_is_left_out_of_its_speed(monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.2)
+    source = Source(lambda: time.sleep(0.01))
+    speed = probe.loader_speed(source, 3, torch.device("cpu"))
+    assert speed.num_workers == 3 and 300 < speed.images_per_second < 1001 and source.passes > 5
+
+
+def compute(seconds=0.01):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+class Computing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        compute()
+        return torch.zeros(1), 0
+
+
+def test_what_a_loader_computes_counts_in_this_process_and_in_its_workers(monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.3)
+    cpu = torch.device("cpu")
+    assert 0.001 <= probe.loader_speed(Source(compute), 0, cpu).cpu_seconds_per_image < 0.002
+    assert probe.loader_speed(Source(lambda: time.sleep(0.01)), 0, cpu).cpu_seconds_per_image < 0.0005
+    workers = torch.utils.data.DataLoader(Computing(), 2, num_workers=2, persistent_workers=True)
+    # Workers fetch ahead of what is counted, by as much again where the machine is busy.
+    assert 0.005 < probe.loader_speed(workers, 2, cpu).cpu_seconds_per_image < 0.05
+
+
+def test_the_largest_difference_of_any_parameter():
+    reference = build_model("vgg", (3, 32, 32), 0).state_dict()
+    other = {name: value.clone() for name, value in reference.items()}
+    assert difference(reference, other) == 0
+    other["conv1_1.1.running_mean"] += 9  # a statistic, no parameter
+    assert difference(reference, other) == 0
+    other["head.1.bias"][3] -= 0.25
+    assert difference(reference, other) == pytest.approx(0.25)
+    other["head.1.weight"][0, 0] = math.nan
+    assert math.isnan(difference(reference, other))
+
+
+def test_weights_of_two_models_have_no_difference():
+    with pytest.raises(SuiteError, match="two different models; conv1.0.weight"):
+        difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("mlp", (1, 28, 28), 0).state_dict())
+    with pytest.raises(SuiteError, match=r"conv1.0.weight: \(16, 1, 5, 5\), \(16, 3, 5, 5\)"):
+        difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("lenet", (3, 32, 32), 0).state_dict())

@@ -1,0 +1,71 @@
+"""Who can reach a distributed run from outside: what the README's security note says is so."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.processes import PROJECT, alive, child_environment
+
+sys.path.insert(0, str(PROJECT / "benchmarks"))
+import network
+
+SPAWN = ("ddp_train.py", "--spawn", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+EVERYWHERE = {"00000000", "0" * 32}  # 0.0.0.0 and ::
+HERE = {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
+
+
+def listening(pids) -> list[str]:
+    """The local addresses, in hexadecimal, of all TCP sockets on which these processes listen (proc_net_tcp(5))."""
+    rows = [line.split() for pid in pids for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/{pid}/net", table).read_text().splitlines()[1:]]
+    addresses = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+    opened = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    sockets = (re.fullmatch(r"socket:\[(\d+)\]", target) for target in opened)
+    return [addresses[match[1]] for match in sockets if match and match[1] in addresses]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command, everywhere", [(SPAWN, False), (TORCHRUN, True)], ids=["spawn", "torchrun"])
+def test_only_torchruns_store_listens_on_all_interfaces(command, everywhere, data_root, tmp_path):
+    addresses = listening_while_training((sys.executable, *command), data_root, tmp_path)
+    assert len(addresses) >= 2  # gloo's, of two ranks
+    assert bool(EVERYWHERE & set(addresses)) == everywhere
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+def test_spawned_ranks_listen_here_alone_whatever_the_hosts_name_means(data_root, tmp_path):
+    with network.machines(1) as one:
+        files = Path("/etc/netns", one.names[0])  # what ip netns exec shows as /etc
+        files.mkdir(parents=True)
+        try:
+            (files / "hosts").write_text(f"{one.address(0)} {socket.gethostname()}\n")
+            addresses = listening_while_training(one.command(0, (sys.executable, *SPAWN)), data_root, tmp_path)
+        finally:
+            shutil.rmtree(files)
+    assert len(addresses) >= 2 and set(addresses) <= HERE
+
+
+def listening_while_training(command, data_root, tmp_path):
+    """The addresses where a run's processes listen, which end with it."""
+    marker = f"TEST_MARKER={uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp",
+         "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "99", "--figure-dir", tmp_path],
+        cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**child_environment(), **dict([marker.split("=")])})
+    next(line for line in process.stdout if line.startswith("Epoch [2/"))
+    pids = alive(marker)
+    addresses = listening(pids)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert not alive(marker)  # and so nothing listens
+    return addresses

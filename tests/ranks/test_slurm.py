@@ -1,0 +1,448 @@
+"""Training by SLURM: what srun tells ranks; where SLURM is installed, real jobs of two nodes, both on this machine."""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+import compare_parallel
+from common.errors import SuiteError
+from common.ranks.slurm import become_rank, first_host
+from common.settings.totals import per_process
+from comparison.methods import Machine, python
+from comparison.plan.plan import make_plan
+from comparison.results_file import read_results
+from comparison.run import nodes
+from comparison.run.nodes import by_hand, find_nodes
+from tests.processes import PROJECT, child_environment
+from tests.run.test_compare import plan_arguments
+
+TOLD = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"}
+RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
+LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}
+
+# ---- what srun tells
+
+
+@pytest.mark.parametrize("hosts, first", [
+    ("n1", "n1"), ("n1,n2", "n1"), ("n[07-09,12],m3", "n07"), ("rack[2,4]-node[10-11]", "rack2-node10"),
+])
+def test_the_first_host_of_a_list(hosts, first):
+    assert first_host(hosts) == first
+
+
+@pytest.mark.parametrize("given, expected", [
+    (TOLD, RANK), ({**TOLD, "MASTER_ADDR": "10.0.0.1"}, {**RANK, "MASTER_ADDR": "10.0.0.1"}),
+    ({**TOLD, "SLURM_STEP_NUM_TASKS": "1"}, {}), ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, {}),  # of a batch script
+])
+def test_ranks_are_what_srun_says(given, expected, monkeypatch):
+    for name in (*TOLD, *RANK):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    become_rank()
+    assert {name: os.environ.pop(name) for name in RANK if name in os.environ} == expected
+
+
+def test_the_command_of_the_kubernetes_example_trains(project, data_root, tmp_path, monkeypatch):
+    example = (PROJECT / "cluster" / "pytorchjob.yaml").read_text()
+    interpreter, script, *flags = re.search(r"command: \[(.*)\]", example)[1].split(", ")
+    flags = [flag.replace("/shared/data", str(data_root)).replace("/shared", str(tmp_path)) for flag in flags]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    done = project(script, *flags, "--figure-dir", tmp_path)
+    assert interpreter == "python" and done.returncode == 0 and (tmp_path / "train.pt").exists()
+
+
+# ---- a comparison on several nodes
+
+
+def plan_of(nodes, gpus=0, **values):
+    machine = Machine(gpus, cores=8)
+    return {row.name: row for row in make_plan(plan_arguments(nodes=nodes, **values), machine, [])}
+
+
+def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
+    rows = plan_of([2], nproc=[2], batch_size=[64])
+    here = [name for name, row in rows.items() if row.nodes == 1]
+    assert here == ["single", "single-all-cores", "dp"]
+    assert all(row.launched == row.command for name, row in rows.items() if name in here)
+    for name in ("ddp", "fsdp", "pipeline", "accelerate"):
+        row = rows[name]
+        assert (row.nodes, row.tasks) == (2, 2) and "×4 on 2 nodes" in row.label and "--spawn" not in row.command
+        assert row.command[1].endswith("_train.py")
+        assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2"} < set(row.launched[1:row.launched.index(python())])
+    assert rows["ddp"].planned.per_device_batch_size == 16 and rows["ddp"].planned.threads == 4
+    assert rows["pipeline"].stages == 4
+
+
+def test_a_ladder_over_nodes_is_a_sweep():
+    rows = plan_of([1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
+    assert {name: (row.nodes, row.nodes * row.tasks) for name, row in rows.items() if name != "single"} == {
+        "ddp-nodes=1-nproc=1": (1, 1), "ddp-nodes=1-nproc=4": (1, 1),
+        "ddp-nodes=2-nproc=1": (2, 2), "ddp-nodes=2-nproc=4": (2, 8)}
+    assert not any(row.skip for row in rows.values()) and rows["ddp-nodes=1-nproc=4"].command[2:4] == ("--spawn", "4")
+    too_many = plan_of([2], nproc=[5], batch_size=[640], methods=[("ddp", {})], gpus=4)["ddp"]
+    assert too_many.skip == "needs 10 GPUs, found 8"
+
+
+@pytest.mark.parametrize("nodes", [[3], [1, 3]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--nodes", *map(str, nodes), "--nproc", "1", "--methods",
+                                      "single", "ddp", "--dataset", "synthetic-mnist", *more])
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, cores=8), {}))
+    monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
+    monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
+    with pytest.raises(SuiteError, match="found 128 for 3 processes; type e.g. --batch-size 126 or 129 or 192"):
+        compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+
+
+@pytest.mark.parametrize("total, processes, choices", [
+    (48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")])
+def test_totals_that_would_divide(total, processes, choices):
+    with pytest.raises(SuiteError) as caught:
+        per_process("--batch-size", total, processes)
+    assert str(caught.value).endswith(f"type e.g. --batch-size {choices}")
+
+
+def test_what_to_type_without_slurm(capsys):
+    row = plan_of([2], nproc=[4], methods=[("ddp", {})])["ddp"]
+    script = f"{row.command[1]} "
+    before, _, after = by_hand(row).partition(script)
+    assert before.endswith("--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=FIRST_HOST:29500 ")
+    assert script + after == shlex.join(row.command[1:])
+
+
+ALIKE = {"cpu": "A CPU", "cores": 8, "gpus": []}
+
+
+def described(environment=ALIKE, *checks):
+    checks = [{"name": name, "status": status, "found": "found", "advice": "advice"} for name, status in checks]
+    return {"environment": environment, "checks": checks}
+
+
+@pytest.mark.parametrize("held, descriptions, message", [
+    ("", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare."),
+    ("1", [], "this one has 1 node"),
+    ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
+    ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
+    ("2", [described(ALIKE, ("data: mnist", "ok")), described(ALIKE, ("data: mnist", "note"))],
+     "node 2 of 2, data: mnist; found; type: "),
+    ("2", [described(), described(ALIKE, ("data: mnist", "bad"))], "node 2 of 2, data: mnist; found; type: "),
+    ("2", [described(), described({**ALIKE, "cores": 16}, ("data: cifar10", "note"))],
+     "the nodes of the job are not alike; cores 8, 16; ask"),
+])
+def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
+    monkeypatch.setattr(nodes, "_descriptions", lambda *_: descriptions)
+    with pytest.raises(SuiteError) as caught:
+        find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False, dataset="mnist"), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    noted = described({**ALIKE, "cores": 16}, ("cores", "bad"))
+    monkeypatch.setattr(nodes, "_descriptions", lambda *_: [described(), noted])
+    found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True, dataset="mnist"), tmp_path)
+    assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
+
+
+def test_a_directory_that_another_machine_does_not_see_is_bad(tmp_path):
+    command = (sys.executable, "-m", "common.programs.check", "--json", "--output-dir", tmp_path, "--sees")
+    for file, bad in (("there", False), ("missing", True)):
+        (tmp_path / "there").touch()
+        done = subprocess.run([*command, tmp_path / file], cwd=PROJECT, env=child_environment(), capture_output=True,
+                              text=True)
+        (line,) = done.stdout.splitlines()
+        checks = {check["name"]: check["status"] for check in json.loads(line)["checks"]}
+        assert checks.get("shared files") == ("bad" if bad else None)
+
+
+# ---- a real SLURM
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+SlurmctldPort={ports[0]}
+StateSaveLocation={place}/state
+SlurmdSpoolDir={place}/spool.%n
+SlurmctldPidFile={place}/slurmctld.pid
+SlurmdPidFile={place}/slurmd.%n.pid
+SlurmctldLogFile={place}/slurmctld.log
+SlurmdLogFile={place}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
+ReturnToService=2
+KillWait=5
+SlurmdTimeout=5
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} State=UNKNOWN
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+"""
+
+
+def free_ports(number):
+    probes = [socket.socket() for _ in range(number)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def start_node(run, place, node):
+    """Start a node's slurmd, in a mount namespace in which place/tmp is a disk of its own."""
+    run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec slurmd -N "$1"', place / "tmp", node)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Run a SLURM command: cluster("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
+
+    Each has temporary files of its own, in TMPDIR. cluster.place: where its processes write who they are;
+    cluster.start_node(name): start a node.
+    """
+    if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
+        pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to give each node a disk of its own (unshare --mount)")
+    place = tmp_path_factory.mktemp("slurm")
+    for part in ("state", "spool.n1", "spool.n2", "tmp"):
+        (place / part).mkdir()
+    environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf"),
+                   "TMPDIR": str(place / "tmp")}
+    (place / "slurm.conf").write_text(CONFIGURATION.format(
+        host=socket.gethostname().partition(".")[0], place=place, ports=free_ports(3), cores=os.cpu_count()))
+
+    def run(*command, check=True):
+        return subprocess.run([*map(str, command)], env=environment, cwd=PROJECT, capture_output=True, text=True,
+                              check=check, timeout=120).stdout
+
+    if not any(process.name() == "munged" for process in psutil.process_iter()):
+        Path("/run/munge").mkdir(exist_ok=True)
+        shutil.chown("/run/munge", "munge")
+        run("runuser", "-u", "munge", "--", shutil.which("munged"))
+    run("slurmctld", "-c")
+    run.place, run.start_node = place, functools.partial(start_node, run, place)
+    for node in ("n1", "n2"):
+        run.start_node(node)
+    all_idle(run)
+    yield run
+    for file in place.glob("*.pid"):
+        psutil.Process(int(file.read_text())).kill()
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster; what a failed test leaves there is printed, then taken away, so that the next test begins anew."""
+    yield cluster
+    if cluster("squeue", "-h"):
+        for command in (("squeue",), ("sinfo", "-N", "-l"), ("sinfo", "-R"), ("scontrol", "show", "job"),
+                        ("tail", "-n", "50", *cluster.place.glob("*.log"))):
+            print("$", *command, cluster(*command, check=False), sep="\n")
+    cluster("scancel", "--user=root")
+    wait_for(lambda: not cluster("squeue", "-h"), 90)
+    for node in ("n1", "n2"):
+        cluster("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # needed by a drained one alone
+    all_idle(cluster)
+
+
+def all_idle(slurm):
+    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
+
+
+def wait_for(met, seconds):
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def small(data_root, *more):
+    return ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
+            "--loader", "resident", *more)
+
+
+def alive(text):
+    """The processes in whose command line a text stands."""
+    return [process for process in psutil.process_iter(["cmdline"]) if text in " ".join(process.info["cmdline"] or ())]
+
+
+def gone(text):
+    wait_for(lambda: not alive(text), 20)
+
+
+@pytest.mark.slow
+def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path):
+    slurm("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "ddp_train.py",
+          *small(data_root, "--epochs", 1, "--output", tmp_path / "srun.json", "--save", tmp_path / "srun.pth",
+                 "--figure-dir", tmp_path))
+    assert json.loads((tmp_path / "srun.json").read_text())["world_size"] == 2
+    _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident")
+    weights = torch.load(tmp_path / "srun.pth", weights_only=True)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+FIND_NODES = """
+import sys
+from types import SimpleNamespace
+from common.machine.entry import run_script
+from comparison.run.nodes import find_nodes
+directory, root, dataset = sys.argv[1:]
+arguments = SimpleNamespace(nodes=[2], allow_unequal=False, dataset=dataset, data_root=root, device="cpu")
+run_script(lambda: print(len(find_nodes(arguments, directory)), "nodes"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory, data, dataset, said", [
+    ("shared", "shared", "synthetic-mnist", "2 nodes"),
+    ("shared", "own", "mnist", "node 1 of 2, data: mnist; not in"),
+    ("shared", "shared", "folder:own", "node 1 of 2, shared files"),
+    ("own", "shared", "synthetic-mnist", "node 1 of 2, shared files"),
+])
+def test_nodes_that_have_temporary_files_of_their_own_are_asked(directory, data, dataset, said, slurm, tmp_path):
+    """srun is typed where neither node's TMPDIR is seen, as on a login node."""
+    places = {"shared": tmp_path, "own": Path(tempfile.mkdtemp(dir=slurm.place / "tmp"))}
+    (places["own"] / "train").mkdir()
+    dataset = dataset.replace("own", str(places["own"]))
+    printed = slurm("sh", "-c", 'salloc --quiet --nodes=2 "$@" 2>&1', "sh", sys.executable, "-c", FIND_NODES,
+                    places[directory], places[data], dataset, check=False)
+    assert said in printed
+
+
+def submit(slurm, directory, *flags, options=()):
+    printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
+                    f"--job-name={directory}/job", *options, "cluster/train.sbatch", *flags)
+    return printed.split(";")[0].strip()
+
+
+def begin_again(slurm, job):
+    """Start a job that was requeued, for which SLURM waits for two minutes.
+
+    Five seconds, not at once: nodes refuse a job that they ended in the same second ("already killed, do not launch").
+    """
+    wait_for(lambda: state(slurm, job) == "PENDING", 90)
+    all_idle(slurm)
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+
+
+def state(slurm, job):
+    return slurm("squeue", "-h", "-j", job, "-o", "%T", check=False).strip()
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train, data_root, tmp_path):
+    flags = small(data_root, "--epochs", 3, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
+                  "--save", tmp_path / "weights.pth")
+    log = tmp_path / "log"
+    job = submit(slurm, tmp_path, *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
+    wait_for(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
+    slurm("scancel", job)
+    gone(str(data_root))
+    assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
+    log.unlink()
+
+    job = submit(slurm, tmp_path, *flags)
+    wait_for(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
+    slurm("scontrol", "requeue", job)
+    begin_again(slurm, job)
+    wait_for(lambda: not state(slurm, job), 120)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "ok" and len(result["epochs"]) == 3 and result["world_size"] == 2
+    _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident", "--epochs", 3)
+    weights = torch.load(tmp_path / "weights.pth", weights_only=True)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    gone(str(data_root))
+
+
+@pytest.mark.slow
+def test_a_job_at_its_time_limit_leaves_a_checkpoint_and_nothing_else(slurm, data_root, tmp_path):
+    job = submit(slurm, tmp_path, *small(data_root, "--epochs", 5000, "--figure-dir", tmp_path),
+                 options=("--time=2", "--signal=TERM@30"))  # SLURM sends it up to a minute earlier
+    wait_for(lambda: not state(slurm, job), 150)
+    assert "SIGTERM" in (tmp_path / "log").read_text()
+    assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
+    gone(str(data_root))
+
+
+def kill_node(slurm, node):
+    """End all of a node at once, as if its power were gone."""
+    daemon = psutil.Process(int((slurm.place / f"slurmd.{node}.pid").read_text()))
+    tasks = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            tasks += [process] * (process.environ().get("SLURMD_NODENAME") == node)
+    for process in (daemon, *tasks, *(parent for task in tasks for parent in task.parents() if parent.pid != 1)):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def compare(slurm, directory, *flags):
+    printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
+                    f"--export=ALL,OUTPUT_DIR={directory}/out", "cluster/compare.sbatch", "--nproc", 1, "--device",
+                    "cpu", "--methods", "single", "ddp", "accelerate", "--repeats", 2, *flags)
+    return printed.split(";")[0].strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [False, True], ids=["it was requeued", "a node died"])
+def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_path):
+    job, log = compare(slurm, tmp_path, *small(data_root, "--epochs", 2)), tmp_path / "log"
+    wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
+    if dies:
+        kill_node(slurm, "n2")
+    else:
+        slurm("scontrol", "requeue", job)
+    wait_for(lambda: state(slurm, job) == "PENDING", 90)
+    gone(str(data_root))
+    if dies:
+        slurm.start_node("n2")
+    begin_again(slurm, job)
+    wait_for(lambda: not state(slurm, job), 400)
+    report = read_results(tmp_path / "out" / "results.json")
+    assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
+        ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes]
+    assert len(report.outcomes) >= 6 and not report.in_turns
+    assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
+    assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
+    gone(str(data_root))
+
+
+@pytest.mark.slow
+def test_a_cancelled_comparison_leaves_nothing_on_any_node(slurm, data_root, tmp_path):
+    log = tmp_path / "log"
+    job = compare(slurm, tmp_path, *small(data_root, "--epochs", 500, "--methods", "ddp", "--nproc", 2))
+    wait_for(lambda: sum(process.name() != "srun" for process in alive("ddp_train.py")) >= 4, 240)  # on one core each
+    slurm("scancel", job)
+    wait_for(lambda: not state(slurm, job), 90)
+    gone(str(data_root))
+    assert "CANCELLED" in log.read_text() and read_results(tmp_path / "out" / "results.json").outcomes == ()

@@ -1,0 +1,198 @@
+"""What GPUs do while a run trains, on a pretended NVML whose cards obey the test."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.judge.measures import summarize, unsteadiness
+from comparison.results_file import read_results, write_results
+from comparison.run import cards
+from comparison.run.cards import CardUse, CardWatch
+from comparison.run.launch import run_once
+from comparison.show.remarks import bandwidths
+from comparison.show.report import write_csv, write_markdown
+from comparison.show.tables import card_table, main_table
+from comparison.show.terminal import terminal_text
+from tests.files.test_results import make_result
+from tests.reports import configuration, report_of, runs
+
+UUIDS = ("GPU-a", "GPU-b", "GPU-c")
+USE = CardUse("cuda:0", 0.9, 2**30, 300.0, 500.0, 1980.0, 0.0, 0.0)
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NotFoundError(NVMLError):
+    pass
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there."""
+    def programs(card, since):
+        if driver.programs is None:
+            raise NVMLError
+        if not driver.programs:
+            raise NotFoundError
+        return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in driver.programs.items()]
+
+    driver = SimpleNamespace(
+        programs={}, reasons=0, NVMLError=NVMLError, NVMLError_NotFound=NotFoundError, NVML_CLOCK_SM=1,
+        nvmlDeviceGetCount=lambda: len(UUIDS), nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetUUID=lambda card: UUIDS[card],
+        nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=75),
+        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=(1 + card) * 2**30),
+        nvmlDeviceGetPowerUsage=lambda card: 100_000 * (1 + card),
+        nvmlDeviceGetTotalEnergyConsumption=lambda card: int(100_000 * (1 + card) * time.monotonic()),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: driver.reasons,
+        nvmlDeviceGetClockInfo=lambda card, clock: 1000 + clock, nvmlDeviceGetProcessUtilization=programs)
+    monkeypatch.setattr(cards, "nvml", lambda: driver)
+    monkeypatch.setattr(cards, "LOOK_EVERY", 0.02)
+    return driver
+
+
+def on_gpus(*epochs, uuids=UUIDS[:1]):
+    """The result of a run on cards with these UUIDs; epochs: (start, seconds), of which the first does not count."""
+    devices = tuple(f"cuda:{number} (Pretended)" for number, _ in enumerate(uuids))
+    result = make_result(seconds=[seconds for _, seconds in epochs], devices=devices, gpu_uuids=uuids)
+    return replace(result, epochs=tuple(replace(epoch, start=start)
+                                        for epoch, (start, _) in zip(result.epochs, epochs, strict=True)))
+
+
+def watched(seconds=0.5):
+    """A watch that has looked for so long, and the result of a run that trained meanwhile."""
+    watch, start = CardWatch(), time.monotonic()
+    with watch.watching():
+        time.sleep(seconds)
+    return watch, on_gpus((start - 10, 5.0), (start + 0.01, seconds - 0.02))
+
+
+def test_a_card_in_the_timed_epochs(nvml):
+    watch, start = CardWatch(), time.monotonic()
+    with watch.watching():
+        time.sleep(0.9)
+    time.sleep(0.3)  # the rows' turns between, which are not looked at
+    with watch.watching():
+        time.sleep(0.9)
+    result = on_gpus((start - 9, 9.0), (start + 0.1, 0.5), (start + 1.3, 0.7), uuids=("GPU-c", "GPU-a"))
+    first, second = watch.uses(result)
+    assert first == CardUse("cuda:0", 0.75, 3 * 2**30, 300.0, pytest.approx(300 * 0.6, rel=1e-3), 1001, 0, None)
+    assert (second.device, second.watts) == ("cuda:1", 100.0)  # PyTorch's numbers are not NVML's
+    assert watch.uses(on_gpus((start, 1.0), (start + 50, 1.0))) == (CardUse("cuda:0"),)  # nobody looked then
+    assert watch.uses(make_result()) == ()
+
+
+def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
+    def refuse(card):
+        raise NVMLError
+
+    for name in ("UtilizationRates", "MemoryInfo", "PowerUsage", "TotalEnergyConsumption",
+                 "CurrentClocksThrottleReasons"):
+        setattr(nvml, f"nvmlDeviceGet{name}", refuse)
+    watch, result = watched()
+    assert watch.uses(result) == (CardUse("cuda:0", megahertz=1001),)
+    old = replace(result, epochs=tuple(replace(epoch, start=None) for epoch in result.epochs))
+    assert watch.uses(old) == (CardUse("cuda:0"),)
+    monkeypatch.setattr(cards, "nvml", lambda: None)  # no nvidia-ml-py, or no driver
+    watch, result = watched(0.1)
+    assert watch.uses(result) == (CardUse("cuda:0"),)
+
+
+@pytest.mark.parametrize("reasons, held_down", [(0x01, 0), (0x02, 0), (0x04, 1), (0x20, 1), (0x41, 1), (0x100, 0)])
+def test_clocks_are_held_down_by_heat_or_power_and_not_by_idleness_or_on_purpose(reasons, held_down, nvml):
+    nvml.reasons = reasons
+    watch, result = watched(0.1)
+    assert watch.uses(result)[0].held_down == held_down
+
+
+def test_who_else_computes(nvml):
+    def foreign(**programs):
+        nvml.programs = {int(pid[1:]): share for pid, share in programs.items()}
+        watch, result = watched(0.1)
+        return watch.uses(result)[0].foreign
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        own, other = f"_{child.pid}", f"_{os.getppid()}"
+        assert foreign(**{own: 50}) == 0
+        assert foreign(**{own: 50, other: 30}) == 1
+        assert foreign(**{own: 50, other: 0}) == 0  # it is there, and does nothing
+        assert foreign(**{other: 30}) is None  # the driver's numbers may not be this container's
+        assert foreign() is None
+        child.kill()
+
+
+def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
+    result = asdict(on_gpus((None, 0.1), (None, 0.1)))
+    write = ("import json, sys, time; start = time.monotonic() + 0.2; time.sleep(0.8); result = json.loads(sys.argv[1])"
+             "\nfor epoch in result['epochs']: epoch['start'] = start"
+             "\njson.dump(result, open(sys.argv[sys.argv.index('--output') + 1], 'w'))")
+    row = configuration(command=(sys.executable, "-c", write, json.dumps(result)))
+    outcome = run_once(row, 1, 42, tmp_path)
+    (use,) = outcome.cards
+    assert use.joules == pytest.approx(10, rel=0.01)
+    report = report_of((row, [outcome.result]))
+    write_results(replace(report, outcomes=(outcome,)), tmp_path)
+    assert read_results(tmp_path / "results.json").outcomes[0].cards == (use,)
+
+
+def with_cards(*uses, **rows):
+    """A comparison of two rows, three runs of 1000 images each, beside which these cards were watched."""
+    fine = {"gpu_uuids": UUIDS[:len(uses)], "count": max(1, len(uses)), "reserved_memory_bytes": (2**28,) * len(uses)}
+    report = report_of((configuration("single"), runs(**fine)),
+                       (configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)), **rows)
+    return replace(report, outcomes=tuple(replace(outcome, cards=uses) for outcome in report.outcomes))
+
+
+def test_what_the_cards_did_is_in_the_report(tmp_path):
+    report = with_cards(USE, replace(USE, device="cuda:1", joules=300.0, watts=None))
+    analysis = analyse(report)
+    cells = [cell.strip() for cell in card_table(analysis, "github").splitlines()[3].split("|")]
+    assert cells[1:-1] == ["SINGLE", "cuda:1", "90%", "256", "1,024", "–", "300.0", "1,980", "0%", "0%"]
+    assert summarize(report)[report.plan[0].name].images_per_joule == pytest.approx(1000 / 800)
+    assert "Images/J" in main_table(analysis, "simple") and " 1.2 " in main_table(analysis, "simple")
+    write_markdown(analysis, tmp_path / "report.md", [])
+    assert "## The GPUs while they trained" in (tmp_path / "report.md").read_text()
+    write_csv(analysis, tmp_path / "results.csv")
+    assert ",1.25," in (tmp_path / "results.csv").read_text()
+
+
+def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml(tmp_path):
+    links = [{"model": "vgg", "gradient_bytes": 1_157_000, "link_gbps": 123.4},
+             {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None}]
+    report = report_of((configuration("single"), runs()), probe={"models": links})
+    for gpus, bandwidth in (([], ""), (["H200"] * 8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gbit/s")):
+        write_markdown(analyse(replace(report, environment={**report.environment, "gpus": gpus})),
+                       tmp_path / "report.md", [])
+        text = (tmp_path / "report.md").read_text()
+        assert text.count("bus bandwidth") == text.count(bandwidth or "GPUs while they trained") == len(gpus) // 8
+    assert bandwidths(replace(report, probe=None)) == []
+
+
+def test_energy_that_is_not_whole_is_none(tmp_path):
+    report = with_cards(USE, replace(USE, joules=None))
+    assert summarize(report)[report.plan[0].name].images_per_joule is None
+    assert "Images/J" not in main_table(analyse(report), "simple")
+    assert card_table(analyse(with_cards()), "simple") == ""
+
+
+def test_a_card_that_is_held_down_is_warned_of():
+    (words,) = unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0])
+    assert "held a GPU's clocks down for 40% of the time" in words
+    assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
+
+
+def test_another_programs_work_on_a_gpu_disturbs_as_that_on_the_cores_does():
+    report = with_cards(replace(USE, foreign=0.3), repeats=None, budget=60.0)
+    assert set(report.disturbed_blocks) == {1, 2, 3} and report.rows[1].disturbed
+    text = " ".join(terminal_text(analyse(report)).split())
+    assert "other programs computed on a GPU for 30% of the time during runs of" in text
+    assert not with_cards(replace(USE, foreign=0.1)).disturbed_blocks

@@ -1,0 +1,386 @@
+"""--fit-batch: which batches are tried, that rows run with the largest that fits, and what may be claimed of them."""
+
+import json
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+
+import compare_parallel
+from common.errors import OUT_OF_MEMORY, SuiteError
+from common.files.probe import MemoryUse
+from comparison.judge.analysis import analyse
+from comparison.judge.fairness import compare_with_baselines
+from comparison.methods import Machine
+from comparison.plan.counterparts import TWIN, counterpart
+from comparison.results_file import read_results, resumed, write_results
+from comparison.run import fitting, probing, session
+from comparison.run.fitting import Trial, next_batch, trials_of, try_batch, with_largest, with_peaks
+from comparison.run.launch import Outcome
+from comparison.run.session import run_comparison
+from comparison.show.remarks import definitions
+from comparison.show.report import write_markdown
+from comparison.show.tables import main_table, trial_table
+from comparison.show.terminal import terminal_text
+from comparison.show.verdict import verdict
+from tests.files.test_results import make_result
+from tests.reports import PROBE, configuration, report_of, runs
+
+MIB = 2**20
+ENOUGH = 10**6  # images
+
+
+def row(method="single", batch=128, devices=1, **values):
+    command = ("python", f"{method}.py", "--batch-size", str(batch), "--device", "cpu")
+    return replace(configuration(method, batch_size=batch, per_device_batch_size=-(-batch // devices), command=command),
+                   **values)
+
+
+def trial(name, batch, most=10**9, images=ENOUGH):
+    """A trial on a machine where batches fit up to `most`, with a data set of so many images."""
+    if batch > most:
+        return Trial(name, batch, OUT_OF_MEMORY, "out of memory; and so on")
+    return Trial(name, batch, "ok", "", min(images, 3 * batch), batch * MIB)
+
+
+def tried(tested, **machine):
+    """Which batches a row is tried with, and the one with which it then trains."""
+    trials = []
+    while batch := next_batch(tested, trials):
+        trials.append(trial(tested.name, batch, **machine))
+    (fitted,) = with_largest([tested], trials)
+    return [attempt.batch_size for attempt in trials], fitted
+
+
+# ---- which batches
+
+
+@pytest.mark.parametrize("machine, devices, batches, largest", [
+    ({"most": 600}, 1, [128, 256, 512, 1024], 512),
+    ({"most": 128}, 1, [128, 256], 128),
+    ({"most": 40}, 1, [128, 64, 32], 32),  # a larger one than 32 was refused already
+    ({"most": 40}, 2, [128, 64, 32], 32),
+    ({"most": 40}, 64, [128, 64], 64),  # one image for each device, and no less
+    ({"most": 0}, 1, [128, 64, 32, 16, 8, 4, 2, 1], 1),
+    ({"images": 1000}, 1, [128, 256, 512], 512),  # 1024 images are not there
+    ({"images": 1024}, 1, [128, 256, 512, 1024], 1024),
+    ({"images": 100}, 1, [128], 128),
+])
+def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devices, batches, largest):
+    found, fitted = tried(row(devices=devices), **machine)
+    assert (found, fitted.planned.batch_size) == (batches, largest)
+    assert fitted.planned.per_device_batch_size == -(-largest // devices)
+    assert fitted.command == ("python", "single.py", "--batch-size", str(largest), "--device", "cpu")
+
+
+@pytest.mark.parametrize("own, following, largest", [
+    ([("failed", 128)], None, 128),  # it fails in its runs too, where that is told
+    ([("ok", 128), ("timed out", 256)], None, 128),
+    ([(OUT_OF_MEMORY, 128), ("failed", 64)], None, 64),
+    ([("diverged", 128)], 256, 128),
+    ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last in a run
+    ([("ok", 128), (OUT_OF_MEMORY, 256), (OUT_OF_MEMORY, 128)], 64, 128),
+    ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
+])
+def test_a_trial_that_fails_otherwise_ends_the_search(own, following, largest):
+    trials = [replace(trial("single", batch, most=batch if status in ("ok", "diverged") else 0), status=status)
+              for status, batch in own]
+    assert next_batch(row(), trials) == following
+    assert with_largest([row()], trials)[0].planned.batch_size == largest
+
+
+def test_every_row_has_its_own_batch_and_a_counterpart_that_of_its_row():
+    plan = [row(), row("ddp", devices=2), counterpart(row(), TWIN, "again", row().command), row("mp")]
+    trials = [trial("single", 128), trial("single", 256), trial("ddp", 128, most=1), trial("ddp", 64)]
+    assert [fitted.planned.batch_size for fitted in with_largest(plan, trials)] == [256, 64, 256, 128]
+    assert with_largest(with_largest(plan, trials), trials) == with_largest(plan, trials)
+
+
+@pytest.mark.parametrize("result, expected", [
+    (make_result(seconds=(1.0,), peak_memory_bytes=(5 * MIB, 7 * MIB), devices=("cpu", "cpu")),
+     Trial("ddp", 256, "ok", "", 1000, 7 * MIB)),
+    (None, Trial("ddp", 256, OUT_OF_MEMORY, "why")),
+])
+def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(result, expected, tmp_path, monkeypatch):
+    runs = []
+
+    def run_once(*call):
+        runs.append(call)
+        return Outcome("ddp-fit", 256, expected.status, expected.reason, "", "", 0, 1.0, None, result)
+
+    monkeypatch.setattr(fitting, "run_once", run_once)
+    settings = {"seed": 42, "timeout": 9.0, "memory_limit": 1000}
+    assert try_batch(row("ddp", devices=2), 256, settings, tmp_path) == expected
+    (tested, block, seed, directory, timeout), = runs
+    assert tested.command == ("python", "ddp.py", "--batch-size", "256", "--device", "cpu", "--epochs", "1",
+                              "--max-steps", "3", "--memory-limit", "950")
+    assert (tested.name, tested.planned.batch, block) == ("ddp-fit", "at a batch of 256, 128 per device", 256)
+    assert (seed, directory, timeout) == (42, tmp_path, 9.0)
+
+
+def test_rows_take_turns_if_there_is_room_for_their_largest_batches():
+    probe = replace(report_of((row(), runs())).probe, memory=(MemoryUse("cpu", 100 * MIB, 0),))
+    assert with_peaks(probe, [trial("single", 128), trial("single", 256), trial("ddp", 512, most=0)]).memory == (
+        MemoryUse("cpu", 256 * MIB, 0),)
+    assert with_peaks(probe, [trial("single", 64)]) == with_peaks(probe, [trial("single", 64, most=0)]) == probe
+    on_gpu = replace(probe, memory=(*probe.memory, MemoryUse("cuda", MIB, 0)))
+    assert with_peaks(on_gpu, [trial("single", 64)]).memory == (*probe.memory, MemoryUse("cuda", 64 * MIB, 0))
+
+
+# ---- a comparison
+
+
+MOST = {"single": 200, "ddp": 600}
+
+
+@pytest.fixture
+def compared(monkeypatch, tmp_path):
+    """Run a comparison of one device and DDP with made-up trials and runs; return it, what was tried, and what ran."""
+    rows = [(row(), runs(seconds=(2.0, 2.02, 1.98))), (row("ddp", devices=2), runs("ddp", (1.0, 1.01, 0.99), count=2))]
+    made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
+    report = replace(report_of(*rows, fit_batch=True), outcomes=(), probe=None)
+    tests, ran = [], []
+
+    def try_batch(tested, batch, *_):
+        tests.append((tested.name, batch))
+        if len(tests) == stop_at:
+            raise KeyboardInterrupt
+        return trial(tested.name, batch, MOST[tested.name])
+
+    def run_once(tested, block, *_):
+        ran.append((tested.name, tested.planned.batch_size, tested.command[3]))
+        outcome = made[tested.name, block]
+        planned = tested.planned
+        return replace(outcome, result=replace(outcome.result, global_batch_size=planned.batch_size,
+                                               per_device_batch_size=planned.per_device_batch_size))
+
+    stop_at = None
+    monkeypatch.setattr(session, "try_batch", try_batch)
+    monkeypatch.setattr(session, "run_once", run_once)
+    monkeypatch.setattr(probing, "ask", lambda *_: json.dumps(PROBE))
+
+    def compared(stop=None, resume=False, **settings):
+        nonlocal stop_at
+        stop_at = stop
+        wanted = replace(report, settings={**report.settings, **settings})
+        wanted = resumed(wanted, tmp_path / "results.json") if resume else wanted
+        return run_comparison(wanted, [], tmp_path)
+
+    return compared, tests, ran
+
+
+TRIED = [("single", 128), ("single", 256), ("ddp", 128), ("ddp", 256), ("ddp", 512), ("ddp", 1024)]
+
+
+def test_rows_run_with_the_largest_batch_and_every_trial_is_kept(compared, tmp_path, capsys):
+    run, tests, ran = compared
+    report = run()
+    assert tests == TRIED and {*ran} == {("single", 128, "128"), ("ddp", 512, "512")} and len(ran) == 6
+    assert read_results(tmp_path / "results.json") == report
+    printed = capsys.readouterr().out
+    assert "Batch 512, DDP: fits, with 512 MiB at its peak\nBatch 1,024, DDP: out of memory\n" in printed
+
+
+def test_an_interrupted_search_goes_on_where_it_was(compared, tmp_path):
+    run, tests, ran = compared
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=5)
+    assert len(read_results(tmp_path / "results.json").trials) == 4 and not ran
+    tests.clear()
+    report = run(resume=True)
+    assert tests == TRIED[4:] and [attempt.batch_size for attempt in report.trials] == [batch for _, batch in TRIED]
+    tests.clear(), ran.clear()
+    assert run(resume=True) == report and not tests and not ran
+
+
+@pytest.fixture
+def planted(monkeypatch, tmp_path):
+    """Compare under a limit of so many MiB where a device needs 100 MiB, 1 for each image, and up to a share more.
+
+    Returns the report, and every run and trial: its name, batch and status.
+    """
+
+    def planted(limit, most, seed):
+        chance, ended = random.Random(seed), []
+
+        def run_once(tested, block, *_):
+            allowed = int(tested.command[-1]) if "--memory-limit" in tested.command else round(limit * MIB)
+            planned = tested.planned
+            needed = (100 + planned.per_device_batch_size) * (1 + most * chance.random()) * MIB
+            status = "ok" if needed <= allowed else OUT_OF_MEMORY
+            ended.append((tested.name, planned.batch_size, status))
+            (result,) = runs(tested.name, (1.0,), count=planned.shares, peak_memory_bytes=(round(needed),))
+            result = replace(result, global_batch_size=planned.batch_size, epochs=tuple(
+                replace(epoch, samples=ENOUGH) for epoch in result.epochs))
+            return Outcome(tested.name, block, status, "", "", "", 0, 1.0, None, result if status == "ok" else None)
+
+        for module in (fitting, session):
+            monkeypatch.setattr(module, "run_once", run_once)
+        monkeypatch.setattr(probing, "ask", lambda *_: json.dumps(PROBE))
+        made = report_of((row(), runs()), (row("ddp", devices=2), runs("ddp", count=2)), fit_batch=True,
+                         memory_limit=round(limit * MIB))
+        return run_comparison(replace(made, outcomes=(), probe=None), [], tmp_path), ended
+
+    return planted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_run_fails_with_a_batch_that_fits(seed, planted):
+    chance = random.Random(seed)
+    limit = (100 + 2 ** chance.randint(5, 11)) * chance.uniform(1.0, 1.1)  # little more than what some batch needs
+    report, ended = planted(limit, 0.05, seed)
+    assert [status for name, _, status in ended if not name.endswith("-fit")] == ["ok"] * 6
+    for fitted in report.plan:
+        assert 100 + 2 * fitted.planned.per_device_batch_size > 0.95 * limit / 1.05  # with twice as many it might not
+    report, ended = planted(limit, 0.5, seed)  # more than the margin: then the next smaller batch is taken
+    assert [outcome.status for outcome in report.outcomes] == ["ok"] * 6
+    for fitted in report.rows:
+        assert {result.global_batch_size for result in fitted.results} == {fitted.configuration.planned.batch_size}
+
+
+def test_a_row_that_fails_in_a_run_begins_again_with_the_others_and_half_the_batch(compared, monkeypatch, tmp_path):
+    run, tests, ran = compared
+    well = session.run_once
+
+    def run_once(tested, block, *more):
+        outcome = well(tested, block, *more)
+        too_large = (tested.name, block, tested.planned.batch_size) == ("ddp", 2, 512)
+        return replace(outcome, status=OUT_OF_MEMORY, result=None) if too_large else outcome
+
+    monkeypatch.setattr(session, "run_once", run_once)
+    report = run()
+    assert tests == TRIED  # what is known to fit is not tried again
+    assert ran[4:] == [("single", 128, "128"), ("ddp", 256, "256")] * 3
+    assert [attempt.batch_size for attempt in report.trials[6:]] == [512] and not report.trials[6].fits
+    assert read_results(tmp_path / "results.json") == report
+
+
+def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, tmp_path):
+    run, *_ = compared
+    report = run()
+    analysis = analyse(report)
+    standing = compare_with_baselines(report)["ddp"]
+    assert standing.unequal == () and standing.speed_up.words == "faster"
+    header, _, single, ddp = main_table(analysis, "simple").splitlines()
+    assert "Largest batch" in header and "  128  " in single and "  512  " in ddp
+    assert "each with its LARGEST BATCH" in terminal_text(analysis)
+    single, ddp, recommendation = verdict(analysis)
+    assert "It trains at a batch of 128, which fits, with 128 MiB at its peak; with 256: out of memory." in single
+    assert "It trains at a batch of 512, 256 per device, which fits" in ddp
+    assert recommendation.startswith("Recommendation: none. Each row trains with a batch of its own")
+    assert any("accuracies are those of different trainings" in text for text in definitions(report))
+    write_markdown(analysis, tmp_path / "report.md", [])
+    assert trial_table(analysis, "github") in (tmp_path / "report.md").read_text()
+    assert [line.split() for line in trial_table(analysis, "simple").splitlines()[2:]] == [
+        ["SINGLE", "128", "128", "fits"], ["SINGLE", "256", "–", "out", "of", "memory"], ["DDP", "128", "128", "fits"],
+        ["DDP", "256", "256", "fits"], ["DDP", "512", "512", "fits"], ["DDP", "1,024", "–", "out", "of", "memory"]]
+
+
+def test_rows_that_train_to_one_accuracy_can_be_recommended(compared):
+    run, *_ = compared
+    analysis = analyse(run(target_accuracy=0.5))
+    assert analysis.recommendations[0].kind == "use" and analysis.recommendations[0].best.label == "DDP"
+
+
+def test_rows_that_differ_without_being_asked_are_still_refused(compared):
+    run, *_ = compared
+    report = run()
+    plain = replace(report, settings={**report.settings, "fit_batch": False})
+    assert "global batch 512 instead of 128" in compare_with_baselines(plain)["ddp"].reason
+    other = [replace(outcome, result=replace(outcome.result, precision="bfloat16 autocast"))
+             if outcome.configuration == "ddp" else outcome for outcome in report.outcomes]
+    assert compare_with_baselines(replace(report, outcomes=tuple(other)))["ddp"].reason == (
+        "refused: precision bfloat16 autocast instead of float32")
+
+
+@pytest.mark.parametrize("attempts, words", [
+    ([trial("ddp", 128, images=200)], "there are fewer than 256 images."),
+    ([trial("ddp", 2, most=1)], "It could not be tried at a batch of 2, 1 per device."),
+    ([trial("ddp", 128), replace(trial("ddp", 256, most=1), status="failed", reason="no cake")],
+     "with 256: failed, no cake."),
+])
+def test_why_no_larger_batch_was_taken_is_told(attempts, words):
+    plan = with_largest([row("ddp", batch=attempts[0].batch_size, devices=2)], attempts)
+    report = report_of((row(), runs()), (plan[0], runs("ddp", count=2)), fit_batch=True)
+    assert words in verdict(analyse(replace(report, trials=tuple(attempts))))[1]
+
+
+def test_an_older_file_has_no_trials(tmp_path):
+    write_results(report_of((row(), runs())), tmp_path)
+    assert read_results(tmp_path / "results.json").trials == ()
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize("flags, message", [
+    (("--max-steps", 9), "leave out --max-steps; --train-size N makes it shorter"),
+    (("--batch-size", 64, 128), "leave out several values of --batch-size"),
+    (("--scaling", "weak"), "leave out --scaling weak"), (("--project", 4), "leave out --project"),
+    (("--against", "."), "leave out --against"), (("--prove",), "leave out --prove"),
+    (("--methods", "single", "ddp:batch-size=64"), "leave out ddp:batch-size"),
+    ((), "--fit-batch on a CPU needs a limit; .*; type e.g. --memory-limit 2GiB"),
+])
+def test_what_goes_by_equal_batches_or_needs_a_limit_is_refused(flags, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {}))
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--fit-batch", *map(str, flags)])
+    with pytest.raises(SuiteError, match=message):
+        compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_limit_is_for_a_cpu_and_a_gpu_is_one(gpus, monkeypatch, tmp_path):
+    def plan(*flags):
+        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--fit-batch", "--model", "lenet", *flags])
+        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
+
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2), {}))
+    if gpus:
+        assert plan().settings["fit_batch"]
+        with pytest.raises(SuiteError, match="--memory-limit is for a CPU; the rows run on 2 GPUs"):
+            plan("--memory-limit", "2GiB")
+    else:
+        report = plan("--memory-limit", "2GiB")
+        assert all("--memory-limit 2147483648" in " ".join(row.command) for row in report.plan)
+
+
+# ---- in truth
+
+WIDE = """from torch import nn
+
+
+def build(shape, classes):
+    channels, height, width = shape
+    return nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(),
+                         nn.Linear(16 * (height // 4) * (width // 4), classes))
+"""
+
+
+@pytest.mark.slow
+def test_rows_on_a_cpu_get_what_fits_and_a_row_without_room_leaves_the_others(project, train, data_root, tmp_path):
+    (tmp_path / "wide.py").write_text(WIDE)
+    small = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 8192, "--model",
+             f"{tmp_path / 'wide.py'}:build", "--loader", "resident", "--no-augment")
+    fits, is_too_large = (train("data_parallel_train.py", *small, "--batch-size", batch, "--threads", 1)[0][
+        "peak_memory_bytes"][0] for batch in (2048, 8192))
+
+    def compare(limit, *flags):
+        directory = tmp_path / "out"
+        done = project("compare_parallel.py", *small, "--memory-limit", limit, "--methods", "single", "ddp", "--epochs",
+                       1, "--repeats", 1, *flags, "--output-dir", directory, tiny=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return read_results(directory / "results.json")
+
+    limit = round((fits + is_too_large) / 2)
+    report = compare(limit, "--fit-batch", "--batch-size", 8192)
+    single, ddp = report.plan
+    assert 1024 < single.planned.batch_size < 8192 and single.planned.batch_size <= ddp.planned.batch_size
+    for tested in report.plan:  # either of two batches may be taken, as peaks of equal runs differ
+        results = {attempt.batch_size: attempt.fits for attempt in trials_of(tested, report.trials)}
+        assert results[tested.planned.batch_size] and not results.get(2 * tested.planned.batch_size)
+    assert all(outcome.status == "ok" and max(outcome.result.peak_memory_bytes) <= limit for outcome in report.outcomes)
+    report = compare(round(0.9 * is_too_large), "--batch-size", 8192)
+    outcomes = {outcome.configuration: outcome for outcome in report.outcomes}
+    assert (outcomes["single"].status, outcomes["ddp"].status) == (OUT_OF_MEMORY, "ok")
+    assert "out of memory at a batch of 8,192" in (tmp_path / "out" / "report.md").read_text()

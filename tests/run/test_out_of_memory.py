@@ -1,0 +1,169 @@
+"""Memory that does not suffice is a result: recognised, shown with its batch, and no failure of the comparison."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.errors import OUT_OF_MEMORY, is_out_of_memory
+from common.machine.entry import explained
+from comparison.judge.analysis import analyse
+from comparison.record import Equivalence
+from comparison.results_file import read_results, resumed, write_results
+from comparison.run import equivalence, launch, session, usage
+from comparison.run.launch import ran_out_of_memory, run_once
+from comparison.run.session import run_block
+from comparison.show.remarks import not_measured, notes
+from comparison.show.report import write_csv
+from comparison.show.tables import main_table
+from comparison.show.terminal import terminal_text
+from comparison.show.verdict import verdict
+from tests.reports import configuration, report_of, runs
+
+SINGLE = (configuration(batch_size=4096, per_device_batch_size=4096), runs())
+DDP = (configuration("ddp", batch_size=4096, per_device_batch_size=2048), runs("ddp", (1.0, 1.01, 0.99), count=2))
+NO_ROOM = [OUT_OF_MEMORY] * 3
+
+# ---- recognised
+
+
+def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
+    with pytest.raises(RuntimeError) as on_cpu:
+        torch.empty(2**50)
+    with pytest.raises(MemoryError) as in_python:
+        bytearray(2**60)
+    libraries = map(RuntimeError, (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation after trying 3 plans."))
+    for error in (on_cpu.value, in_python.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+                  torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), *libraries):
+        assert is_out_of_memory(error) and str(explained(error)).startswith("out of memory; "), repr(error)
+    for words in ("the loss is no number", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"):
+        assert not is_out_of_memory(RuntimeError(words))
+
+
+@pytest.mark.parametrize("line, memory", [
+    ("out of memory; RuntimeError: can't allocate memory; try less", True),
+    ("rank 1, epoch 2: out of memory; MemoryError: 1; try less", True),
+    ("rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory; try less", False),
+    ("a loader worker died; RuntimeError: out of memory; free some", False),
+])
+def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
+    row = replace(configuration("ddp", batch_size=4096, per_device_batch_size=2048), command=(
+        sys.executable, "-c", f"import sys; print({f'error: {line}'!r}, file=sys.stderr); sys.exit(1)"))
+    outcome = run_once(row, 1, 42, tmp_path)
+    assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
+    assert outcome.reason == (("at a batch of 4,096, 2,048 per device: " if memory else "")
+                              + f"{line}, before its first epoch (log: {tmp_path / 'ddp-1.log'})")
+
+
+@pytest.mark.parametrize("code, kills, status", [
+    ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
+    ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
+    ("sys.exit('error: a loader worker died; DataLoader worker (pid 7) is killed by signal: Killed. ; add memory')",
+     [3, 4], OUT_OF_MEMORY),
+    ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
+])
+def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
+    counts = iter(kills)
+    monkeypatch.setattr(launch, "oom_kills", lambda: next(counts))
+    row = replace(configuration(batch_size=64, per_device_batch_size=64), command=(
+        sys.executable, "-c", f"import os, sys; {code}"))
+    outcome = run_once(row, 1, 42, tmp_path)
+    killed = "at a batch of 64: the kernel killed a process for its memory: "
+    assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize("text, kills", [("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)])
+def test_the_kernel_counts_what_it_kills(text, kills, tmp_path, monkeypatch):
+    (tmp_path / "vmstat").write_text(text)
+    monkeypatch.setattr(usage, "Path", lambda _: tmp_path / "vmstat")
+    assert usage.oom_kills() == kills
+    (tmp_path / "vmstat").unlink()
+    assert usage.oom_kills() == 0
+
+
+# ---- shown
+
+
+def test_a_row_without_room_is_shown_with_its_batch_and_fails_nothing(tmp_path):
+    report = report_of(SINGLE, (DDP[0], NO_ROOM))
+    words = "3 of 3 runs out of memory at a batch of 4,096, 2,048 per device"
+    assert not report.failed and main_table(analyse(report), "simple").splitlines()[3].endswith(words)
+    assert verdict(analyse(report))[1] == "DDP: 3 of 3 runs out of memory: signal 9."
+    write_csv(analyse(report), tmp_path / "results.csv")
+    assert words in (tmp_path / "results.csv").read_text()
+    write_results(report, tmp_path)
+    assert [outcome.status for outcome in read_results(tmp_path / "results.json").outcomes][3:] == NO_ROOM
+    assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report))
+    assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
+
+
+@pytest.mark.parametrize("rows, failed", [
+    ([(SINGLE[0], NO_ROOM), DDP], False),  # without a baseline, the other rows still hold
+    ([(SINGLE[0], NO_ROOM), (DDP[0], NO_ROOM)], True),  # nothing was measured
+    ([SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed"])], True),
+    ([SINGLE, (configuration("mp", skip="needs 2 GPUs"), [])], False),
+    ([SINGLE, (DDP[0], [OUT_OF_MEMORY, *DDP[1][:2]])], False),
+])
+def test_which_comparisons_fail(rows, failed):
+    report = report_of(*rows)
+    assert report.failed == failed and terminal_text(analyse(report))
+
+
+def test_every_way_in_which_runs_ended_is_told():
+    report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
+    assert analyse(report).rows[1].result.startswith("1 of 3 runs out of memory, 1 of 3 runs failed at a batch")
+
+
+# ---- run
+
+
+@pytest.mark.parametrize("alone", ["ok", OUT_OF_MEMORY])
+def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, monkeypatch):
+    report = replace(report_of(SINGLE, DDP), in_turns=True)
+    single, ddp = report.outcomes[0], report.outcomes[3]
+    events = []
+
+    def take_turns(runs, seed):
+        yield replace(ddp, status=OUT_OF_MEMORY, result=None)
+        yield single
+        events.append("all ended")
+
+    def run_once(row, block, *_):
+        events.append(row.name)
+        return ddp if alone == "ok" else replace(ddp, status=OUT_OF_MEMORY, result=None)
+
+    monkeypatch.setattr(session, "Run", lambda *arguments: arguments)
+    monkeypatch.setattr(session, "take_turns", take_turns)
+    monkeypatch.setattr(session, "run_once", run_once)
+    first, second = run_block(report, 1, ["single", "ddp"], tmp_path)
+    assert events == ["all ended", "ddp"] and first is single and second.status == alone
+    if alone == "ok":
+        assert second.result.reason == "in block 1 it ran alone, as memory did not suffice beside the other rows"
+    else:
+        assert second.result is None
+
+
+def test_a_resumed_comparison_keeps_what_had_no_room(tmp_path):
+    report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
+    write_results(report, tmp_path)
+    again = resumed(replace(report, outcomes=()), tmp_path / "results.json")
+    assert [outcome.status for outcome in again.outcomes] == ["ok"] * 3 + [OUT_OF_MEMORY, "ok"]
+
+
+def test_weights_that_memory_did_not_suffice_to_check_are_no_failure(tmp_path, monkeypatch):
+    line = "out of memory; RuntimeError: can't allocate memory; try less"
+
+    def run_child(command, log, *_):
+        log.write_text(f"error: {line}\n")
+        return 1
+
+    monkeypatch.setattr(equivalence, "run_child", run_child)
+    checks = equivalence.check_equivalence([SINGLE[0]], [], 10_000)
+    assert checks == {"single": Equivalence(None, OUT_OF_MEMORY, f"not checked: {line}")}
+    report = report_of(SINGLE, DDP, equivalence=checks)
+    assert not report.failed and f"SINGLE, max |Δ parameter|: not checked: {line}." in notes(analyse(report))

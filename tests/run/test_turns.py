@@ -1,0 +1,221 @@
+"""Rows that take turns: one at a time, in shuffled order, while the others wait without using a core."""
+
+import itertools
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from common.files.probe import MemoryUse, Probe
+from common.machine.lifetime import TAG, own_tag
+from comparison.run import launch
+from comparison.run import turns as turns_module
+from comparison.run.launch import Run
+from comparison.run.turns import GIB, take_turns, why_not_in_turns
+from tests.processes import PROJECT, alive, child_environment
+from tests.reports import configuration
+
+# A row without torch, of sys.argv[2] ranks and 3 epochs: each writes what it does, and when, into one file.
+ROW = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(PROJECT)!r})
+from common.machine.turns import Turns
+
+name, ranks, fault, events = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+
+def note(what):
+    with open(events, "a") as file:
+        file.write(f"{{time.monotonic()}} {{name}} {{rank}} {{os.getpid()}} {{what}}\\n")
+
+rank, done = 0, os.pipe()
+note("start")
+while rank < ranks - 1 and os.fork() == 0:
+    rank += 1
+turns = Turns(rank, ranks)
+for epoch in (1, 2, 3):
+    os.write(done[1], b".") if rank else [os.read(done[0], 1) for _ in range(ranks - 1)]
+    turns.wait()
+    note(f"begin {{epoch}}")
+    time.sleep(0.05)
+    if epoch == 2:
+        exec(fault)
+    note(f"end {{epoch}}")
+if rank < ranks - 1:
+    os.wait()
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """rows(a={}, b={"fault": …}): Runs of such rows; what they wrote, as (name, rank, PID, what) in time's order."""
+    events = tmp_path / "events"
+
+    def runs(**rows):
+        return [Run(configuration(name=name, command=(sys.executable, "-c", ROW, name, str(row.get("ranks", 1)),
+                                                      row.get("fault", ""), str(events))),
+                    1, 42, tmp_path / "runs", row.get("timeout")) for name, row in rows.items()]
+
+    def written():
+        lines = sorted(events.read_text().splitlines(), key=lambda line: float(line.split()[0]))
+        return [tuple(line.split(maxsplit=4)[1:]) for line in lines]
+
+    return runs, written
+
+
+def test_every_epoch_is_a_turn_of_its_own_in_shuffled_order(rows):
+    runs, written = rows
+    outcomes = [*take_turns(runs(**{name: {} for name in "abcdef"}), seed=1)]
+    assert sorted(outcome.configuration for outcome in outcomes) == [*"abcdef"]
+    events = [(name, what) for name, _, _, what in written()]
+    assert events[:6] == [(name, "start") for name in "abcdef"]  # and nobody trains before all have started
+    orders = []
+    for epoch in (1, 2, 3):
+        part = events[12 * epoch - 6:12 * epoch + 6]
+        orders.append([name for name, _ in part[::2]])
+        assert sorted(orders[-1]) == [*"abcdef"]
+        assert part == [(name, f"{what} {epoch}") for name in orders[-1] for what in ("begin", "end")]
+    assert len({*map(tuple, orders)}) == 3
+
+
+def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
+    runs, written = rows
+    [*take_turns(runs(a={"ranks": 3}, b={"ranks": 2}), seed=1)]
+    events = [(name, what) for name, rank, _, what in written() if what != "start"]
+    assert len(events) == 30
+    for epoch in (1, 2, 3):
+        part = events[10 * epoch - 10:10 * epoch]
+        assert {what for _, what in part} == {f"begin {epoch}", f"end {epoch}"}
+        changes = sum(one[0] != other[0] for one, other in itertools.pairwise(part))
+        assert changes == 1, part  # the ranks of one row among themselves, then those of the other
+
+
+@pytest.mark.parametrize("fault, status, reason", [
+    ("os._exit(3)", "failed", "exit code 3"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL)"),
+    ("print('error: no cake', file=sys.stderr); sys.exit(1)", "failed", "no cake"),
+    ("time.sleep(1000)", "timed out", "stopped after 3 s"),
+], ids=["leaves", "is killed", "fails", "hangs"])
+def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, rows):
+    runs, written = rows
+    outcomes = {outcome.configuration: outcome for outcome in take_turns(
+        runs(a={}, b={"fault": fault, "timeout": 3}, c={}), seed=1)}
+    assert outcomes["b"].status == status and outcomes["b"].reason.startswith(reason)
+    assert {name: outcomes[name].exit_code for name in "ac"} == {"a": 0, "c": 0}
+    assert [what for name, _, _, what in written() if name == "b"] == ["start", "begin 1", "end 1", "begin 2"]
+    assert sum(what == "end 3" for *_, what in written()) == 2
+
+
+def test_a_row_that_dies_while_it_waits_is_noticed_in_its_turn(rows, tmp_path):
+    runs, written = rows
+    victim = f"[pid] = [int(line.split()[3]) for line in open({str(tmp_path / 'events')!r}) if ' b 0 ' in line" \
+             " and 'start' in line]; os.kill(pid, signal.SIGKILL)"
+    outcomes = {outcome.configuration: outcome for outcome in take_turns(runs(a={"fault": victim}, b={}, c={}), seed=2)}
+    assert outcomes["b"].reason.startswith("signal 9 (SIGKILL)")
+    assert outcomes["a"].exit_code == outcomes["c"].exit_code == 0
+    assert sum(what == "end 3" for *_, what in written()) == 2
+
+
+def test_a_rows_own_turns_alone_count_for_its_times_and_its_timeout(rows):
+    runs, _ = rows
+    a, b = take_turns(runs(a={"timeout": 4}, b={"fault": "time.sleep(5)"}), seed=1)
+    assert {a.configuration, b.configuration} == {"a", "b"}
+    a, b = sorted((a, b), key=lambda outcome: outcome.configuration)
+    assert a.exit_code == 0 and a.wall_seconds < 4 and b.wall_seconds > 5
+
+
+def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
+    turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
+    monkeypatch.setattr(launch, "busy_seconds", lambda: next(turns))
+    own = iter([20, 20, 20, 20, 33])  # of this process's children: the row's 13 are known when it has ended
+    monkeypatch.setattr(launch, "children_seconds", lambda: next(own))
+    runs, _ = rows
+    (outcome,) = take_turns(runs(a={}), seed=1)
+    assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)
+
+
+def test_nothing_is_left_of_rows_that_wait(rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    runs, _ = rows
+    left = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True); os._exit(3)"
+    turns = take_turns(runs(a={}, b={"ranks": 2}, c={"fault": left}), seed=1)
+    outcome = next(turns)  # c's
+    assert outcome.configuration == "c"
+    assert not [command for command in alive(f"{TAG}={own_tag()}").values() if command.startswith("sleep")]
+    assert len(alive(f"{TAG}={own_tag()}")) == 3 and [*tmp_path.glob("parallel-training-*")]
+    turns.close()
+    assert not alive(f"{TAG}={own_tag()}") and not [*tmp_path.glob("parallel-training-*")]
+
+
+def probe_of(*memory):
+    return Probe(1000, 200, 2.0, (), (), (), memory=memory)
+
+
+def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
+    plan = [configuration(num_workers=2), configuration("ddp", per_device_batch_size=50, num_workers=2),
+            configuration("mp", skip="it cannot run")]
+    # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
+    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 11 * GIB))) == ""
+    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 10 * GIB))) == (
+        "together they could need 11.0 GiB of the machine's memory, 10.0 are free")
+    assert "not known" in why_not_in_turns(plan, probe_of())
+    plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3, and what launches them
+    assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
+
+
+def test_rows_on_gpus_also_need_room_there():
+    plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 6 * GIB))) == ""
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 5 * GIB))) == (
+        "together they could need 6.0 GiB of a GPU's memory, 5.0 are free")
+    assert "the machine's" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, 9 * GIB)))
+
+
+TRAINING = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "480", "--batch-size", "48",
+            "--num-workers", "2", "--epochs", "2", "--max-steps", "3")
+
+
+def training(script, data_root, directory):
+    command = (sys.executable, *script, *TRAINING, "--data-root", str(data_root))
+    return Run(configuration(command=command), 1, 42, directory)
+
+
+def cpu_seconds(tag):
+    """CPU seconds of the processes that carry a tag, and of those that they waited for."""
+    return sum(sum(psutil.Process(process).cpu_times()[:4]) for process in alive(tag))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [
+    ("data_parallel_train.py",), ("ddp_train.py", "--spawn", "2"),
+    ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py")],
+    ids=["one device", "spawn", "torchrun"])
+def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(script, data_root, tmp_path,
+                                                                                monkeypatch):
+    if "accelerate_train.py" in script:
+        pytest.importorskip("accelerate")
+    monkeypatch.chdir(PROJECT)
+    for name, value in child_environment().items():
+        monkeypatch.setenv(name, value)
+    waits, used = 4, []
+    with training(script, data_root, tmp_path) as run:
+        while not (outcome := run.take_turn()):
+            before = cpu_seconds(f"{TAG}={own_tag()}")
+            time.sleep(waits)
+            used.append(cpu_seconds(f"{TAG}={own_tag()}") - before)
+    assert outcome.status == "ok", outcome.reason
+    assert len(used) == 2 and max(used) < 0.1 * waits, used  # a rank that looks again and again uses a core
+    assert outcome.result.total_seconds < outcome.wall_seconds
+    assert outcome.result.startup_seconds < outcome.result.total_seconds
+
+
+def test_all_rows_are_told_to_end_before_one_is_waited_for(rows, monkeypatch):
+    runs, written = rows
+    told, end = [], turns_module.end_together
+    monkeypatch.setattr(turns_module, "end_together", lambda children: told.append(len(children)) or end(children))
+    going = take_turns(runs(a={}, b={"fault": "sys.exit(3)"}, c={}), seed=1)
+    next(going)
+    going.close()
+    assert told == [2] and {name for name, *_ in written()} == {"a", "b", "c"}

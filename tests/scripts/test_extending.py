@@ -1,0 +1,154 @@
+"""docs/extending.md is followed word for word in a copy of the project: every file, every line, every command."""
+
+import ast
+import csv
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from comparison.methods import METHODS
+from comparison.results_file import read_results
+from tests.processes import PROJECT
+
+PAGE = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = re.findall(r"^ {4,7}(python .*)$", PAGE, re.MULTILINE)
+FILES = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in BLOCKS if block.startswith("# ")}
+(RECORD,) = (block for block in BLOCKS if "Method(" in block)
+(FOLDERS,) = (block for block in BLOCKS if block.startswith("my_images/"))
+MISTAKE = re.search(r"without `(.*?)`, the row has failed", PAGE)[1]
+
+
+def add_record(methods: Path, record: str):
+    """Add an entry to the end of METHODS."""
+    before, start, after = methods.read_text().partition("\nMETHODS = {\n")
+    entries, end, rest = after.partition("\n}\n")
+    assert start and end
+    methods.write_text(f"{before}{start}{entries}\n{record}}}\n{rest}")
+
+
+@pytest.fixture(scope="module")
+def copy(data_root, tmp_path_factory):
+    """The project, and in it all that the page puts there."""
+    copy = tmp_path_factory.mktemp("copy")
+    for script in PROJECT.glob("*.py"):
+        shutil.copy(script, copy)
+    for room in ("common", "comparison"):
+        shutil.copytree(PROJECT / room, copy / room)
+    (copy / "data").symlink_to(data_root)  # or every copy would generate the synthetic sets anew
+    for name, text in FILES.items():
+        (copy / name).write_text(text)
+    add_record(copy / "comparison" / "methods.py", RECORD)
+    for number, path in enumerate(map(Path, FOLDERS.splitlines())):
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        for name in (path.name, "more.png", "again.png", "another.png"):  # or there would be less than a batch
+            Image.new("RGB", (80, 70), (60 * number, 0, 0)).save(copy / path.with_name(name))
+    return copy
+
+
+@pytest.fixture
+def follow(project, copy):
+    """Run a command of the page as it stands, in the copy of the project."""
+
+    def follow(command):
+        _, *arguments = shlex.split(command)
+        done = project(*arguments, tiny=False, cwd=copy)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return follow
+
+
+def command(*parts):
+    """The one command of the page in which all of these occur."""
+    (found,) = (line for line in COMMANDS if all(part in line for part in parts))
+    return found
+
+
+def compared(copy):
+    """What the last comparison left: its rows by method, after a look at its figures."""
+    directory = copy / "figures" / "comparison"
+    for name in ("curves.png", "phases.png", "memory.png"):
+        assert (directory / name).stat().st_size > 1e4
+    return read_results(directory / "results.json")
+
+
+def test_every_block_and_every_command_of_the_page_has_a_test():
+    assert len(BLOCKS) == len(FILES) + 2 and len(COMMANDS) == PAGE.count(" python ") == 7
+    assert set(FILES) == {"my_net.py", "my_blocks.py", "my_own_train.py"}
+
+
+def test_an_own_network_fits(follow):
+    assert "my_net.py:build: 31,530 parameters" in follow(command("common.programs.model", "my_net.py"))
+
+
+@pytest.mark.slow
+def test_a_network_of_torchvision_fits(follow):
+    assert "torchvision:resnet50" in follow(command("torchvision:"))
+
+
+@pytest.mark.slow
+def test_an_own_network_is_trained_and_compared(follow, copy):
+    assert "Epoch [2/2]" in follow(command("data_parallel_train.py", "my_net.py"))
+    assert "\nEqual in all rows: " in follow(command("compare_parallel.py", "my_net.py"))
+    report = compared(copy)
+    ways = {row.configuration.method for row in report.rows if row.results}
+    assert ways >= {"single", "dp", "ddp"} and {row.configuration.method for row in report.rows} - ways >= {"pipeline"}
+
+
+@pytest.mark.slow
+def test_own_blocks_are_cut(follow, copy):
+    follow(command("my_blocks.py"))
+    assert [not row.troubles for row in compared(copy).rows if row.results] == [True] * 3
+
+
+@pytest.mark.slow
+def test_own_images_are_trained_on(follow):
+    assert "cat " in follow(command("folder:")).partition("Per class:")[2]
+
+
+@pytest.mark.slow
+def test_an_own_method_is_one_script_and_one_record(follow, copy):
+    printed = follow(command("my-own"))
+    report = compared(copy)
+    assert (copy / "figures" / "comparison" / "speed-up.png").stat().st_size > 1e4
+    assert {row.configuration.method for row in report.rows if row.results} == {"single", "my-own"}
+    assert 0 < report.equivalence["my-own"].difference < 1e-6
+    assert "\nmy own way " in printed.partition("\nEqual in all rows: ")[2]
+    rows = list(csv.DictReader((copy / "figures" / "comparison" / "results.csv").open()))
+    assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
+    text = (copy / "figures" / "comparison" / "report.md").read_text()
+    assert "\n| my own way " in text
+
+
+@pytest.mark.slow
+def test_a_mistake_in_an_own_method_is_found(project, copy):
+    script = copy / "my_own_train.py"
+    right = script.read_text()
+    assert MISTAKE in right
+    script.write_text(right.replace(MISTAKE, ""))
+    try:
+        _, *arguments = shlex.split(command("my-own"))
+        done = project(*arguments, tiny=False, cwd=copy)
+    finally:
+        script.write_text(right)
+    assert done.returncode == 1 and "failed: computes something else" in done.stdout
+
+
+def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
+    names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
+    assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
+    for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").glob("*.py")):
+        if file.name in ("methods.py", "chinese.py"):  # which says the names in Chinese
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not texts & names, file
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        prose = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        shown = "\n".join(map(str, texts - prose))
+        assert not [called for called in sentences if called in shown], file

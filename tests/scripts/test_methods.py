@@ -1,0 +1,431 @@
+"""Every method, started the way a user starts it, computes what one device computes."""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import data_parallel_train
+from common.data.image_set import load_image_set
+from common.machine.environment import available_cores
+from common.models.build import build_model
+from data_parallel_train import SimulatedDataParallel
+from tests.data.test_data import make_config
+from tests.processes import PROJECT, child_environment
+from tests.training import make_loaders
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+# SGD, because Adam turns rounding errors in gradients near zero into steps of full size
+SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05, "--max-steps", 6, "--threads", 1)
+THREE_STEPS = ("--model", "strided", "--max-steps", 3, "--threads", 1)
+METHODS = {
+    "dp": ("data_parallel_train.py", "--simulate-devices", 3),
+    "ddp": ("ddp_train.py", "--spawn", 2),
+    "ddp of three ranks": ("ddp_train.py", "--spawn", 3),
+    "fsdp": ("fsdp_train.py", "--spawn", 2),
+    "fsdp of three ranks": ("fsdp_train.py", "--spawn", 3),
+    "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
+    "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+    "mp-control": ("model_parallel_train.py",),
+    "pipeline": ("pipeline_train.py", "--spawn", 2),
+}
+
+
+def weights_of(tmp_path_factory, data_root, *command):
+    """The weights that a script leaves."""
+    weights = tmp_path_factory.mktemp("weights") / "weights.pth"
+    command = [*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size",
+               48, "--num-workers", 0, "--epochs", 1, "--save", weights, "--figure-dir", weights.parent, "--quiet"]
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=PROJECT, check=True, env=child_environment(),
+                          capture_output=True, text=True)
+    assert done.stdout == done.stderr == ""  # --quiet
+    return torch.load(weights, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, data_root):
+    """The weights of one device after six steps."""
+    return weights_of(tmp_path_factory, data_root, "data_parallel_train.py", *SAME_STEPS)
+
+
+@pytest.fixture(scope="module")
+def three_steps_of_ddp(tmp_path_factory, data_root):
+    """Its weights and buffers after three steps of Adam, of a network with BatchNorm."""
+    return weights_of(tmp_path_factory, data_root, "ddp_train.py", "--spawn", 2, *THREE_STEPS)
+
+
+def assert_same(weights, reference):
+    assert weights.keys() == reference.keys()  # so there is no "module." either
+    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    for name, expected in reference.items():
+        assert (expected - start[name]).abs().max() > 1e-4, f"{name} was not trained"
+        assert (weights[name] - expected).abs().max() < 1e-5, name
+
+
+SLOW = ("ddp of three ranks", "fsdp of three ranks", "mp-control", "pipeline")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS])
+def test_method_gives_the_weights_of_one_device(name, train, reference):
+    result, weights, _ = train(*METHODS[name], *SAME_STEPS)
+    assert_same(weights, reference)
+    assert result["method"] == name.split()[0]
+    assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
+
+
+def distance(weights, others):
+    assert weights.keys() == others.keys()
+    return max((value - others[name]).abs().max().item() for name, value in weights.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("fsdp_train.py",), ("ddp_train.py", "--zero")])
+def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command, train, three_steps_of_ddp):
+    result, weights, printed = train(*command, "--spawn", 2, *THREE_STEPS)
+    assert distance(weights, three_steps_of_ddp) == 0.0
+    parts, size = result["memory_parts"], 4 * result["parameters"]
+    held = {name: size for name in parts}
+    if command[0] == "fsdp_train.py":
+        held = {name: size / 2 for name in parts}
+        assert result["epochs"][0]["phases"]["exchange"] is None  # it is in forward and backward, and the row says so
+        assert "contain what the ranks exchange" in result["reason"]
+    assert parts["parameters"] == pytest.approx(held["parameters"], rel=0.01)
+    assert parts["gradients"] == pytest.approx(held["gradients"], rel=0.01)
+    assert parts["optimizer state"] == pytest.approx(2 * size / 2, rel=0.2)  # ZeRO deals out whole weights
+    assert f"; parameters {parts['parameters'] / 2**20:.1f}, gradients " in printed.partition("\nMemory (MiB): ")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [
+    ("--model", "lenet", "--optimizer", "sgd", "--lr", 0.05),
+    ("--model", "airbench", "--optimizer", "muon"),  # its first layer is not trained
+    ("--model", "strided", "--optimizer", "nesterov", "--precision", "bf16", "--allow-slow-precision")])
+def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
+    (_, weights, _), (_, others, _) = (train(script, "--spawn", 2, *THREE_STEPS, *flags)
+                                       for script in ("ddp_train.py", "fsdp_train.py"))
+    assert distance(weights, others) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("ddp_train.py",), ("ddp_train.py", "--zero"), ("fsdp_train.py",),
+                                     ("pipeline_train.py",)])
+def test_filters_are_turned_as_on_one_device(command, train):
+    same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
+    (_, weights, _), (_, others, _) = train(*command, "--spawn", 2, *same), train("data_parallel_train.py", *same)
+    for name in others:  # Adam turns a gradient near zero, which is rounding, into a step of full size
+        assert (weights[name] - others[name]).abs().max() < (1e-4 if name.startswith("conv") and
+                                                             name.endswith("weight") else 6 * 0.001)
+
+
+TIED = """from torch import nn
+
+
+def build(shape, classes):
+    first, second = nn.Linear(784, 784), nn.Linear(784, 784)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(784, 4), nn.ReLU(), nn.Linear(4, classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags, most", [((), 1e-5), (("--optimizer", "adam", "--lr", 0.001), 6 * 0.001)])
+def test_fsdp_cuts_weights_that_two_blocks_share_and_weights_of_which_a_rank_gets_nothing(flags, most, train, tmp_path):
+    (tmp_path / "net.py").write_text(TIED)  # a layer of 4 rows: 2, 2 and 0
+    same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags)
+    (_, weights, _), (_, others, _) = (train(*command, *same) for command in (
+        ("data_parallel_train.py",), ("fsdp_train.py", "--spawn", 3)))
+    assert distance(weights, others) < most and torch.equal(others["1.weight"], others["3.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kind, train, three_steps_of_ddp):
+    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--compress", kind, *THREE_STEPS)
+    assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # Adam: at most the learning rate, in each step
+    assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
+
+
+NO_THREADS_LEFT = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in threads) else 0)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py", "pipeline_train.py", "accelerate_train.py"])
+def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
+    if script.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+    (tmp_path / "wrapper.py").write_text(NO_THREADS_LEFT)
+    result, weights, _ = train(script, *SAME_STEPS, launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
+    assert_same(weights, reference)
+    assert (result["world_size"], result["global_batch_size"]) == (2, 48)
+    assert result["per_device_batch_size"] == (48 if script.startswith("pipeline") else 24)
+    assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
+
+
+BROADCASTS = """
+import os, runpy, sys
+from torch.nn.parallel import DistributedDataParallel
+broadcast, calls = DistributedDataParallel._sync_buffers, []
+DistributedDataParallel._sync_buffers = lambda self: (calls.append(1), broadcast(self))
+if {always}:
+    DistributedDataParallel.will_sync_module_buffers = lambda self: True
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(f"steps that broadcast buffers: {{len(calls)}}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
+def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, train, tmp_path):
+    if script.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+
+    def run(always):
+        (tmp_path / "wrapper.py").write_text(BROADCASTS.format(always=always))
+        result, weights, printed = train(script, "--model", "strided", "--max-steps", 6, "--epochs", 2,
+                                         launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
+        learned = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in result["epochs"]]
+        return weights, learned, re.findall(r"steps that broadcast buffers: (\d+)", printed)
+
+    weights, learned, calls = run(always=False)
+    assert calls == ["0", "0"]
+    same, expected, calls = run(always=True)
+    assert calls == ["12", "12"]
+    assert learned == expected
+    for name, value in same.items():  # BatchNorm's statistics too
+        assert torch.equal(weights[name], value), name
+
+
+@pytest.mark.slow
+def test_accelerate_launch_runs_the_script(train, reference):
+    pytest.importorskip("accelerate")
+    launcher = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu")
+    _, weights, _ = train("accelerate_train.py", *SAME_STEPS, launcher=launcher)
+    assert_same(weights, reference)
+
+
+LEAVES = """import sys
+import torch.distributed as dist
+leave = dist.destroy_process_group
+dist.destroy_process_group = lambda: print("left", dist.get_world_size(), leave() or "")
+del sys.argv[0]
+import accelerate_train
+accelerate_train.main()
+"""
+
+
+def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port, tmp_path):
+    pytest.importorskip("accelerate")
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(free_port)}
+    output = tmp_path / "result.json"
+    done = project("accelerate_train.py", *SAME_STEPS, "--no-curves", "--output", output, launcher=("-c", LEAVES),
+                   environment=ranks)
+    assert done.returncode == 0 and "\nleft 1 " in done.stdout, done.stdout + done.stderr
+    result = json.loads(output.read_text())  # Accelerate calls its device "cpu:0", where no tensor is
+    assert (result["devices"], result["memory_parts"]["parameters"]) == (["cpu"], 4 * result["parameters"])
+
+
+@pytest.mark.slow
+def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
+    weights = tmp_path / "weights.pth"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", f"--node_rank={rank}",
+             "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port}", "--local_addr=127.0.0.1", "ddp_train.py",
+             *map(str, SAME_STEPS), "--dataset", "synthetic-mnist", "--data-root", str(data_root),
+             "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "1", "--save", str(weights),
+             "--figure-dir", str(tmp_path), "--output", str(tmp_path / "result.json")],
+            cwd=PROJECT, stdout=subprocess.DEVNULL, env=child_environment(),
+        )
+        for rank in (0, 1)
+    ]
+    assert [node.wait(120) for node in nodes] == [0, 0]
+    assert_same(torch.load(weights, weights_only=True), reference)
+    assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py"])
+def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, reference, free_port):
+    command = [sys.executable, script, *SAME_STEPS[:-2], "--dataset", "synthetic-mnist", "--data-root",
+               data_root, "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1,
+               "--dist-timeout", 20, "--figure-dir", tmp_path]
+    files = [["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"], []]  # rank 0 alone is told
+    described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    ranks = [subprocess.Popen([*map(str, command + own)], cwd=PROJECT, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True,
+                              env={**child_environment(), **described, "RANK": str(rank)})
+             for rank, own in enumerate(files)]
+    assert [rank.communicate(timeout=120)[1] for rank in ranks] == ["", ""]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert_same(torch.load(tmp_path / "weights.pth", weights_only=True), reference)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["world_size"], result["devices"]) == (2, ["cpu", "cpu"])
+    assert result["threads_per_process"] == max(1, available_cores() // 2)  # as under torchrun: two on this machine
+
+
+@pytest.mark.slow
+def test_the_evaluated_model_is_the_saved_one(train, data_root):
+    # strided has BatchNorm, whose statistics of 2 images each differ between ranks until they are broadcast
+    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--model", "strided", "--batch-size", 4, "--max-steps", 20)
+    image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
+    model = build_model("strided", image_set.image_shape, seed=0)
+    model.load_state_dict(weights)
+    _, test_loader = make_loaders(image_set, make_config(batch_size=500))
+    with torch.no_grad():
+        outputs = torch.cat([model.eval()(images) for images, _ in test_loader])
+    labels = torch.from_numpy(image_set.test_labels)
+    accuracy = (outputs.argmax(1) == labels).float().mean().item()
+    assert result["epochs"][0]["test_accuracy"] == pytest.approx(accuracy, abs=1.5 / len(labels))  # one may tip over
+    assert result["epochs"][0]["test_loss"] == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-5)
+    assert result["devices"] == ["cpu", "cpu"]
+
+
+def test_data_parallel_prints_what_each_replica_sees(train):
+    result, _, printed = train("data_parallel_train.py", "--simulate-devices", 4, "--max-steps", 6)
+    assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
+    assert "SIMULATED" in printed
+    assert result["per_device_batch_size"] == 12
+    assert set(result["method_milliseconds"]) == {"scatter", "replicate", "gather"}
+    assert all(value > 0 for value in result["method_milliseconds"].values())
+    assert "Per batch, gather:" in printed
+
+
+@pytest.mark.parametrize("count, tuned, note", [
+    (1, True, "not parallel: 1 device"),
+    (2, False, "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step"),
+])
+def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
+    contexts, cpu = [], torch.device("cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
+    monkeypatch.setattr(data_parallel_train, "choose_devices", lambda *_: [cpu] * count)  # for so many GPUs
+    monkeypatch.setattr(data_parallel_train, "TimedDataParallel",
+                        lambda model, devices: SimulatedDataParallel(model, len(devices), devices[0]))
+    monkeypatch.setattr(data_parallel_train, "run", lambda context, *_: contexts.append(context))
+    monkeypatch.setattr(sys, "argv", ["data_parallel_train.py", "--use-parallel", "--dataset", "synthetic-mnist",
+                                      "--data-root", str(data_root), "--threads", "1", "--quiet", "--figure-dir",
+                                      str(tmp_path)])
+    data_parallel_train.main()
+    assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
+
+
+def test_real_mnist_is_learned(real_data, project, tmp_path):
+    done = project("data_parallel_train.py", "--dataset", "mnist", "--data-root", real_data, "--epochs", 1,
+                   "--max-steps", 100, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
+    assert len(result["class_accuracy"]) == 10
+
+
+# ---- the scripts as lessons
+
+MARKS = {"data_parallel_train.py": "DP", "ddp_train.py": "DDP", "fsdp_train.py": "FSDP|DDP",
+         "model_parallel_train.py": "MP", "pipeline_train.py": "Pipeline", "accelerate_train.py": "ACC"}
+
+
+def body(script: str) -> list[tuple[str, bool]]:
+    """The lines of a script without its docstring and imports, each with whether it bears a mark of the method's.
+
+    A function or class whose first line bears it does so as a whole.
+    """
+    text = (PROJECT / script).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
+    text = re.sub(r"^from [\w.]+ import \([^)]*\)\n", "", text, flags=re.MULTILINE)
+    lines, inside, mark = [], False, re.compile(rf"# ({MARKS[script]}):")
+    for line in text.splitlines():
+        if line and not line.startswith((" ", ")")):
+            inside = line.startswith(("def ", "class ", "@")) and bool(mark.search(line)) and "train(" not in line
+        if line.strip() and not re.match(r"(import|from) ", line):
+            lines.append((line, inside or bool(mark.search(line))))
+    return lines
+
+
+@pytest.mark.parametrize("script", [*MARKS][1:])
+def test_every_line_that_differs_bears_its_methods_mark(script):
+    reference, other = body("data_parallel_train.py"), body(script)
+    before, after = ([line for line, _ in lines] for lines in (reference, other))
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+        if kind != "equal":
+            unmarked = [line for line, marked in other[other_start:other_end] if not marked]
+            assert unmarked == []
+        if kind == "delete":
+            assert [line for line, marked in reference[start:end] if not marked] == []
+
+
+def test_what_fsdp_marks_as_ddps_stands_there_too_in_the_same_order():
+    ddp = iter([line for line, _ in body("ddp_train.py")])
+    same = [line for line, _ in body("fsdp_train.py") if "# DDP:" in line]
+    assert len(same) >= 20 and [line for line in same if line not in ddp] == []
+
+
+def test_the_scripts_have_one_order_of_statements():
+    order = ("prepare_process(", "load_image_set(", "DistributedSampler(", "make_loaders(", "build_model(",
+             ".to(device)", "parallel", "build_loss(", "def train_step(", 'mark("transfer")',
+             "loss_function(parallel(images)", 'mark("forward")',
+             "backward(", "mark(", "return loss", "ParallelContext(",
+             "before_epoch=sampler.set_epoch", "run(context, train_step")
+    passes = ("loss_function(parallel(images)", 'mark("forward")', "backward(", "mark(")  # a pipeline's interleave
+    for script in MARKS:
+        text = (PROJECT / script).read_text(encoding="utf-8")
+        place = text.index("def train(")
+        for statement in order:
+            if script != "pipeline_train.py" or statement not in passes:
+                place = text.index(statement, place)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where forking is not safe, workers are spawned")
+def test_the_workers_of_a_spawned_rank_are_forked(train, tmp_path):
+    """A spawned worker imports torch for seconds, in which the death of its rank would leave it to nobody."""
+    log = tmp_path / "spawned"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nif 'spawn_main' in str(sys.orig_argv): open({str(log)!r}, 'a').write('1')")
+    train("ddp_train.py", "--spawn", 2, "--num-workers", 2, environment={"PYTHONPATH": str(tmp_path)})
+    assert log.read_text() == "11"  # the ranks
+
+
+@pytest.mark.parametrize("name, shape, words", [
+    ("lenet", (1, 28, 28), ("`lenet` on MNIST has one of {} MiB", "`lenet` 有一个 {} MiB 的桶")),
+    ("vgg", (3, 32, 32), ("`vgg` on CIFAR-10 two of {} and {} MiB", "`vgg` 有两个，{} 和 {} MiB"))])
+def test_what_ddp_sends_is_what_the_pages_say(name, shape, words, monkeypatch):
+    sent, send = [], dist._broadcast_coalesced
+    monkeypatch.setattr(dist, "_broadcast_coalesced", lambda group, tensors, *rest: (
+        sent.extend(tensors), send(group, tensors, *rest)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = build_model(name, shape, seed=42)
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        parallel.broadcast_buffers = False
+        assert sum(map(torch.numel, sent)) == sum(map(torch.numel, model.state_dict().values()))
+        sent.clear()
+        found = []
+        for _ in range(3):
+            parallel(torch.randn(4, *shape)).sum().backward()
+            found.append(parallel._get_ddp_logging_data())
+        assert sent == []
+    finally:
+        dist.destroy_process_group()
+    sizes = [int(size) for size in found[-1]["rebuilt_bucket_sizes"].split(", ")]
+    assert found[0]["bucket_sizes"] == str(sum(sizes)) == str(4 * sum(map(torch.numel, model.parameters())))
+    pages = ("".join((PROJECT / "docs" / page).read_text().split()) for page in ("methods.md", "methods.zh-CN.md"))
+    for page, sentence in zip(pages, words, strict=True):
+        assert "".join(sentence.format(*(f"{size / 2**20:.2f}" for size in sizes)).split()) in page

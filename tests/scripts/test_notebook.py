@@ -1,0 +1,23 @@
+"""The notebook runs as it is, on this machine."""
+
+import shutil
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.processes import PROJECT
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_as_it_is(tmp_path):
+    place = tmp_path / "project"
+    left_out = {".git", ".venv", "data", "figures"}
+    shutil.copytree(PROJECT, place, ignore=lambda where, names: left_out & {*names} if where == str(PROJECT) else ())
+    notebook = nbformat.read(place / "docs" / "notebook.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(place / "docs")}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert "Recommendation: " in printed and "was guessed to be 1.8 times as fast as the baseline" in printed
+    assert sum("image/png" in output.data for output in outputs if output.output_type == "display_data") >= 2
+    assert (place / "figures" / "notebook" / "report.html").stat().st_size > 1e4

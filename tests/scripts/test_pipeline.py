@@ -1,0 +1,185 @@
+"""A pipeline computes, bit for bit, what one device computes that goes through the same micro-batches."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from common.data.image_set import load_image_set
+from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
+from common.engine.loop import build_loss, build_optimizer, build_schedule, evaluate, to_device, train_one_epoch
+from common.models.build import build_model
+from pipeline_train import from_rows, to_rows
+from tests.data.test_data import make_config, make_image_set
+from tests.engine.test_checkpoint import assert_same, learned
+from tests.training import CPU, make_context, make_loaders
+
+EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
+UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; tests 167 167 167 166, …
+TINY = {"train_size": 770, "batch_size": 767}  # the last batch has 3 images, for 4 micro-batches
+
+
+def flags(settings):
+    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+def one_device(config, micro_batches):
+    """What one device learns in an epoch of `micro_batches` per batch: its weights, Training and Evaluation."""
+    image_set = load_image_set(config)
+    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    optimizer, loss_function = build_optimizer(model.parameters(), config), build_loss(config)
+    train_loader, test_loader = make_loaders(image_set, config, epoch=1)
+
+    def train_step(images, labels, mark):
+        images, whole = to_device(images, CPU), 0.0
+        for part, part_labels in zip(images.tensor_split(micro_batches), labels.tensor_split(micro_batches),
+                                     strict=True):
+            if len(part):
+                loss = loss_function(model(part), part_labels) * len(part) / len(images)
+                loss.backward()
+                whole += loss.detach()
+        return whole
+
+    torch.manual_seed(config.seed + 1)
+    training = train_one_epoch(make_context(model), train_step, optimizer, build_schedule(optimizer, config, 9),
+                               train_loader, config)
+    return model.state_dict(), training, evaluate(make_context(model), test_loader)
+
+
+@pytest.mark.parametrize("ranks, schedule, micro_batches, settings", [
+    (2, "1f1b", 4, UNEVEN),
+    pytest.param(3, "gpipe", 4, EVEN, marks=pytest.mark.slow),
+    pytest.param(2, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
+    pytest.param(2, "gpipe", 1, EVEN, marks=pytest.mark.slow),
+    pytest.param(3, "1f1b", 4, TINY, marks=pytest.mark.slow),
+    pytest.param(4, "1f1b", 7, UNEVEN, marks=pytest.mark.slow),
+    pytest.param(1, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
+    pytest.param(1, "1f1b", 4, TINY, marks=pytest.mark.slow),
+])
+def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batches, settings, train, data_root):
+    # strided has BatchNorm, whose statistics are those of the micro-batches, one update for each of them
+    result, weights, _ = train("pipeline_train.py", "--spawn", ranks, "--pipeline-schedule", schedule,
+                               "--micro-batches", micro_batches, "--model", "strided", "--threads", 1, *flags(settings))
+    config = make_config(dataset="synthetic-mnist", data_root=str(data_root), model="strided", **settings)
+    expected, training, tested = one_device(config, micro_batches)
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(weights[name], value), name
+    (epoch,) = result["epochs"]
+    assert (epoch["samples"], epoch["steps"]) == (training.samples, training.steps)
+    assert epoch["train_loss"] == pytest.approx(training.loss_sum / training.samples, rel=1e-6)
+    for rank in epoch["ranks"]:
+        phases = {name for name, milliseconds in rank["phases"].items() if milliseconds is not None}
+        assert phases == {"data", "transfer", "forward", "backward", "update"} | ({"exchange"} if ranks > 1 else set())
+        total = sum(rank["phases"][name] for name in phases) * epoch["steps"] / 1000
+        assert 0.9 * rank["train_seconds"] <= total <= 1.001 * rank["train_seconds"]  # nothing is in none of them
+    images = sum(tested.counts)
+    assert epoch["test_accuracy"] == sum(tested.correct) / images  # one wrong batch would show, however small
+    assert epoch["test_loss"] == pytest.approx(tested.loss_sum / images, rel=1e-6)
+    assert (result["method"], result["world_size"], len(result["devices"])) == ("pipeline", ranks, ranks)
+    assert result["global_batch_size"] == result["per_device_batch_size"] == settings["batch_size"]
+
+
+def test_rows_of_any_features_come_back_as_they_were():
+    for features in (torch.randn(7, 5, 3, 2).to(memory_format=torch.channels_last), torch.randn(7, 5, 3, 2),
+                     torch.randn(7, 4), torch.randn(7, 4, 3)):
+        rows = to_rows(features, (3, 2, 2), 3)
+        assert rows.shape == (9, features[0].numel()) and rows.is_contiguous()
+        assert not rows[5].any() and not rows[8].any()
+        parts = [from_rows(part, size, features.shape[1:]) for part, size in zip(rows.split(3), (3, 2, 2), strict=True)]
+        assert torch.equal(torch.cat(parts), features)
+        if features.dim() == 4:
+            assert parts[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_nothing_is_copied_on_the_way_into_rows_and_back():
+    features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)
+    rows = to_rows(features, (4,), 4)
+    assert rows.data_ptr() == features.data_ptr() == from_rows(rows, 4, (5, 3, 2)).data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])
+def test_the_states_of_parts_are_those_of_the_whole(kind):
+    config = make_config(optimizer=kind)
+
+    def trained(*parts):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        optimizers = [build_optimizer(model[part].parameters(), config) for part in parts]
+        model(torch.ones(5, 4) * torch.arange(5)[:, None]).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return [(model[part], optimizer) for part, optimizer in zip(parts, optimizers, strict=True)]
+
+    ((whole, optimizer),) = trained(slice(0, 3))
+    parts = trained(slice(0, 2), slice(2, 3))
+    states = join_states([states_on_cpu(*part) for part in parts])
+    assert_same(states, states_on_cpu(whole, optimizer))
+    for part, before in zip(parts, (0, 4), strict=True):
+        assert_same(part_of_states(states, part[0], before), states_on_cpu(*part))
+
+
+SLEEPS = """import time
+
+from torch import nn
+
+
+class Sleep(nn.Flatten):
+    def forward(self, images):
+        time.sleep(0.05)
+        return super().forward(images)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Sequential(Sleep(), nn.Linear(784, 8)), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
+    (tmp_path / "net.py").write_text(SLEEPS)
+    result, _, printed = train("pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build",
+                               "--micro-batches", 2)
+    first, last = (rank["phases"] for rank in result["epochs"][0]["ranks"])
+    assert first["forward"] > 100 and last["exchange"] > 80  # milliseconds: it sleeps for each micro-batch
+    assert "Bubble: " in printed and "P = 2 and M = 2 is 33%" in printed
+
+
+@pytest.mark.slow
+def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
+    def pipeline(name, epochs, *more):
+        done = project("pipeline_train.py", "--spawn", 2, "--model", "strided", "--output", tmp_path / f"{name}.json",
+                       "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
+                       tmp_path, "--epochs", epochs, *more)
+        assert done.returncode == 0, done.stderr
+        return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
+
+    whole, weights, _ = pipeline("whole", 2)
+    pipeline("half", 1, "--split-at", "conv2")
+    rest, same, printed = pipeline("rest", 2, "--resume", tmp_path / "half.pt", "--split-at", "head")
+    assert "resumed after epoch 1" in printed and "2 stages, from head; 4 micro-batches, gpipe" in printed
+    assert "Bubble: " in printed and "(P-1)/(M+P-1) with P = 2 and M = 4 is 20%" in printed
+    assert rest == whole
+    assert_same(same, weights)
+
+
+def test_ranks_without_images_have_the_labels_of_the_same_batches():
+    image_set = make_image_set()
+    for config in (make_config(batch_size=16), make_config(batch_size=16, loader="resident")):
+        theirs, own = (make_loaders(image_set, config, epoch=3, labels_only=only) for only in (False, True))
+        for loader, other in zip(theirs, own, strict=True):
+            pairs = list(zip(loader, other, strict=True))
+            assert len(pairs) == len(loader)
+            for (_, labels), (pixels, same) in pairs:
+                assert torch.equal(labels, same) and pixels.shape == (len(labels), 1, 1, 1)
+
+
+@pytest.mark.slow
+def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
+    done = project("benchmarks/hang_loop.py", "--starts", 4, "--steps", 40, "--load", 2, "--output-dir", tmp_path,
+                   tiny=False)
+    assert done.returncode == 0, done.stderr
+    starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
+    assert {(start["schedule"], start["stages"], start["exit_code"]) for start in starts} == {
+        ("gpipe", 2, 0), ("1f1b", 2, 0), ("gpipe", 3, 0), ("1f1b", 3, 0)}

@@ -1,0 +1,205 @@
+"""What a flag means is said once, at its field of RunConfig: these tests go through every field."""
+
+import importlib
+import re
+import runpy
+import shlex
+import sys
+from dataclasses import fields, replace
+
+import pytest
+
+import compare_parallel
+import data_parallel_train
+from common.engine.loop import checkpoint
+from common.errors import SuiteError
+from common.settings.arguments import ELSEWHERE, OneLineParser
+from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
+from comparison.methods import Machine
+from comparison.plan.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
+from tests.processes import PROJECT
+
+CHANGED = {  # a value that is not the default
+    "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
+    "image_size": 32,
+    "loader": "resident", "num_workers": 4, "worker_nice": 3, "augment": False, "crop_padding": "reflect",
+    "model": "mlp", "precision": "bf16",
+    "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
+    "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
+    "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,
+    "threads": 3, "memory_limit": 2**31, "bind": True, "profile": 2,
+    "output": "o.json", "curves": False, "figure_dir": "f", "tensorboard": "t", "save": "s",
+    "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
+}
+SCRIPTS = [*(f"{method}_train" for method in ("data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")),
+           "compare_parallel"]
+
+
+def typed(name: str) -> list[str]:
+    value = CHANGED[name]
+    if isinstance(value, bool):
+        return [option(name) if value else "--no-" + option(name).removeprefix("--")]
+    return [option(name), *map(str, value if isinstance(value, tuple) else [value])]
+
+
+def test_every_field_is_a_flag_and_every_flag_a_field():
+    assert set(CHANGED) == {field.name for field in fields(RunConfig)} == set(FLAGS)
+    assert all(CHANGED[name] != getattr(RunConfig(), name) for name in FLAGS)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_script_takes_every_flag(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    folder = ["--dataset", "folder:x"] if name == "image_size" else []
+    monkeypatch.setattr("sys.argv", ["x.py", *typed(name), *folder])
+    config, _ = parse(script_parser(""))
+    assert getattr(config, name) == CHANGED[name]
+    assert option(name) in script_parser("").format_help()
+
+
+@pytest.mark.parametrize("name", flags_that("shared"))
+def test_what_the_comparison_shares_reaches_every_row(name, monkeypatch):
+    folder = ["--dataset", "folder:x"] if name == "image_size" else []
+    monkeypatch.setattr("sys.argv", ["compare_parallel.py", *typed(name), *folder])
+    arguments, shared = compare_parallel.parse()
+    if name == "device":  # as the machine has it
+        return
+    for row in make_plan(arguments, Machine(0, 4), shared):
+        assert shlex.join(typed(name)) in shlex.join(row.command)
+
+
+@pytest.mark.parametrize("name", flags_that("own"))
+def test_what_one_row_may_have_of_its_own_reaches_that_row(name, monkeypatch):
+    value = CHANGED[name]
+    flag = option(name).removeprefix("--") + ("" if value is True else f"={value}")
+    monkeypatch.setattr("sys.argv", ["compare_parallel.py", "--methods", "single", f"single:{flag}"])
+    arguments, shared = compare_parallel.parse()
+    usual, own = make_plan(arguments, Machine(0, 8), shared)
+    assert shlex.join(typed(name)) in shlex.join(own.command) and name.replace("_", " ") in own.label
+    assert usual.planned != own.planned and own.name == f"single-{name}={value}"
+
+
+def test_a_switch_takes_no_value(project):
+    with pytest.raises(Exception, match="a switch takes no value, found 'yes'"):
+        parse_method("single:compile=yes")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_checkpoint_belongs_to_what_decides(name):
+    before, now = RunConfig(), replace(RunConfig(), **{name: CHANGED[name]})
+    decisive = (checkpoint._decisive(config, compare_parallel.argparse.Namespace()) for config in (before, now))
+    same = next(decisive) == next(decisive)
+    assert same != FLAGS[name].decides
+
+
+def test_traits_go_together():
+    assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
+    assert len(flags_that("decides")) == 20 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
+    assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
+    assert {*flags_that("own")} < {field.name for field in fields(Planned)}
+    assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}
+
+
+# ---- help
+
+
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    """What a script of this name prints for --help, on a terminal of 80 columns."""
+    def help_of(script):
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+        with pytest.raises(SystemExit):
+            importlib.import_module(script).main()
+        return capsys.readouterr().out
+
+    return help_of
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_has_groups_and_examples_in_80_columns(script, help_of):
+    text = help_of(script)
+    assert max(map(len, text.splitlines())) <= 80
+    headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
+    assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
+    example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
+    assert shlex.split(example.replace("\\\n", "")) and "\n" not in shlex.split(example.replace("\\\n", ""))
+
+
+def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    command = "python some_script.py --first-flag 1 --second-flag 2 --third-flag 3"
+    text = OneLineParser(prog="some_script.py", description=f"What it does.\n\n    {command}\n").format_help()
+    lines = text.partition("\n    ")[2].partition("\n\n")[0]
+    assert lines.count("\\\n") >= 1 and shlex.split(lines.replace("\\\n", "")) == shlex.split(command)
+
+
+# ---- what other scripts call it
+
+
+@pytest.mark.parametrize("typed, name, value", [
+    ("--device cuda", "device", "gpu"), ("--device CPU", "device", "cpu"), ("--dataset MNIST", "dataset", "mnist"),
+    ("--dataset CIFAR-10", "dataset", "cifar10"), ("--dataset FashionMNIST", "dataset", "fashion-mnist"),
+    ("--dataset folder:My_Images", "dataset", "folder:My_Images"), ("--model ResNet18", "model", "resnet18"),
+    ("--model My_Net.py:Build", "model", "My_Net.py:Build"), ("--num_workers 3", "num_workers", 3),
+    ("--batch_size=96", "batch_size", 96), ("--no_augment", "augment", False),
+])
+def test_other_spellings_are_understood(typed, name, value, parsed):
+    assert getattr(parsed(*typed.split()), name) == value
+
+
+def test_a_comparison_understands_them_too(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *"--methods DDP:num_workers=4 Ladder --batch_size 64 128 "
+                                      "--dataset MNIST".split()])
+    arguments, shared = compare_parallel.parse()
+    assert arguments.methods[0] == ("ddp", {"num_workers": 4}) and len(arguments.methods) > 4
+    assert arguments.batch_size == [64, 128] and shared[:2] == ["--dataset", "mnist"]
+
+
+def test_mnist_py_trains_on_mnist_unless_told_otherwise(monkeypatch, tmp_path):
+    configs = []
+    monkeypatch.setattr(data_parallel_train, "train", lambda config, options: configs.append(config))
+    monkeypatch.setattr("common.machine.entry.run_script", lambda main: main())
+    for flags in ((), ("--dataset", "fashion-mnist")):
+        monkeypatch.setattr(sys, "argv", ["mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path)])
+        runpy.run_path(str(PROJECT / "mnist.py"), run_name="__main__")
+    assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
+
+
+@pytest.mark.parametrize("typed, replacement", [
+    ("--local_rank=0", "torchrun --standalone --nproc_per_node=N"),
+    ("--mode DP", "for DP python data_parallel_train.py --use-parallel"),
+    ("--mode base", "for base type python data_parallel_train.py,"),
+    ("--use-model-parallel", "type python model_parallel_train.py --use-model-parallel"),
+    ("--use_parallel", "type python data_parallel_train.py --use-parallel"),
+    ("--momentum 0.9", "type --optimizer sgd"), ("--world-size 2", "--spawn N"), ("--data_dir x", "type --data-root"),
+])
+def test_what_another_script_calls_it_is_refused_with_what_to_type(typed, replacement):
+    with pytest.raises(SuiteError, match=re.escape(f"unrecognized arguments: {typed.partition('_')[0]}")) as caught:
+        script_parser("").parse_args(typed.split())
+    assert replacement in str(caught.value) and "did you mean" not in str(caught.value)
+
+
+def test_every_flag_to_type_instead_is_one(help_of):
+    known = {flag for script in SCRIPTS for flag in re.findall(r"^  (--[a-z-]+)", help_of(script), re.MULTILINE)}
+    typed = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
+    assert typed - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < typed
+
+
+def test_a_flag_that_is_not_known_gets_the_nearest():
+    parser = script_parser("")
+    with pytest.raises(SuiteError, match=r"unrecognized arguments: --bath-size=3, did you mean --batch-size\?; see"):
+        parser.parse_args(["--bath-size=3"])
+    for unlike in ("--xyzzy", "--pretrained", "--backend"):  # two thirds of --train-size, of --bind
+        with pytest.raises(SuiteError, match=f"unrecognized arguments: {unlike}; see"):
+            parser.parse_args([unlike])
+
+
+@pytest.mark.parametrize("flag, text, near", [
+    ("--device", "xpu", None), ("--precision", "fp16", None), ("--optimizer", "nestorov", "nesterov"),
+    ("--dataset", "cifra10", "cifar10")])
+def test_a_name_that_is_not_known_gets_the_nearest_if_that_is_near(flag, text, near):
+    with pytest.raises(SuiteError) as caught:
+        script_parser("").parse_args([flag, text])
+    assert re.findall(r"did you mean (\S+)\?", str(caught.value)) == ([near] if near else [])

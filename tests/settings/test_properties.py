@@ -1,0 +1,234 @@
+"""Whatever a file or a command line says: a program does what it should, or raises a SuiteError with one of its codes.
+
+The same for whole processes, with faults on top, is tests/fuzz.py.
+"""
+
+import contextlib
+import copy
+import json
+import sys
+from argparse import Namespace
+from functools import partial
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compare_parallel
+from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.loop import build_optimizer, build_schedule
+from common.errors import DATA, FAILED, USAGE, SuiteError
+from common.files.results import read_result, write_result
+from common.models.build import build_model
+from common.settings import config
+from comparison import results_file
+from comparison.methods import Machine
+from comparison.show import report
+from tests.data.test_data import make_config
+from tests.files.test_results import make_result
+from tests.reports import configuration, report_of, runs
+from tests.schema import comparison, run_result
+
+LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), LETTERS,
+                    st.sampled_from([10**400, -2**63, 2**31, 1e300, 5e-324, "ok", "failed", "single", "cpu"]))
+JUNK = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(LETTERS, inner, max_size=3))
+few = partial(settings, deadline=None, database=None, derandomize=True)
+
+
+@st.composite
+def mutated(draw, values):
+    """A copy of `values` with one to three of its parts, at any depth, replaced, deleted, doubled or interchanged."""
+    values = copy.deepcopy(values)
+    for _ in range(draw(st.integers(1, 3))):
+        parent, key = draw(places(values))
+        change = draw(st.sampled_from(["put", "put", "delete", "double", "swap"]))
+        if change == "put":
+            parent[key] = draw(JUNK)
+        elif change == "delete":
+            del parent[key]
+        elif change == "double" and isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[key]))
+        elif change == "swap":
+            other, place = draw(places(values))
+            parent[key] = copy.deepcopy(other[place])
+        if not values:
+            break
+    return values
+
+
+@st.composite
+def places(draw, values):
+    """(A dictionary or a list somewhere in `values`, one of its keys)."""
+    while True:
+        key = draw(st.sampled_from(sorted(values, key=str) if isinstance(values, dict) else range(len(values))))
+        inner = values[key]
+        if not isinstance(inner, (dict, list)) or not inner or draw(st.integers(0, 3)) == 0:
+            return values, key
+        values = inner
+
+
+@contextlib.contextmanager
+def allowed(*codes):
+    """What is inside may raise a SuiteError with one of these codes, of one line, and nothing else."""
+    try:
+        yield
+    except SuiteError as error:
+        assert error.exit_code in codes and "\n" not in str(error), error
+
+
+def misfits(validator, values):
+    """What a schema does not allow in what was read without complaint; what the flags' values are is not looked at."""
+    return [error.message for error in validator.iter_errors(values) if "config" not in error.absolute_path]
+
+
+@pytest.fixture(scope="module")
+def comparison_values(tmp_path_factory):
+    """The values of a small results.json: two rows, of which one has a run that failed."""
+    rows = [(configuration(), runs(epochs=2)), (configuration("ddp"), [*runs("ddp", epochs=2, count=2)[:2], "failed"])]
+    directory = tmp_path_factory.mktemp("values")
+    results_file.write_results(report_of(*rows), directory)
+    return json.loads((directory / "results.json").read_text())
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """typed(script, *flags): what is read from the command line from now on."""
+    return lambda script, *flags: monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
+
+
+def test_results_that_are_signed(comparison_values, tmp_path, typed, monkeypatch):
+    monkeypatch.setattr(report, "draw_all", lambda analysis, directory: [])  # a second each; tests/fuzz.py draws them
+    validator, file = jsonschema.Draft202012Validator(comparison()), tmp_path / "results.json"
+    outcomes = {"shown": 0, "refused": 0}
+
+    @few(max_examples=100)
+    @given(mutated({name: value for name, value in comparison_values.items() if name != "sha256"}), st.booleans())
+    def look(values, diff):
+        signed = {**values, "sha256": results_file._checksum(values)}
+        file.write_text(json.dumps(signed))
+        typed("compare_parallel.py", *(("--diff", file, file) if diff else ("--from", file)))
+        with allowed(DATA):
+            try:
+                compare_parallel.main()
+            except SystemExit as ended:
+                assert ended.code == FAILED  # a run of it had failed
+            outcomes["shown"] += 1
+            assert not misfits(validator, signed)
+            return
+        outcomes["refused"] += 1
+
+    look()
+    assert min(outcomes.values()) > 10, outcomes
+
+
+def test_results_of_runs(tmp_path):
+    file, validator = tmp_path / "result.json", jsonschema.Draft202012Validator(run_result())
+    write_result(make_result(method_milliseconds={"gather": 0.25}), file)
+
+    @few(max_examples=200)
+    @given(mutated(json.loads(file.read_text())))
+    def look(values):
+        file.write_text(json.dumps(values))
+        with allowed(FAILED):
+            read_result(file)
+            assert not misfits(validator, values)
+
+    look()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """(The config of a training, what its checkpoint holds)."""
+    file = tmp_path_factory.mktemp("checkpoint") / "file.pt"
+    known = make_config(checkpoint=str(file), resume=str(file), model="mlp")
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), known)
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    save_checkpoint(known, Namespace(), {}, states, build_schedule(optimizer, known, 1), make_result().epochs[:1],
+                    [random_state([])])
+    return known, torch.load(file, weights_only=True), file.read_bytes()
+
+
+def resume(known):
+    """Read a checkpoint, and go on from it."""
+    model = build_model("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), known)
+    state = read_checkpoint(known, Namespace(), {}, 1)
+    restore(known, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, known, 1))
+
+
+def test_checkpoints(checkpoint):
+    known, state, _ = checkpoint
+
+    @few(max_examples=60)
+    @given(mutated(state))
+    def look(values):
+        torch.save(values, known.resume)
+        with allowed(DATA, USAGE):
+            resume(known)
+
+    look()
+
+
+def test_damaged_checkpoints(checkpoint):
+    known, _, whole = checkpoint
+
+    @few(max_examples=60)
+    @given(st.integers(0, len(whole) - 1), st.integers(0, 255), st.booleans())
+    def look(place, byte, cut):
+        with open(known.resume, "wb") as file:
+            file.write(whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1:])
+        with allowed(DATA, USAGE):
+            resume(known)
+
+    look()
+
+
+VALUES = st.one_of(LETTERS, st.integers(-1, 2**32).map(str), st.floats().map(str), st.sampled_from(
+    ["", "0", "1", "2", "0.5", "1e400", "mnist", "synthetic-mnist", "lenet", "folder:.", "x.py:build", "ladder", "ddp",
+     "single:num-workers=2", "all", "1,2", "--lr", "٣", "١e3", "0x10", "1_0", "90s", "3%", "../..", "/dev/null"]))
+WORDS = [config.option(name) for name in config.FLAGS if name != "debug"]
+OWN = ["--methods", "--baseline", "--nproc", "--micro-batches", "--threads-per-device", "--scaling", "--repeats",
+       "--budget", "--margin", "--twin", "--no-twin", "--against", "--prove", "--equal-within", "--allow-unequal",
+       "--check-maths", "--project", "--link-gbps", "--timeout", "--resume"]
+PLACES = ["--output", "--save", "--checkpoint", "--figure-dir", "--data-root"]  # what is typed would be made there
+
+
+def flags(words):
+    """Some flags, each with any number of values."""
+    word = st.sampled_from([word for word in words if word not in PLACES])
+    values = st.lists(VALUES, max_size=2)
+    return st.lists(st.tuples(word, values), max_size=4).map(lambda typed: [text for word, values in typed
+                                                                            for text in (word, *values)])
+
+
+def test_flags_of_a_script(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    @few(max_examples=200)
+    @given(flags(WORDS))
+    def look(words):
+        typed("ddp_train.py", *words)
+        with allowed(USAGE):
+            config.parse(config.script_parser(""))
+
+    look()
+
+
+def test_flags_of_a_comparison(typed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    environment = {"torch": "2.11.0", "gpus": [], "cores": 2}
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), environment))
+    monkeypatch.setattr(compare_parallel, "find_blocks", lambda models, stages, _: dict.fromkeys(models, 2))
+
+    @few(max_examples=200)
+    @given(flags([*WORDS, *OWN]))
+    def look(words):
+        typed("compare_parallel.py", "--dry-run", *words)
+        with allowed(USAGE, DATA):
+            compare_parallel.main()
+
+    look()

@@ -1,0 +1,50 @@
+"""Every figure of a comparison has all of its texts within its edges, however many panels, in both languages."""
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.show import figures
+from comparison.show.language import LANGUAGES, speaking
+from comparison.show.plots import draw_all
+from tests.reports import configuration, report_of, runs
+
+METHODS = ("ddp", "fsdp", "pipeline", "dp")
+
+
+def rows(panels, sweep):
+    """One device and so many other methods, each with two batches, and with two models if `sweep` is a map."""
+    values = [{"batch_size": batch, **({"model": model} if sweep == "map" else {})}
+              for model in ("lenet", "resnet8")[:1 + (sweep == "map")] for batch in (64, 256)]
+    return [(configuration(method, values=own, **own), [*runs(method, (1.0 + number, 1.01, 1.02), count=1 + number % 2,
+                                                              global_batch_size=own["batch_size"])])
+            for number, method in enumerate(("single", *METHODS[:panels])) for own in values]
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draw all figures of a report in a language; return them by their names."""
+    kept = {}
+    monkeypatch.setattr(figures, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: kept.setdefault(path.name, figure))
+
+    def drawn(report, language):
+        with speaking(language):
+            draw_all(analyse(report), tmp_path)
+        return kept
+
+    return drawn
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("panels", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["map", "sweep", "fit"])
+def test_every_text_lies_inside_its_figure(kind, panels, language, drawn):
+    long = {"dataset": "synthetic-mnist-with-a-long-name", "batch_size": [64, 256], "max_steps": 100}
+    report = report_of(*rows(panels, kind), fit_batch=kind == "fit", **long)
+    shown = drawn(report, language)
+    assert {"map.png" if kind == "map" else "sweep-batch-size.png", "curves.png", "speed-up.png"} <= {*shown}
+    for name, figure in shown.items():
+        width, height = figure.get_size_inches()
+        box = figure.get_tightbbox()  # in inches, around all that is drawn
+        assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, (name, box, (width, height))

@@ -1,0 +1,131 @@
+"""The report as one HTML file: whole, well-formed, with nothing from elsewhere."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.results_file import read_results
+from comparison.show.page import write_html
+from comparison.show.recommend import recommendations
+from tests.processes import PROJECT
+from tests.reports import configuration, report_of, runs
+from tests.scripts.test_readme import COMPARISONS
+from tests.show.test_report import full_report, two_sweeps
+
+VOID = {"meta", "img", "br", "line", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """Raises AssertionError where tags do not match; keeps tags with their attributes, and the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+    def count(self, tag):
+        return sum(name == tag for name, _ in self.tags)
+
+
+def page_of(report, tmp_path, figures=()):
+    write_html(analyse(report), tmp_path / "report.html", figures)
+    return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_committed_comparison_as_one_file(name, tmp_path):
+    directory = PROJECT / "figures" / name
+    report, figures = read_results(directory / "results.json"), sorted(directory.glob("*.png"))
+    page = page_of(report, tmp_path, figures)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert len(text.encode()) < 2 * 2**20
+    assert page.count("img") == len(figures)
+    addresses = [value for _, values in page.tags for key, value in values.items() if key in ("src", "href", "action")]
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+    assert "url(" not in text and "@import" not in text
+    shown = " ".join(" ".join(page.texts).split())
+    assert all(sentence in shown for sentence in recommendations(analyse(report)))
+    for outcome in report.outcomes:
+        assert outcome.command in shown
+    epochs = sum(len(result.timed_epochs) for row in report.rows for result in row.results)
+    assert page.count("circle") == epochs  # every raw time
+
+
+def test_charts_tell_their_numbers(tmp_path):
+    page = page_of(report_of((configuration("single"), runs(seconds=(2.0, 2.02, 1.98))),
+                             (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
+    text = " ".join(page.texts)
+    assert "“DDP”: 2.00 [" in text and "times as fast as “SINGLE”, faster" in text
+    assert "SINGLE, block 2, epoch 3: 2.020 s" in text
+    bars = [float(values["width"].rstrip("%")) for tag, values in page.tags if tag == "rect"]
+    assert len(bars) == 2 and bars[1] == pytest.approx(2 * bars[0], rel=0.01)
+    centres = [float(values["cx"].rstrip("%")) for tag, values in page.tags if tag == "circle"]
+    assert len(centres) == 12 and max(centres) <= 80
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium")
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_a_browser_shows_it_without_sideways_scrolling_and_sorts_a_table(width, tmp_path):
+    page_of(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"), tmp_path)
+    file = tmp_path / "report.html"
+    asked = """<script>
+        const errors = []; addEventListener("error", event => errors.push(event.message));
+        const heads = [...document.querySelectorAll("th")], head = heads.find(head => head.innerText == "Images/s");
+        const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[head.cellIndex].innerText);
+        head.click(); const up = column(); head.click();
+        const ends = [...document.querySelectorAll(".answers th, .answers td, .chart span, .chart rect, .chart text")]
+            .map(part => part.getBoundingClientRect().right);
+        parent.document.body.innerHTML = "<pre id=told>" + JSON.stringify({up: up, down: column(), errors: errors,
+            over: document.scrollingElement.scrollWidth - innerWidth, width: innerWidth, ends: ends}) + "</pre>";
+        </script></body>"""
+    inside = html.escape(file.read_text(encoding="utf-8").replace("</body>", asked))
+    file.write_text(f'<iframe style="border: 0" width="{width}" height="900" srcdoc="{inside}"></iframe>',
+                    encoding="utf-8")  # no window of Chromium's is as narrow as a telephone's
+    done = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                           "--window-size=1600,1000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+                           file.as_uri()], capture_output=True, text=True, timeout=120)
+    told = json.loads(html.unescape(re.search(r'<pre id="told">(.*)</pre>', done.stdout)[1]))
+    numbers = [float(text.replace(",", "")) for text in told["up"]]
+    assert numbers == sorted(numbers) and told["down"] == told["up"][::-1] and len(numbers) == 7
+    assert told["errors"] == [] and told["over"] <= 0
+    assert told["width"] == width and len(told["ends"]) > 60 and max(told["ends"]) <= width  # bars, speed-ups, results
+
+
+def test_what_comes_from_outside_is_text(tmp_path):
+    label = "<script>alert(1)</script>"
+    row = (configuration("single", command=(label,)), ["failed"])
+    report = report_of(row, (configuration("ddp"), runs("ddp")), dataset=label)
+    page = page_of(report, tmp_path)
+    assert page.count("script") == 1  # its own
+
+
+@pytest.mark.parametrize("report", [
+    full_report(), two_sweeps(), report_of((configuration(), ["failed"])),
+    report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1)], ids=range(4))
+def test_every_kind_of_comparison_can_be_a_page(report, tmp_path):
+    page = page_of(report, tmp_path)
+    headings = re.findall(r"<summary>([^<]*)", (tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "Commands" in headings and page.count("h2") >= 2

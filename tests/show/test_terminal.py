@@ -1,0 +1,97 @@
+"""What a comparison prints at its end fits its terminal, and says what to do."""
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.record import Equivalence
+from comparison.results_file import read_results
+from comparison.show.terminal import FEWEST, MOST, fitted_table, terminal_columns, terminal_text
+from tests.processes import PROJECT
+from tests.reports import configuration, report_of, runs
+from tests.scripts.test_readme import COMPARISONS
+from tests.show.test_report import full_report, two_sweeps
+
+SINGLE, DDP = (configuration("single"), runs()), (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99), count=2))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_no_line_is_wider_than_the_terminal(name, width):
+    report = read_results(PROJECT / "figures" / name / "results.json")
+    text = terminal_text(analyse(report), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) < 70 and "\x1b" not in text
+    for row in report.rows:  # no word is cut
+        assert all(word in text for word in row.label.split())
+
+
+def test_rows_of_the_default_comparison_keep_to_a_line_with_their_total_time():
+    analysis = analyse(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"))
+    lines = terminal_text(analysis).splitlines()
+    for entry in analysis.rows:
+        (line,) = [line for line in lines if line.startswith(f"{entry.label}  ")]
+        assert line.removeprefix(entry.label).split()[:2] == [
+            f"{entry.summary.epoch_seconds:.2f}", f"{entry.summary.total_seconds:.1f}"]
+
+
+def test_the_order_and_what_is_in_it():
+    report = report_of(SINGLE, DDP, equivalence={"ddp": Equivalence(1.5e-8, "ok", "")}, project=[2, 4])
+    paragraphs = terminal_text(analyse(report)).split("\n\n")
+    assert paragraphs[0] == report.title
+    assert " ".join(paragraphs[1].split()) == (
+        "Equal in all rows: device cpu, global batch 100, per-device batch 100, steps per epoch 10, workers 0, threads "
+        "per device 1, precision float32, loader workers.")
+    header, again, rule, single, ddp = paragraphs[2].splitlines()
+    assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Memory", "Accuracy", "Result"]
+    assert again.split() == ["(s)", "(s)", "[95", "%]", "(MiB)", "(%)"]
+    assert set(rule) == {"-", " "}
+    total = analyse(report).rows[0].summary.total_seconds
+    assert total and single.split()[:4] == ["SINGLE", "2.00", f"{total:.1f}", "1.00"] and ddp.split()[-1] == "faster"
+    assert paragraphs[3] == "Projection (projected, not measured)"  # what was asked for comes first
+    maths, advice, where = paragraphs[-3:]
+    assert maths == "After 20 steps no weight differs from one device's by more than 1.5e-08."
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
+    assert where.startswith("DDP: A step takes 100.0")
+
+
+def test_what_differs_is_not_called_equal():
+    whole = (configuration("single-all-cores"), runs("single-all-cores", (1.2, 1.21, 1.19), threads_per_process=2))
+    equal = terminal_text(analyse(report_of(SINGLE, whole))).split("\n\n")[1]
+    assert "threads" not in equal and "global batch 100" in equal
+    assert "Equal in all rows" not in terminal_text(analyse(report_of((configuration("single"), ["failed"]))))
+
+
+def test_where_time_goes_is_said_of_the_fastest_parallel_row_that_is_not_disturbed():
+    slow = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
+    assert "DDP: A step takes" in terminal_text(analyse(report_of(SINGLE, slow, DDP)))
+    text = terminal_text(analyse(report_of(SINGLE, slow, DDP, foreign_cores={"ddp": 0.9})))
+    assert "DDP: A step takes" not in text and "FSDP: A step takes" in text
+    assert "A step takes" not in terminal_text(analyse(report_of(SINGLE)))
+
+
+@pytest.mark.parametrize("report", [full_report(), two_sweeps()], ids=["full", "sweeps"])
+def test_every_sweep_and_fault_is_named(report):
+    text = " ".join(terminal_text(analyse(report)).split())
+    for row in report.all_rows:
+        for outcome in row.troubles:
+            assert f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}" in text
+        assert not row.configuration.skip or f"{row.label}: {row.configuration.skip}." in text
+    assert text.count("Sweep of ") == sum(sweep.name != "model" for sweep in analyse(report).sweeps)
+
+
+def test_a_table_is_brought_to_the_terminals_width():
+    header = ["Method", "Epoch\n(s)", "Result"]
+    rows = [["a method with a very long name that nobody shortens", "1.00", "failed for a reason of many words, too"]]
+    assert len(fitted_table(rows, header, 200).splitlines()) == 4
+    table = fitted_table(rows, header, 50)
+    assert max(map(len, table.splitlines())) <= 50 and len(table.splitlines()) > 5
+    for word in " ".join(rows[0]).split():
+        assert word in table
+
+
+@pytest.mark.parametrize("terminal, columns, expected", [
+    (True, "80", 80), (True, "220", MOST), (True, "20", FEWEST), (False, "80", MOST)])
+def test_columns(terminal, columns, expected, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal_columns() == expected

@@ -1,0 +1,337 @@
+"""Each cause is planted alone, and only that one is found; where none is planted, none is."""
+
+from dataclasses import replace
+
+import pytest
+
+from comparison.judge.analysis import analyse
+from comparison.record import Equivalence
+from comparison.show import verdict as words
+from comparison.show.diff import describe_difference
+from comparison.show.sections import sections
+from comparison.show.terminal import terminal_text
+from tests.reports import configuration, report_of, runs
+
+SINGLE = (configuration(), runs())
+FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
+
+
+def ddp(**values):
+    return configuration("ddp", **{"per_device_batch_size": 50, **values})
+
+
+def two(seconds=FAST, **values):
+    return runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=50, **values)
+
+
+def verdict(report):
+    return words.verdict(analyse(report))
+
+
+def recommendations(report):
+    return words.recommendations(analyse(report))
+
+
+def causes(report, index=-1):
+    """Those that are no part of a step's or a run's account."""
+    return [cause for cause in analyse(report).rows[index].causes if not cause.of]
+
+
+def kinds(report, index=-1):
+    return [cause.kind for cause in causes(report, index)]
+
+
+def sentence(report, index=-1):
+    (cause,) = causes(report, index)
+    return cause.sentence
+
+
+def test_nothing_planted_nothing_found():
+    report = report_of(SINGLE, (ddp(), two(phases=(0.5, 0.25, 10.0, 20.0, 1.5))))
+    assert [entry.causes for entry in analyse(report).rows] == [(), ()]
+    text = verdict(report)[1]
+    assert text == ("DDP: 2.00 times as fast (95 %: 2.00 to 2.00); 1.00 s instead of 2.00 s per epoch. It gives 100 % "
+                    "of 2 devices (100 to 100 %). A step takes 100.0 ms, 0.00 ± 0.00 ms less than an even share of the "
+                    "baseline's (100.0 ms): where, is not proved.")
+
+
+WAITS = (40.0, 0.5, 20.0, 40.0, 3.0)
+
+
+@pytest.mark.parametrize("workers, cores, advice", [
+    (0, 4, "3 cores of 4 are left for more --num-workers."), (2, 4, "1 core of 4 is left for more --num-workers."),
+    (3, 4, "1 thread and 3 loader workers have the 4 cores already, so that more workers would take"),
+    (4, 2, "1 thread and 4 loader workers have the 2 cores already, so that more workers would take"),
+])
+def test_waiting_for_data(workers, cores, advice):
+    waits = runs(phases=WAITS, workers_per_process=workers, environment={"torch": "2.11.0", "cores": cores, "gpus": []})
+    report = report_of((configuration(num_workers=workers), waits))
+    assert kinds(report) == ["waiting for data"]
+    assert sentence(report).startswith("Waiting for data takes 40.0 of 103.5 ms per step (39%): ")
+    assert advice in sentence(report)
+
+
+def test_waiting_for_a_resident_loader_is_not_blamed_on_workers():
+    resident = runs(phases=(40.0, 0.5, 20.0, 40.0, 3.0), config={**runs()[0].config, "loader": "resident"})
+    report = report_of((configuration(), resident), probe={"resident_images_per_second": 50_000})
+    assert kinds(report) == ["waiting for data"]
+    assert "takes 40.0 of 103.5 ms per step (39%): batches are cut out of memory" in sentence(report)
+    assert "workers" not in sentence(report)
+
+
+def test_what_the_resident_loader_would_save():
+    rows = SINGLE, (ddp(), two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
+    report = report_of(*rows, probe={"resident_images_per_second": 50_000})
+    assert kinds(report) == ["resident loader"] and kinds(report, 0) == []
+    # a global batch of 100 on two ranks: 50 images a step for each loader
+    assert "save 3.0 of 67.5 ms per step (4%): it was measured to cut 50,000 images/s" in sentence(report)
+    assert "1.00 ms for a step's" in sentence(report)
+    resident = two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0), 
+                   config={**runs()[0].config, "loader": "resident"})
+    assert kinds(report_of(SINGLE, (ddp(), resident), probe={"resident_images_per_second": 50_000})) == ["unequal"]
+
+
+def test_waiting_for_data_with_a_measured_remedy():
+    waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
+    report = report_of((configuration(values={"num_workers": 0}), waits),
+                       (configuration(values={"num_workers": 2}, num_workers=2),
+                        runs("single", FAST, workers_per_process=2)))
+    assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
+    assert "with 2 workers instead of 0 an epoch was measured at 1.00 s" in sentence(report, 0)
+    (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, single: fastest at 2, 1,0")]
+    assert "2: 0.33 [0.33, 0.33] (faster)" in swept
+
+
+def test_what_a_cost_is_measured_against_must_be_equal():
+    ddp_row = (ddp(), two((1.5, 1.51, 1.49)))
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
+    assert "gradients, divided by one without, is 1.50 [" in verdict(report_of(SINGLE, silent, ddp_row))[2]
+    unlike = (configuration("ddp-no-sync", per_device_batch_size=50, num_workers=4), two(FAST))
+    assert "Communication" not in verdict(report_of(SINGLE, unlike, ddp_row))[2]
+
+
+def test_the_ladder_tells_wrapper_contention_and_communication_apart():
+    report = report_of(SINGLE, (configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))),
+                       (configuration("ddp-no-sync", per_device_batch_size=50), two((1.6, 1.61, 1.59))),
+                       (ddp(), two((1.8, 1.81, 1.79))))
+    text = verdict(report)[3]
+    assert "divided by one without DDP, is 1.10 [1.09, 1.11] (slower)" in text
+    assert "2 ranks that exchange nothing, divided by one with one rank, is 0.73 [" in text
+    assert "0.50 would be ideal" in text
+    assert "Communication: an epoch with the exchange of gradients, divided by one without, is 1.13 [" in text
+    quick = report_of(SINGLE, (report.plan[2], two((1.6, 1.61, 1.59))), (ddp(), two((1.6, 1.62, 1.6))))
+    text = verdict(quick)[2]
+    assert "Communication: an epoch with the exchange of gradients, divided by one without, is 1.00 [" in text
+    assert "(practically equal)" in text
+    assert not any("wrapper" in paragraph for paragraph in verdict(report)[:3])
+
+
+def test_scatter_replicate_gather():
+    own = {"scatter": 2.0, "replicate": 7.0, "gather": 1.0}
+    row = configuration("dp", per_device_batch_size=50)
+    report = report_of(SINGLE, (row, runs("dp", SLOW, count=2, method_milliseconds=own)))
+    assert kinds(report) == ["scatter, replicate, gather"]
+    assert "10.0 of 64.5 ms per step (16%; scatter 2.0, replicate 7.0, gather 1.0)" in sentence(report)
+    simulated = report_of(SINGLE, (row, runs("dp", SLOW, simulated=True, method_milliseconds=own)))
+    assert sentence(simulated).startswith("Carried out on one device, DataParallel's own work takes 10.0")
+    little = {name: value / 10 for name, value in own.items()}
+    assert kinds(report_of(SINGLE, (row, runs("dp", FAST, count=2, method_milliseconds=little)))) == []
+
+
+@pytest.mark.parametrize("micro_batches, simulated, stages, forward, idle, ideal", [
+    (1, False, (10.0, 10.0), 22.0, "55%", "50%"),  # measured: 1 - 20 / 44
+    (4, False, (10.0, 10.0), 16.0, "38%", "20%"),
+    (1, True, (10.0, 10.0), 20.0, "50%", "50%"),  # computed: one stage after the other
+    (4, True, (10.0, 10.0), 20.0, "20%", "20%"),  # makespan 2.5 + 2.5 x 3 + 2.5
+    (4, True, (16.0, 4.0), 20.0, "41%", "20%"),  # makespan 4 + 4 x 3 + 1
+])
+def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
+    own = dict(zip(("stage 0", "stage 1"), stages, strict=True))
+    results = runs("mp", SLOW, count=1 if simulated else 2, simulated=simulated, method_milliseconds=own,
+                   phases=(1.0, 0.5, forward, 40.0, 3.0))
+    for result in results:
+        result.config["micro_batches"] = micro_batches
+    report = report_of(SINGLE, (configuration("mp"), results))
+    assert kinds(report) == ["idle stage"]
+    assert f"idles {idle} of the time" in sentence(report) and f"ideally {ideal}" in sentence(report)
+    assert ("computed, not measured" in sentence(report)) == simulated
+    said = "Simulated on one device, which says nothing about the method's speed: “MP”."
+    assert (said in verdict(report)) == simulated
+
+
+def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
+    results = runs("mp", FAST, count=2, method_milliseconds={"stage 0": 9.5, "stage 1": 9.5},
+                   phases=(1.0, 0.5, 10.0, 40.0, 3.0))
+    for result in results:
+        result.config["micro_batches"] = 32
+    assert kinds(report_of(SINGLE, (configuration("mp"), results))) == []
+
+
+def test_unequal_settings():
+    unequal = two(workers_per_process=2)
+    report = report_of(SINGLE, (ddp(num_workers=4), unequal), allow_unequal=True)
+    assert kinds(report) == ["unequal"] and sentence(report) == "It is no fair comparison: workers 4 instead of 0."
+    (advice,) = recommendations(report)
+    assert advice.startswith("Recommendation: none, as the rows are unequal: “DDP” is 2.00 times as fast")
+    assert advice.endswith(" as “SINGLE”, with workers 4 instead of 0.")
+
+
+def test_plain_noise():
+    report = report_of(SINGLE, (ddp(), two((1.5, 2.5, 1.9))))
+    assert kinds(report) == ["noise"] and "differ by up to 53% among themselves" in sentence(report)
+    assert "so that it may be faster or slower; " in verdict(report)[1]
+
+
+# ---- what to use
+
+
+def test_the_fastest_that_is_proved_is_recommended_whatever_it_is_called():
+    dp = (configuration("dp", per_device_batch_size=50), runs("dp", FAST, count=2))
+    (advice,) = recommendations(report_of(SINGLE, dp, (ddp(), two(SLOW))))
+    assert advice.startswith("Recommendation: use “DP” on this machine: 2.00 times as ") and "DDP" not in advice
+    (advice,) = recommendations(report_of(SINGLE, dp, (ddp(), two((1.01, 1.0, 0.99)))))
+    assert "“DP”" in advice and "“DDP”" in advice and "Statistically tied" in advice
+
+
+@pytest.mark.parametrize("seconds", [SLOW, SAME])
+def test_one_device_is_the_right_choice_where_nothing_is_faster(seconds):
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two(seconds))))
+    assert advice.startswith("Recommendation: stay with “SINGLE”, 2.00 s per epoch")
+
+
+def test_a_faster_method_loses_to_one_device_with_better_settings():
+    def row(method, workers, results):
+        return configuration(method, values={"num_workers": workers}, num_workers=workers), results
+
+    report = report_of(row("single", 0, runs(seconds=SLOW)),
+                       row("single", 2, runs(seconds=FAST, workers_per_process=2)),
+                       row("ddp", 0, two((2.0, 2.01, 1.99))), row("ddp", 2, two(SLOW, workers_per_process=1)))
+    (advice,) = recommendations(report)
+    assert advice.startswith("Recommendation: stay with “SINGLE (workers 2)”, 1.00 s per epoch")
+
+
+def test_a_single_run_recommends_nothing():
+    (advice,) = recommendations(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1))
+    assert advice.startswith("Recommendation: none, as so few runs prove nothing")
+    paragraphs = verdict(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,)))))
+    assert paragraphs[1].startswith("DDP: 2.00 times as fast, which so few runs do not prove; 1.00 s instead of 2.00 s")
+
+
+def test_a_method_that_computes_something_else_is_not_recommended():
+    report = report_of(SINGLE, (ddp(), two()), equivalence={"ddp": Equivalence(0.1, "failed", "differs")})
+    assert "no speed-up, the check of the maths of “DDP” failed" in verdict(report)[1]
+    assert recommendations(report) == ["Recommendation: none, as no other method was measured against the baseline."]
+
+
+def test_what_exchanges_no_gradients_is_not_recommended():
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
+    (advice,) = recommendations(report_of(SINGLE, silent, (ddp(), two((1.5, 1.51, 1.49)))))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 1.33 times as fast (95 %: ")
+
+
+def test_one_unproved_row_does_not_hide_a_proved_one():
+    flaky = (configuration("accelerate", per_device_batch_size=50), [*two((0.9,)), "failed", "failed"])
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two()), flaky))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
+
+
+def test_different_batches_are_different_trainings():
+    def pair(size, seconds):
+        values = {"values": {"batch_size": size}, "batch_size": size}
+        return ((configuration(**values), runs(seconds=SLOW if size == 64 else FAST, global_batch_size=size)),
+                (ddp(**values), two(seconds, global_batch_size=size)))
+
+    advice = recommendations(report_of(*pair(64, (1.5, 1.51, 1.49)), *pair(512, FAST)))
+    assert advice[0].startswith("For batch size 64: Recommendation: use “DDP (batch size 64)” on this")
+    assert advice[1].startswith("For batch size 512: Recommendation: stay with “SINGLE (batch size 512)”")
+
+
+def whole(seconds):
+    row = configuration("single-all-cores", threads=2)
+    return row, runs(seconds=seconds, threads_per_process=2) if seconds else []
+
+
+def of_two_cores(*rows, **values):
+    report = report_of(*rows, **values)
+    report.environment["cores"] = 2
+    return report
+
+
+@pytest.mark.parametrize("rows", [(), (whole(None),)])
+def test_nothing_is_recommended_on_a_cpu_without_one_process_with_all_cores(rows):
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
+    assert advice.startswith("Recommendation: none. One process with all 2 cores may be faster than all of these")
+    (advice,) = recommendations(report_of(SINGLE, (ddp(), two())))  # of one core, which one device has
+    assert advice.startswith("Recommendation: use “DDP”")
+
+
+def test_one_process_with_all_cores_is_recommended_where_it_is_the_fastest():
+    report = of_two_cores(SINGLE, (ddp(), two((1.3, 1.31, 1.29))), whole(FAST))
+    (advice,) = recommendations(report)
+    assert advice.startswith("Recommendation: use “SINGLE-ALL-CORES” on this machine: 2.00 times as fast (95 %: 1.99 "
+                             "to 2.01) as “SINGLE”; 1.00 s instead of 2.00 s per epoch.")
+    assert "1.00 s instead of 2.00 s per epoch. It gives 100 % of 2 cores (100 to 100 %)." in verdict(report)[2]
+
+
+def test_a_method_is_recommended_beside_one_process_with_all_cores():
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((1.3, 1.31, 1.29))))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 ") and "tied" not in advice
+    assert "and 1.30 times as fast (95 %: 1.30 to 1.30) as “SINGLE-ALL-CORES”" in advice
+    (advice,) = recommendations(of_two_cores(whole((1.3, 1.31, 1.29)), (ddp(), two()), baseline="single-all-cores"))
+    assert advice.startswith("Recommendation: use “DDP” on this machine: 1.30 ")
+    assert advice.count("as “SINGLE-ALL-CORES”") == 1  # the baseline is said once
+
+
+# ---- disturbed
+
+
+@pytest.mark.parametrize("busy", ["single", "ddp"])
+def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
+    mp = configuration("mp"), runs("mp", seconds=SLOW)
+    report = report_of(SINGLE, (ddp(), two()), mp, foreign_cores={busy: 0.11})
+    results = [entry.result for entry in analyse(report).rows]
+    assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
+                       else ["baseline", "disturbed", "slower"])
+    assert not [words for words in verdict(report) if words.startswith("DDP") or ("times as fast" in words
+                and not words.startswith("MP"))]
+    assert recommendations(report) == ["Recommendation: none. The comparison was disturbed."]
+    assert "disturbed" in describe_difference(report, report)
+
+
+def test_one_disturbance_is_one_sentence():
+    rows = [SINGLE, *((configuration("ddp", f"ddp-{number}"), runs("ddp", FAST)) for number in range(7))]
+    report = report_of(*rows, foreign_cores={row.name: 0.5 for row, _ in rows})
+    analysis, most = analyse(report), "kept up to 0.5 of 1 core busy"
+    assert terminal_text(analysis).count("other programs") == " ".join(terminal_text(analysis).split()).count(most) == 1
+    said = [str(content) for section in sections(analysis, [], [], "plain") for _, content in section.parts]
+    assert "\n".join(said).count(most) == 1 and words.verdict(analysis) == recommendations(report)
+
+
+def test_a_disturbed_row_without_a_speed_up_says_so_too():
+    simulated = (configuration("dp"), runs("dp", simulated=True))
+    silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
+    report = report_of(SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))),
+                       foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
+    words = [entry.result for entry in analyse(report).rows]
+    assert words == ["baseline", "simulated; disturbed", "disturbed", "faster"]
+    assert kinds(report) == []  # what the exchange costs is not known
+
+
+def test_one_run_of_one_process_with_all_cores_recommends_nothing():
+    (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))
+    assert advice.startswith("Recommendation: none, as so few runs prove nothing")
+
+
+def test_a_tenth_of_the_cores_disturbs_nobody():
+    report = report_of(SINGLE, (ddp(), two()), foreign_cores={"single": 0.1, "ddp": 0.1})
+    assert analyse(report).rows[1].result == "faster" and "Recommendation: use “DDP”" in recommendations(report)[0]
+    failed = report_of(SINGLE, (ddp(), [*two(), "failed"]))
+    disturbed = (replace(outcome, foreign_cores=0.9 * (outcome.status != "ok")) for outcome in failed.outcomes)
+    assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
+
+
+def test_rows_without_results_say_why():
+    report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
+    paragraphs = verdict(report)
+    assert paragraphs[1] == "DP: skipped: needs 2 GPUs, found 1."
+    assert paragraphs[2] == "DDP: 1 of 1 run failed: signal 9."
