@@ -55,8 +55,13 @@ def train(config, options) -> None:
     if world_size > 1:  # ACC:
         refuse_different_ranks(group_store(), rank, world_size, device, config, options, image_set)  # ACC:
     # ACC: prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method
-    sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # ACC:
-                                 drop_last=True)  # ACC:
+    sampler = DistributedSampler(
+        image_set.train_labels,
+        num_replicas=world_size,
+        rank=rank,
+        seed=config.seed,  # ACC:
+        drop_last=True,
+    )  # ACC:
     loaders = make_loaders(image_set, config, device, sampler)
 
     classes = len(image_set.classes)
@@ -79,9 +84,13 @@ def train(config, options) -> None:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=(device,), input_device=device, output_device=device,  # ACC:
+        model=parallel,
+        devices=(device,),
+        input_device=device,
+        output_device=device,  # ACC:
         before_epoch=sampler.set_epoch,
-        method="accelerate", **(rank_traits(model, rank, world_size) if dist.is_initialized() else {}),  # ACC:
+        method="accelerate",
+        **(rank_traits(model, rank, world_size) if dist.is_initialized() else {}),  # ACC:
     )
     run(context, train_step, model, optimizer, loaders, image_set, config, options)
 
@@ -109,8 +118,12 @@ def make_accelerator(config, options):  # ACC:
     try:
         from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     except ImportError:
-        raise SuiteError("accelerate_train.py needs Hugging Face Accelerate", "the package is not installed",
-                         "type: pip install accelerate", MACHINE) from None
+        raise SuiteError(
+            "accelerate_train.py needs Hugging Face Accelerate",
+            "the package is not installed",
+            "type: pip install accelerate",
+            MACHINE,
+        ) from None
     on_cpu = rank_device(config.device, *place_here(), all_visible=True).type == "cpu"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; ours is set by prepare_process
     timeout = timedelta(seconds=options.dist_timeout)
@@ -121,8 +134,12 @@ def make_accelerator(config, options):  # ACC:
     if dist.is_initialized():
         group_store().set_timeout(timeout)  # it has the group's
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", 1)):
-        raise SuiteError("Accelerate did not join the other ranks", f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it "
-                         f"counts {accelerator.num_processes}", "start it with torchrun, or set LOCAL_RANK too", USAGE)
+        raise SuiteError(
+            "Accelerate did not join the other ranks",
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it counts {accelerator.num_processes}",
+            "start it with torchrun, or set LOCAL_RANK too",
+            USAGE,
+        )
     return accelerator
 
 

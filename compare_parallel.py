@@ -68,56 +68,128 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     add_training_flags(parser, several=True)
     parser.set_defaults(loader=None)  # until it is known what it feeds: see choose_loader()
     add = parser.add_argument_group("what to compare").add_argument
-    add("--methods", type=parse_method, nargs="+", metavar="NAME",
+    add(
+        "--methods",
+        type=parse_method,
+        nargs="+",
+        metavar="NAME",
         help=f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
-             f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})")
-    add("--baseline", type=one_of(METHODS), default=default_baseline(), metavar="NAME",
-        help="of the speed-ups (%(default)s)")
+        f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})",
+    )
+    add(
+        "--baseline",
+        type=one_of(METHODS),
+        default=default_baseline(),
+        metavar="NAME",
+        help="of the speed-ups (%(default)s)",
+    )
     add("--nproc", type=positive_int, nargs="+", metavar="N", help="devices of parallel methods (all GPUs; 2 on a CPU)")
-    add("--nodes", type=positive_int, nargs="+", default=[1], metavar="N",
-        help="machines of a SLURM job, each with --nproc devices, for methods of several processes (1)")
+    add(
+        "--nodes",
+        type=positive_int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="machines of a SLURM job, each with --nproc devices, for methods of several processes (1)",
+    )
     add("--micro-batches", type=positive_int, nargs="+", default=[4], metavar="M", help="of mp-micro and pipeline (4)")
     add("--threads-per-device", type=positive_int, metavar="N", help="CPU threads per device (cores ÷ devices)")
-    add("--scaling", type=one_of(("strong", "weak")), default="strong", metavar="KIND",
-        help="strong: --batch-size over all devices | weak: --batch-size on each device")
-    add("--against", metavar="PATH",
-        help="run every row also as it was before: from another checkout, or with the flags of a results.json")
+    add(
+        "--scaling",
+        type=one_of(("strong", "weak")),
+        default="strong",
+        metavar="KIND",
+        help="strong: --batch-size over all devices | weak: --batch-size on each device",
+    )
+    add(
+        "--against",
+        metavar="PATH",
+        help="run every row also as it was before: from another checkout, or with the flags of a results.json",
+    )
     add("--allow-unequal", action="store_true", help="run rows that differ in what should be equal, and mark them")
-    add("--fit-batch", action="store_true",
+    add(
+        "--fit-batch",
+        action="store_true",
         help="give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
-             "--memory-limit on a CPU")
+        "--memory-limit on a CPU",
+    )
     add = parser.add_argument_group("how often").add_argument
     add("--repeats", type=positive_int, metavar="N", help="runs of every row (as many as the budget allows)")
-    add("--budget", type=seconds, metavar="TIME",
-        help="e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)")
-    add("--margin", type=percentage, metavar="P",
-        help="percent: repeat until every interval reaches no further than that from its ratio, within any --budget")
-    add("--twin", action=argparse.BooleanOptionalAction,
-        help="run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)")
-    add("--equal-within", type=percentage, default=EQUAL_WITHIN, metavar="P",
-        help="percent by which times may differ and be practically equal (3)")
-    add("--accuracy-margin", type=positive_float, default=ACCURACY_MARGIN, metavar="P",
-        help="percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)")
+    add(
+        "--budget",
+        type=seconds,
+        metavar="TIME",
+        help="e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)",
+    )
+    add(
+        "--margin",
+        type=percentage,
+        metavar="P",
+        help="percent: repeat until every interval reaches no further than that from its ratio, within any --budget",
+    )
+    add(
+        "--twin",
+        action=argparse.BooleanOptionalAction,
+        help="run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)",
+    )
+    add(
+        "--equal-within",
+        type=percentage,
+        default=EQUAL_WITHIN,
+        metavar="P",
+        help="percent by which times may differ and be practically equal (3)",
+    )
+    add(
+        "--accuracy-margin",
+        type=positive_float,
+        default=ACCURACY_MARGIN,
+        metavar="P",
+        help="percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)",
+    )
     add("--timeout", type=positive_float, metavar="S", help="stop a run after so many seconds of its own (never)")
     add("--resume", action="store_true", help="go on with the interrupted comparison in --output-dir")
     add = parser.add_argument_group("what to find out besides").add_argument
-    add("--prove", action="store_true",
-        help="then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast")
-    add("--predict", type=guess, nargs="+", default=[], metavar="METHOD=X",
-        help="how many times as fast as the baseline you think that a method is: the report sets it beside the result")
-    add("--timeline", action="store_true",
-        help="then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/")
+    add(
+        "--prove",
+        action="store_true",
+        help="then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast",
+    )
+    add(
+        "--predict",
+        type=guess,
+        nargs="+",
+        default=[],
+        metavar="METHOD=X",
+        help="how many times as fast as the baseline you think that a method is: the report sets it beside the result",
+    )
+    add(
+        "--timeline",
+        action="store_true",
+        help="then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/",
+    )
     add("--check-maths", action="store_true", help="compare each row's weights with one device's after 20 steps")
     add("--project", type=positive_int, nargs="+", default=[], metavar="N", help="compute what N devices would give")
     add("--link-gbps", type=positive_float, metavar="G", help="gigabit/s between devices, for --project (measured)")
-    add("--link-ms", type=positive_float, metavar="MS",
-        help="milliseconds that a message takes from one of them to the next, besides what it takes here (0)")
+    add(
+        "--link-ms",
+        type=positive_float,
+        metavar="MS",
+        help="milliseconds that a message takes from one of them to the next, besides what it takes here (0)",
+    )
     add = parser.add_argument_group("where to, and without a run").add_argument
     add("--output-dir", metavar="DIR", help="(figures/comparison; with --from, where that file is)")
-    add("--lang", type=one_of(LANGUAGES), default=ENGLISH, metavar="LANG",
-        help="of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)")
-    add("--tensorboard", metavar="DIR",
-        help="write the epochs of every run there as a TensorBoard log, DIR/ROW-BLOCK (pip install tensorboard)")
+    add(
+        "--lang",
+        type=one_of(LANGUAGES),
+        default=ENGLISH,
+        metavar="LANG",
+        help="of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)",
+    )
+    add(
+        "--tensorboard",
+        metavar="DIR",
+        help="write the epochs of every run there as a TensorBoard log, DIR/ROW-BLOCK (pip install tensorboard)",
+    )
     add("--dry-run", action="store_true", help="print the commands, and how long they would take, and run none of them")
     add("--from", dest="source", metavar="FILE", help="make everything from a results.json again; run nothing")
     add("--diff", nargs=2, metavar="FILE", help="compare two results.json; run nothing")
@@ -149,16 +221,23 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 def refuse_with_fit_batch(parser, arguments) -> None:
     """Let the parser refuse what would give rows a batch, or an epoch other images, or judge by an equal batch."""
-    others = {"--scaling weak": arguments.scaling == "weak", "--max-steps": arguments.max_steps,
-              "several values of --batch-size": len(arguments.batch_size) > 1, "--project": arguments.project,
-              "--against": arguments.against, "--prove": arguments.prove}
+    others = {
+        "--scaling weak": arguments.scaling == "weak",
+        "--max-steps": arguments.max_steps,
+        "several values of --batch-size": len(arguments.batch_size) > 1,
+        "--project": arguments.project,
+        "--against": arguments.against,
+        "--prove": arguments.prove,
+    }
     own = [method for choices in arguments.methods or () for method, values in choices if "batch_size" in values]
     others |= {f"{method}:batch-size": True for method in own}
     for typed, given in others.items():
         if given:
             advice = "; --train-size N makes it shorter" if typed == "--max-steps" else ""
-            parser.error(f"--fit-batch gives each row a batch of its own and every epoch the same images: leave out "
-                         f"{typed}{advice}")
+            parser.error(
+                f"--fit-batch gives each row a batch of its own and every epoch the same images: leave out "
+                f"{typed}{advice}"
+            )
 
 
 def refuse_missing(arguments, methods: set[str]) -> None:
@@ -167,13 +246,18 @@ def refuse_missing(arguments, methods: set[str]) -> None:
     Where the default baseline is missing, rows have no speed-ups, and say so.
     """
     rivals = methods - {arguments.baseline} if arguments.baseline in methods else set()
-    there = {f"--baseline {arguments.baseline}": arguments.baseline in methods | {default_baseline()},
-             **{f"--predict {text}": text.partition("=")[0] in rivals for text in arguments.predict}}
+    there = {
+        f"--baseline {arguments.baseline}": arguments.baseline in methods | {default_baseline()},
+        **{f"--predict {text}": text.partition("=")[0] in rivals for text in arguments.predict},
+    }
     for typed in there:
         if not there[typed]:
-            raise SuiteError(f"{typed} is about no row that is compared", f"the rows are {', '.join(sorted(methods))}, "
-                             f"the baseline is {arguments.baseline}", "add the method to --methods, or leave this out",
-                             USAGE)
+            raise SuiteError(
+                f"{typed} is about no row that is compared",
+                f"the rows are {', '.join(sorted(methods))}, the baseline is {arguments.baseline}",
+                "add the method to --methods, or leave this out",
+                USAGE,
+            )
 
 
 def choose_loader(arguments, machine: Machine, shared_flags: list[str]) -> list[str]:
@@ -198,14 +282,25 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
-        print(f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
-              "fast as many devices would be, their times do not say", file=sys.stderr)
+        print(
+            f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
+            "fast as many devices would be, their times do not say",
+            file=sys.stderr,
+        )
     if arguments.memory_limit and machine.gpus:
-        raise SuiteError("--memory-limit is for a CPU", f"the rows run on {count(machine.gpus, 'GPU')}",
-                         "leave it out, or type --device cpu", USAGE)
+        raise SuiteError(
+            "--memory-limit is for a CPU",
+            f"the rows run on {count(machine.gpus, 'GPU')}",
+            "leave it out, or type --device cpu",
+            USAGE,
+        )
     if arguments.fit_batch and not machine.gpus and not arguments.memory_limit:
-        raise SuiteError("--fit-batch on a CPU needs a limit", "whoever fills its memory stops the whole machine",
-                         "type e.g. --memory-limit 2GiB", USAGE)
+        raise SuiteError(
+            "--fit-batch on a CPU needs a limit",
+            "whoever fills its memory stops the whole machine",
+            "type e.g. --memory-limit 2GiB",
+            USAGE,
+        )
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
@@ -218,20 +313,35 @@ def plan_comparison(arguments, shared_flags: list[str], directory: Path) -> tupl
     for devices in arguments.project:
         per_process("--batch-size", plan[0].planned.batch_size, devices)
     if (arguments.link_gbps or arguments.link_ms) and not arguments.project:
-        raise SuiteError("--link-gbps and --link-ms are about more devices than there are", "found no --project",
-                         "type how many, e.g. --project 8", USAGE)
+        raise SuiteError(
+            "--link-gbps and --link-ms are about more devices than there are",
+            "found no --project",
+            "type how many, e.g. --project 8",
+            USAGE,
+        )
     if arguments.project and max(arguments.nodes) > 1:
-        raise SuiteError("--project computes more devices from those of one machine", f"found --nodes "
-                         f"{max(arguments.nodes)}", "leave one of them out", USAGE)
+        raise SuiteError(
+            "--project computes more devices from those of one machine",
+            f"found --nodes {max(arguments.nodes)}",
+            "leave one of them out",
+            USAGE,
+        )
     if arguments.project and arguments.scaling == "weak":
         raise SuiteError("--project is for strong scaling", "found --scaling weak", "leave one of them out", USAGE)
     if arguments.project and machine.gpus == 1 and not arguments.link_gbps:
-        raise SuiteError("--project needs the speed of a link between GPUs", "there is 1 GPU and nothing to measure",
-                         "give it in gigabit/s, e.g. --link-gbps 200", USAGE)
+        raise SuiteError(
+            "--project needs the speed of a link between GPUs",
+            "there is 1 GPU and nothing to measure",
+            "give it in gigabit/s, e.g. --link-gbps 200",
+            USAGE,
+        )
     if max(arguments.nodes) > 1 and not arguments.dry_run:
         environment |= {"nodes": find_nodes(arguments, directory)}
-    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(arguments).items()
-                if name not in ("source", "diff", "dry_run", "resume", "lang", "tensorboard", "debug")}
+    settings = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(arguments).items()
+        if name not in ("source", "diff", "dry_run", "resume", "lang", "tensorboard", "debug")
+    }
     settings["methods"] = list(dict.fromkeys(configuration.method for configuration in plan))
     names = [configuration.name for configuration in plan if not configuration.skip]
     order = tuple(make_order(names, arguments.repeats or FEWEST_BLOCKS, arguments.seed))
@@ -264,8 +374,12 @@ def read_sound(file: str) -> Report:
     try:
         terminal_text(analyse(report))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise SuiteError(f"cannot show {file}", f"it is malformed ({type(error).__name__}: {error})",
-                         "name the results.json of a comparison", DATA) from error
+        raise SuiteError(
+            f"cannot show {file}",
+            f"it is malformed ({type(error).__name__}: {error})",
+            "name the results.json of a comparison",
+            DATA,
+        ) from error
     return report
 
 

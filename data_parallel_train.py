@@ -97,10 +97,20 @@ class SimulatedDataParallel(nn.Module):  # DP:
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--use-parallel", type=positive_int, nargs="?", const=0, metavar="N",  # DP:
-                        help="nn.DataParallel on N GPUs (all)")  # DP:
-    parser.add_argument("--simulate-devices", type=positive_int, metavar="N",  # DP:
-                        help="go through DataParallel's steps for N devices on the one that there is")  # DP:
+    parser.add_argument(
+        "--use-parallel",
+        type=positive_int,
+        nargs="?",
+        const=0,
+        metavar="N",  # DP:
+        help="nn.DataParallel on N GPUs (all)",
+    )  # DP:
+    parser.add_argument(
+        "--simulate-devices",
+        type=positive_int,
+        metavar="N",  # DP:
+        help="go through DataParallel's steps for N devices on the one that there is",
+    )  # DP:
     config, options = parse(parser)
     train(config, options)
 
@@ -137,7 +147,10 @@ def train(config, options) -> None:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=tuple(devices), input_device=device, output_device=device,
+        model=parallel,
+        devices=tuple(devices),
+        input_device=device,
+        output_device=device,
         before_epoch=sampler.set_epoch,
         **traits(parallel, len(devices), options),  # DP:
     )
@@ -149,12 +162,19 @@ def traits(parallel: nn.Module, devices: int, options) -> dict:  # DP:
     if options.use_parallel is not None:
         own = {"data_parallel_size": devices, "note": UNTUNED if devices > 1 else "not parallel: 1 device"}
     elif options.simulate_devices:
-        own = {"data_parallel_size": options.simulate_devices, "simulated": True,
-               "note": f"{options.simulate_devices} replicas take turns on one device"}
+        own = {
+            "data_parallel_size": options.simulate_devices,
+            "simulated": True,
+            "note": f"{options.simulate_devices} replicas take turns on one device",
+        }
     else:
         return {"method": "single"}
-    return {"method": "dp", "method_milliseconds": parallel.timers.milliseconds,
-            "uncompilable": "it copies the network in every step", **own}
+    return {
+        "method": "dp",
+        "method_milliseconds": parallel.timers.milliseconds,
+        "uncompilable": "it copies the network in every step",
+        **own,
+    }
 
 
 def choose_devices(config, options) -> list[torch.device]:  # DP:
@@ -162,16 +182,25 @@ def choose_devices(config, options) -> list[torch.device]:  # DP:
     if options.use_parallel is None:
         return available_devices(config.device)[:1]
     if options.simulate_devices:
-        raise SuiteError("--use-parallel and --simulate-devices exclude each other", "found both",
-                         "leave one out", USAGE)
+        raise SuiteError(
+            "--use-parallel and --simulate-devices exclude each other", "found both", "leave one out", USAGE
+        )
     instead = f"--device cpu --simulate-devices {options.use_parallel or 2} instead of --use-parallel"
     devices = available_devices(config.device, instead)
     if devices[0].type != "cuda":
-        raise SuiteError("--use-parallel needs GPUs", "the run is on the CPU",
-                         f"type {instead} to go through the same steps there", USAGE)
+        raise SuiteError(
+            "--use-parallel needs GPUs",
+            "the run is on the CPU",
+            f"type {instead} to go through the same steps there",
+            USAGE,
+        )
     if options.use_parallel > len(devices):
-        raise SuiteError(f"--use-parallel {options.use_parallel} needs as many GPUs", f"found {len(devices)}",
-                         "ask for fewer", MACHINE)
+        raise SuiteError(
+            f"--use-parallel {options.use_parallel} needs as many GPUs",
+            f"found {len(devices)}",
+            "ask for fewer",
+            MACHINE,
+        )
     return devices[: options.use_parallel or len(devices)]
 
 

@@ -45,12 +45,23 @@ COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # DDP: roun
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--spawn", type=positive_int, metavar="N", help="start N ranks here, without torchrun")  # DDP:
-    parser.add_argument("--no-sync", action="store_true",  # DDP:
-                        help="never exchange gradients: each rank trains a model of its own, to see the time")  # DDP:
-    parser.add_argument("--compress", type=one_of(("none", *COMPRESS)), default="none", metavar="TYPE",  # DDP:
-                        help="none | bf16 | fp16: exchange gradients rounded to 16 bits")  # DDP:
-    parser.add_argument("--zero", action="store_true",  # DDP:
-                        help="ZeroRedundancyOptimizer: each rank updates its share of the weights for all")  # DDP:
+    parser.add_argument(
+        "--no-sync",
+        action="store_true",  # DDP:
+        help="never exchange gradients: each rank trains a model of its own, to see the time",
+    )  # DDP:
+    parser.add_argument(
+        "--compress",
+        type=one_of(("none", *COMPRESS)),
+        default="none",
+        metavar="TYPE",  # DDP:
+        help="none | bf16 | fp16: exchange gradients rounded to 16 bits",
+    )  # DDP:
+    parser.add_argument(
+        "--zero",
+        action="store_true",  # DDP:
+        help="ZeroRedundancyOptimizer: each rank updates its share of the weights for all",
+    )  # DDP:
     add_dist_timeout(parser)  # DDP:
     config, options = parse(parser)
     refuse_contradictions(config, options)  # DDP:
@@ -64,14 +75,26 @@ def main() -> None:
 def refuse_contradictions(config, options) -> None:  # DDP:
     """Raise SuiteError (USAGE) for flags that do not go together."""
     if options.no_sync and config.checkpoint:
-        raise SuiteError("--no-sync trains a model in every rank, a checkpoint holds one", "found both",
-                         "leave out --checkpoint", USAGE)
+        raise SuiteError(
+            "--no-sync trains a model in every rank, a checkpoint holds one",
+            "found both",
+            "leave out --checkpoint",
+            USAGE,
+        )
     if options.no_sync and (options.zero or options.compress != "none"):
-        raise SuiteError("--no-sync exchanges nothing", "found --zero or --compress, which are about the exchange",
-                         "leave out --no-sync", USAGE)
+        raise SuiteError(
+            "--no-sync exchanges nothing",
+            "found --zero or --compress, which are about the exchange",
+            "leave out --no-sync",
+            USAGE,
+        )
     if options.zero and (config.checkpoint or config.resume):
-        raise SuiteError("--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it",
-                         "found --zero and --checkpoint or --resume", "leave --zero out, or use fsdp_train.py", USAGE)
+        raise SuiteError(
+            "--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it",
+            "found --zero and --checkpoint or --resume",
+            "leave --zero out, or use fsdp_train.py",
+            USAGE,
+        )
 
 
 @name_lost_ranks  # DDP:
@@ -82,8 +105,13 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
     config = prepare_process(config, device, *place.sharing)  # DDP:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # DDP:
-    sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:
-                                 drop_last=True)  # DDP: a share of every batch to each rank
+    sampler = DistributedSampler(
+        image_set.train_labels,
+        num_replicas=world_size,
+        rank=rank,
+        seed=config.seed,  # DDP:
+        drop_last=True,
+    )  # DDP: a share of every batch to each rank
     loaders = make_loaders(image_set, config, device, sampler)
 
     classes = len(image_set.classes)
@@ -113,7 +141,10 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=(device,), input_device=device, output_device=device,  # DDP:
+        model=parallel,
+        devices=(device,),
+        input_device=device,
+        output_device=device,  # DDP:
         before_epoch=sampler.set_epoch,
         **rank_traits(model, rank, world_size),  # DDP:
         **names(options),  # DDP:

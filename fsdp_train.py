@@ -56,8 +56,13 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
     config = prepare_process(config, device, *place.sharing)  # DDP:
     image_set = load_image_set(config)
     refuse_different_ranks(place.store, rank, world_size, device, config, options, image_set)  # DDP:
-    sampler = DistributedSampler(image_set.train_labels, num_replicas=world_size, rank=rank, seed=config.seed,  # DDP:
-                                 drop_last=True)  # DDP: a share of every batch to each rank
+    sampler = DistributedSampler(
+        image_set.train_labels,
+        num_replicas=world_size,
+        rank=rank,
+        seed=config.seed,  # DDP:
+        drop_last=True,
+    )  # DDP: a share of every batch to each rank
     loaders = make_loaders(image_set, config, device, sampler)
 
     classes = len(image_set.classes)
@@ -80,10 +85,14 @@ def train(config, options, init_method: str = "env://") -> None:  # DDP:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=(device,), input_device=device, output_device=device,  # DDP:
+        model=parallel,
+        devices=(device,),
+        input_device=device,
+        output_device=device,  # DDP:
         before_epoch=sampler.set_epoch,
         **rank_traits(model, rank, world_size),  # DDP:
-        method="fsdp", note="forward and backward contain what the ranks exchange in them",  # FSDP:
+        method="fsdp",
+        note="forward and backward contain what the ranks exchange in them",  # FSDP:
         uncompilable="its weights come and go in every step",  # FSDP:
     )
     run(context, train_step, model, optimizer, loaders, image_set, config, options)

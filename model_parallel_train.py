@@ -57,10 +57,18 @@ class TwoStage(nn.Module):  # MP:
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--use-model-parallel", action="store_true", help="put the stages on two devices")  # MP:
-    parser.add_argument("--micro-batches", type=positive_int, default=1, metavar="M",  # MP:
-                        help="cut every batch into M parts (%(default)s)")  # MP:
-    parser.add_argument("--split-at", metavar="BLOCK",  # MP:
-                        help="first block of the second stage (balances measured time)")  # MP:
+    parser.add_argument(
+        "--micro-batches",
+        type=positive_int,
+        default=1,
+        metavar="M",  # MP:
+        help="cut every batch into M parts (%(default)s)",
+    )  # MP:
+    parser.add_argument(
+        "--split-at",
+        metavar="BLOCK",  # MP:
+        help="first block of the second stage (balances measured time)",
+    )  # MP:
     config, options = parse(parser)
     train(config, options)
 
@@ -92,7 +100,10 @@ def train(config, options) -> None:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=tuple(dict.fromkeys(devices)), input_device=device, output_device=devices[1],  # MP:
+        model=parallel,
+        devices=tuple(dict.fromkeys(devices)),
+        input_device=device,
+        output_device=devices[1],  # MP:
         before_epoch=sampler.set_epoch,
         **traits(parallel, model, cut, devices, options),  # MP:
     )
@@ -102,8 +113,12 @@ def train(config, options) -> None:
 def choose_devices(config, options) -> list[torch.device]:  # MP:
     """Return the devices of the two stages: the first one twice where there is one, or only a control is wanted."""
     if options.micro_batches > config.batch_size:
-        raise SuiteError("a micro-batch needs an image", f"--micro-batches {options.micro_batches}, --batch-size "
-                         f"{config.batch_size}", "give fewer micro-batches", USAGE)
+        raise SuiteError(
+            "a micro-batch needs an image",
+            f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}",
+            "give fewer micro-batches",
+            USAGE,
+        )
     devices = available_devices(config.device)
     return devices[:2] if options.use_model_parallel and len(devices) > 1 else [devices[0], devices[0]]
 
@@ -113,8 +128,12 @@ def choose_cut(model: nn.Sequential, images: torch.Tensor, options) -> int:  # M
     refuse_uncut(model)
     cut = split_index(model, options.split_at) if options.split_at else balanced_cut(block_seconds(model, images), 2)[0]
     if {*model[:cut].parameters()} & {*model[cut:].parameters()}:
-        raise SuiteError("both stages would have the same weights", f"it is cut before {block_names(model)[cut]}",
-                         "give each part weights of its own, or another --split-at", USAGE)
+        raise SuiteError(
+            "both stages would have the same weights",
+            f"it is cut before {block_names(model)[cut]}",
+            "give each part weights of its own, or another --split-at",
+            USAGE,
+        )
     return cut
 
 
@@ -125,7 +144,8 @@ def traits(parallel: TwoStage, model: nn.Sequential, cut: int, devices: list[tor
     first = block_names(model)[cut]
     return {
         "method": ("mp-micro" if parts > 1 else "mp") if options.use_model_parallel else "mp-control",
-        "simulated": options.use_model_parallel and alone, "method_milliseconds": parallel.timers.milliseconds,
+        "simulated": options.use_model_parallel and alone,
+        "method_milliseconds": parallel.timers.milliseconds,
         "note": f"{place}, second stage from {first}, {parts} micro-batch{'es' if parts > 1 else ''}",
     }
 

@@ -150,10 +150,18 @@ class Pipeline(nn.Module):  # Pipeline:
 
     def _make_schedule(self, sizes, loss_function):
         """One for batches of this size; shapes are given, or torch 2.11 finds them out with a step of BatchNorm's."""
-        before, behind = (torch.empty(max(sizes), math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
-                          for shape, dtype in self.borders)
-        stage = Stage(self.rows, self.place.rank, self.place.world_size, self.device,
-                      input_args=before.requires_grad_(not self.first), output_args=behind)
+        before, behind = (
+            torch.empty(max(sizes), math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
+            for shape, dtype in self.borders
+        )
+        stage = Stage(
+            self.rows,
+            self.place.rank,
+            self.place.world_size,
+            self.device,
+            input_args=before.requires_grad_(not self.first),
+            output_args=behind,
+        )
 
         def loss_of_part(rows, labels):
             """Return a micro-batch's share of the mean over the batch: a mean of means weighs unequal ones wrongly."""
@@ -168,21 +176,43 @@ class Pipeline(nn.Module):  # Pipeline:
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--spawn", type=positive_int, metavar="N",  # Pipeline:
-                        help="start N ranks here, without torchrun")  # Pipeline:
-    parser.add_argument("--micro-batches", type=positive_int, default=4, metavar="M",  # Pipeline:
-                        help="cut every batch into M parts (%(default)s)")  # Pipeline:
-    parser.add_argument("--pipeline-schedule", type=one_of(SCHEDULES), default="gpipe", metavar="NAME",  # Pipeline:
-                        help="gpipe: all forward passes, then all backward passes | 1f1b: in turn")  # Pipeline:
-    parser.add_argument("--split-at", nargs="+", metavar="BLOCK",  # Pipeline:
-                        help="first blocks of all stages but the first (balances measured time)")  # Pipeline:
+    parser.add_argument(
+        "--spawn",
+        type=positive_int,
+        metavar="N",  # Pipeline:
+        help="start N ranks here, without torchrun",
+    )  # Pipeline:
+    parser.add_argument(
+        "--micro-batches",
+        type=positive_int,
+        default=4,
+        metavar="M",  # Pipeline:
+        help="cut every batch into M parts (%(default)s)",
+    )  # Pipeline:
+    parser.add_argument(
+        "--pipeline-schedule",
+        type=one_of(SCHEDULES),
+        default="gpipe",
+        metavar="NAME",  # Pipeline:
+        help="gpipe: all forward passes, then all backward passes | 1f1b: in turn",
+    )  # Pipeline:
+    parser.add_argument(
+        "--split-at",
+        nargs="+",
+        metavar="BLOCK",  # Pipeline:
+        help="first blocks of all stages but the first (balances measured time)",
+    )  # Pipeline:
     add_dist_timeout(parser)  # Pipeline:
     config, options = parse(parser)
     refuse_without_ranks(options)  # Pipeline:
     if options.spawn:  # Pipeline:
         image_set = load_image_set(config)  # Pipeline: what all ranks would refuse, is refused once
-        model = build_model(config.model, image_set.image_shape, config.seed,  # Pipeline:
-                            classes=len(image_set.classes))  # Pipeline:
+        model = build_model(
+            config.model,
+            image_set.image_shape,
+            config.seed,  # Pipeline:
+            classes=len(image_set.classes),
+        )  # Pipeline:
         refuse_stages(model, options.spawn, config, options)  # Pipeline:
         spawn_ranks(options.spawn, train, config, options, data_ranks=1)  # Pipeline: all see the same batches
     else:  # Pipeline: this process is a rank, which torchrun or somebody else has started
@@ -194,21 +224,35 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:  
     if stages > 1:
         refuse_uncut(model)
     if stages > len(model):
-        raise SuiteError("every stage needs a block", f"{count(stages, 'rank')}, and {config.model} has "
-                         f"{count(len(model), 'block')}", "start fewer ranks", USAGE)
+        raise SuiteError(
+            "every stage needs a block",
+            f"{count(stages, 'rank')}, and {config.model} has {count(len(model), 'block')}",
+            "start fewer ranks",
+            USAGE,
+        )
     if options.micro_batches > config.batch_size:
-        raise SuiteError("a micro-batch needs an image", f"--micro-batches {options.micro_batches}, --batch-size "
-                         f"{config.batch_size}", "give fewer micro-batches", USAGE)
+        raise SuiteError(
+            "a micro-batch needs an image",
+            f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}",
+            "give fewer micro-batches",
+            USAGE,
+        )
     if options.pipeline_schedule == "1f1b" and options.micro_batches < stages:
-        raise SuiteError("1f1b needs a micro-batch for every stage", f"--micro-batches {options.micro_batches}, "
-                         f"{count(stages, 'stage')}", "give more --micro-batches, or type --pipeline-schedule gpipe",
-                         USAGE)
+        raise SuiteError(
+            "1f1b needs a micro-batch for every stage",
+            f"--micro-batches {options.micro_batches}, {count(stages, 'stage')}",
+            "give more --micro-batches, or type --pipeline-schedule gpipe",
+            USAGE,
+        )
     if options.split_at:
         cut = [split_index(model, block) for block in options.split_at]
         if len(cut) != stages - 1 or cut != sorted({*cut}):
-            raise SuiteError("--split-at names the first block of every stage but the first, in their order",
-                             f"found {' '.join(options.split_at)} for {count(stages, 'stage')}",
-                             f"choose {stages - 1} of {', '.join(block_names(model)[1:])}", USAGE)
+            raise SuiteError(
+                "--split-at names the first block of every stage but the first, in their order",
+                f"found {' '.join(options.split_at)} for {count(stages, 'stage')}",
+                f"choose {stages - 1} of {', '.join(block_names(model)[1:])}",
+                USAGE,
+            )
 
 
 @name_lost_ranks  # Pipeline:
@@ -227,10 +271,10 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
     refuse_stages(model, world_size, config, options)  # Pipeline:
     join_group(place, device, config.bind)  # Pipeline:
     cut = choose_cut(model, image_set.image_shape, device, rank, world_size, config, options)  # Pipeline:
-    borders = find_borders(model, cut, image_set.image_shape, device)[rank:rank + 2]  # Pipeline:
-    own = model[cut[rank]:cut[rank + 1]]  # Pipeline: the blocks of this rank's stage
+    borders = find_borders(model, cut, image_set.image_shape, device)[rank : rank + 2]  # Pipeline:
+    own = model[cut[rank] : cut[rank + 1]]  # Pipeline: the blocks of this rank's stage
     own.to(device)  # Pipeline:
-    for block in (*model[:cut[rank]], *model[cut[rank + 1]:]):  # Pipeline:
+    for block in (*model[: cut[rank]], *model[cut[rank + 1] :]):  # Pipeline:
         block.to("meta")  # Pipeline: the other stages' blocks are names and shapes, without memory
     parallel = Pipeline(own, borders, place, device, options)  # Pipeline:
 
@@ -248,7 +292,10 @@ def train(config, options, init_method: str = "env://") -> None:  # Pipeline:
         return loss
 
     context = ParallelContext(
-        model=parallel, devices=(device,), input_device=device, output_device=device,  # Pipeline:
+        model=parallel,
+        devices=(device,),
+        input_device=device,
+        output_device=device,  # Pipeline:
         before_epoch=sampler.set_epoch,
         **traits(model, own, optimizer, cut, rank, world_size, device, options),  # Pipeline:
     )
@@ -274,11 +321,16 @@ def refuse_cut(model, cut: list[int]) -> None:  # Pipeline:
     weights = [{*stage.parameters()} for stage in stages]
     where = f"it is cut before {', '.join(block_names(model)[index] for index in cut[1:-1])}"
     if len(set.union(*weights)) < sum(map(len, weights)):
-        raise SuiteError("two stages would have the same weights", where,
-                         "give each part weights of its own, or another --split-at", USAGE)
+        raise SuiteError(
+            "two stages would have the same weights",
+            where,
+            "give each part weights of its own, or another --split-at",
+            USAGE,
+        )
     if not all(any(weight.requires_grad for weight in some) for some in weights):
-        raise SuiteError("every stage needs weights to train", where, "start fewer ranks, or give another --split-at",
-                         USAGE)
+        raise SuiteError(
+            "every stage needs weights to train", where, "start fewer ranks, or give another --split-at", USAGE
+        )
 
 
 @torch.no_grad()
@@ -293,20 +345,24 @@ def find_borders(model, cut, image_shape, device) -> list[tuple]:  # Pipeline:
         features = copy.deepcopy(model[start:end]).to(device).eval()(features)
         if not isinstance(features, torch.Tensor) or features.dim() < 2 or len(features) != 2:
             found = getattr(features, "shape", type(features).__name__)
-            raise SuiteError("stages hand on one tensor, with a row for each image", f"two images come out of block "
-                             f"{block_names(model)[end - 1]} as {found}", "give another --split-at, or mend the model",
-                             USAGE)
+            raise SuiteError(
+                "stages hand on one tensor, with a row for each image",
+                f"two images come out of block {block_names(model)[end - 1]} as {found}",
+                "give another --split-at, or mend the model",
+                USAGE,
+            )
         borders.append((tuple(features.shape[1:]), features.dtype))
     return borders
 
 
 def traits(model, own, optimizer, cut, rank, world_size, device, options) -> dict:  # Pipeline:
     """Return what the ParallelContext says of the method: all ranks see the same images."""
-    before = sum(1 for _ in model[:cut[rank]].parameters())
+    before = sum(1 for _ in model[: cut[rank]].parameters())
     names = block_names(model)
     stages = count(world_size, "stage") + "".join(f", from {names[index]}" for index in cut[1:-1])
     return {
-        "method": "pipeline", **group_traits(rank, world_size, device),
+        "method": "pipeline",
+        **group_traits(rank, world_size, device),
         "whole_states": lambda: join_states(gather(states_on_cpu(own, optimizer))),
         "load_states": lambda states: load_states(own, optimizer, part_of_states(states, own, before)),
         "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",
@@ -319,8 +375,10 @@ def describe_bubble(result) -> str:  # Pipeline:
     busy = sum(times.forward + times.backward for times in phases)
     waiting = sum(times.exchange or 0.0 for times in phases)
     stages, parts = len(phases), result.config["micro_batches"]
-    return (f"{waiting / (busy + waiting):.0%} of the stages' time was measured to be idle or spent on sending; "
-            f"(P-1)/(M+P-1) with P = {stages} and M = {parts} is {(stages - 1) / (parts + stages - 1):.0%}")
+    return (
+        f"{waiting / (busy + waiting):.0%} of the stages' time was measured to be idle or spent on sending; "
+        f"(P-1)/(M+P-1) with P = {stages} and M = {parts} is {(stages - 1) / (parts + stages - 1):.0%}"
+    )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,12 @@ from common.models.build import build_model
 from common.programs.probe import exchange, gradient_buckets, random_step
 
 BATCH, STEPS, PLAYED = 32, 25, 20
-NETWORKS = {"lenet": "synthetic-mnist", "vgg": "synthetic-cifar10", "resnet8": "synthetic-cifar10",
-            "torchvision:resnet50": "synthetic-cifar10"}
+NETWORKS = {
+    "lenet": "synthetic-mnist",
+    "vgg": "synthetic-cifar10",
+    "resnet8": "synthetic-cifar10",
+    "torchvision:resnet50": "synthetic-cifar10",
+}
 GBPS = {100.0: "#0072B2", 10.0: "#E69F00", 1.0: "#009E73"}  # Okabe and Ito
 RANKS = tuple(2**power for power in range(11))
 GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.judge.link.Link)
@@ -64,8 +68,14 @@ def efficiency(steps: list[float], buckets: list[Bucket], ranks: int, start: flo
         alone.append(own.mean())
         ends = [own] * GLOO
         for bucket in buckets:
-            ends.append(along(np.maximum(own * (1 - bucket.left), ends[-GLOO] if len(ends) > GLOO else 0), bucket.size,
-                              start, gbps))
+            ends.append(
+                along(
+                    np.maximum(own * (1 - bucket.left), ends[-GLOO] if len(ends) > GLOO else 0),
+                    bucket.size,
+                    start,
+                    gbps,
+                )
+            )
         played.append(max(own.max(), *(end.max() for end in ends)))
     return float(np.mean(alone) / np.mean(played))
 
@@ -85,15 +95,24 @@ def measure(name: str, dataset: str, data_root: str) -> dict:
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     both = dataclasses.replace(config, batch_size=(2 * BATCH,))  # the probe's flags take several
     _, short, _ = exchange(both, name, size, image_set, "cpu")
-    return {"parameters": size // 4, "steps": steps, "start": short / (2 * GLOO),
-            "buckets": [dataclasses.asdict(bucket) for bucket in gradient_buckets(model, step, cpu)]}
+    return {
+        "parameters": size // 4,
+        "steps": steps,
+        "start": short / (2 * GLOO),
+        "buckets": [dataclasses.asdict(bucket) for bucket in gradient_buckets(model, step, cpu)],
+    }
 
 
 def curves(network: dict) -> dict[tuple[str, float], list[float]]:
     """Return (way, gbps) → the efficiency for each of RANKS."""
     buckets = [Bucket(**bucket) for bucket in network["buckets"]]
-    return {(along.__name__, gbps): [efficiency(network["steps"], buckets, ranks, network["start"], gbps, along)
-                                     for ranks in RANKS] for along in (ring, tree) for gbps in GBPS}
+    return {
+        (along.__name__, gbps): [
+            efficiency(network["steps"], buckets, ranks, network["start"], gbps, along) for ranks in RANKS
+        ]
+        for along in (ring, tree)
+        for gbps in GBPS
+    }
 
 
 def draw(networks: dict, path: Path) -> Path:
@@ -101,16 +120,25 @@ def draw(networks: dict, path: Path) -> Path:
     figure, axes = new_figure(columns=len(networks), width=13.0, height=4.4)
     for axis, (name, network) in zip(axes, networks.items(), strict=True):
         for (way, gbps), values in curves(network).items():
-            axis.plot(RANKS, [100 * value for value in values], color=GBPS[gbps], marker="o", markersize=3,
-                      linestyle="-" if way == "ring" else "--", label=f"{gbps:g} Gbit/s, {way}")
+            axis.plot(
+                RANKS,
+                [100 * value for value in values],
+                color=GBPS[gbps],
+                marker="o",
+                markersize=3,
+                linestyle="-" if way == "ring" else "--",
+                label=f"{gbps:g} Gbit/s, {way}",
+            )
         title = f"{name.removeprefix('torchvision:')}\n{network['parameters'] / 1e6:.1f} M parameters"
         axis.set(xscale="log", xlabel="ranks", ylim=(0, 105), title=title)
         axis.set_xscale("log", base=4)
         axis.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1,024"])
     axes[0].set_ylabel("efficiency of DDP (%)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9)
-    figure.suptitle("SIMULATED, not measured: a ring's messages end the scaling of small networks, whatever the link's "
-                    f"speed\n{BATCH} images for each rank, steps and messages as measured on one machine's CPU")
+    figure.suptitle(
+        "SIMULATED, not measured: a ring's messages end the scaling of small networks, whatever the link's "
+        f"speed\n{BATCH} images for each rank, steps and messages as measured on one machine's CPU"
+    )
     return save_figure(figure, path)
 
 

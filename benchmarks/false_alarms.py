@@ -26,16 +26,7 @@ from common.settings.arguments import OneLineParser, non_negative_int, positive_
 from common.settings.config import RunConfig
 from comparison.judge.measures import run_seconds
 from comparison.judge.quantiles import CONFIDENCE, look_confidence
-from comparison.judge.statistics import (
-    EQUAL,
-    EQUAL_WITHIN,
-    FASTER,
-    SLOWER,
-    UNDECIDED,
-    Ratio,
-    adjusted_means,
-    ratios,
-)
+from comparison.judge.statistics import EQUAL, EQUAL_WITHIN, FASTER, SLOWER, UNDECIDED, Ratio, adjusted_means, ratios
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Row
@@ -73,7 +64,8 @@ NOISE = {  # of the logarithms of the times of runs, given the row of each
     "normal, 4 %": lambda random, rows: random.normal(0, 0.04, len(rows)),
     "exponential, mean 5 %": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
     "one run in five 30 % slower": lambda random, rows: np.log1p(
-        random.exponential(0.02, len(rows)) + 0.3 * (random.random(len(rows)) < 0.2)),
+        random.exponential(0.02, len(rows)) + 0.3 * (random.random(len(rows)) < 0.2)
+    ),
     "2 %, one row 8 %": lambda random, rows: random.normal(0, np.where(rows == 1, 0.08, 0.02)),
     "2 %, the baseline 8 %": lambda random, rows: random.normal(0, np.where(rows == 0, 0.08, 0.02)),
     "autocorrelated, 15 % and 3 %": autocorrelated,
@@ -122,37 +114,64 @@ def fixed_table(comparisons: int) -> list[dict]:
         for blocks in BLOCKS:
             judged = [judge(times[:blocks]) for times in tables]
             every = [speed_up for group in judged for speed_up in group]
-            rows.append({
-                "noise": name, "blocks": blocks, "comparisons": comparisons,
-                "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
-                "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
-                "best_kept": share(is_kept(times[:blocks]) for times in tables),
-                "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
-            })
+            rows.append(
+                {
+                    "noise": name,
+                    "blocks": blocks,
+                    "comparisons": comparisons,
+                    "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
+                    "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
+                    "best_kept": share(is_kept(times[:blocks]) for times in tables),
+                    "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
+                }
+            )
     return rows
 
 
 def looks_table(comparisons: int) -> list[dict]:
     """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks."""
     looks = range(FIRST_LOOK, MOST + 1)
-    confidences = {last: look_confidence(tuple(range(FIRST_LOOK, last + 1)),
-                                         tuple(look / MOST for look in range(FIRST_LOOK, last + 1))) for last in looks}
+    confidences = {
+        last: look_confidence(
+            tuple(range(FIRST_LOOK, last + 1)), tuple(look / MOST for look in range(FIRST_LOOK, last + 1))
+        )
+        for last in looks
+    }
     rows = []
     for name, noise in NOISE.items():
         tables = [simulate(noise, seed) for seed in range(comparisons)]
-        judged = [{look: judge(times[:look], confidence) for look, confidence in confidences.items()}
-                  for times in tables]
+        judged = [
+            {look: judge(times[:look], confidence) for look, confidence in confidences.items()} for times in tables
+        ]
         for effects in ((1.0,) * (ROWS - 1), MIXED):
-            ends = [next((look for look in looks if all(
-                if_true(speed_up, effect) != UNDECIDED for speed_up, effect in zip(by_look[look], effects, strict=True)
-                )), MOST) for by_look in judged]
+            ends = [
+                next(
+                    (
+                        look
+                        for look in looks
+                        if all(
+                            if_true(speed_up, effect) != UNDECIDED
+                            for speed_up, effect in zip(by_look[look], effects, strict=True)
+                        )
+                    ),
+                    MOST,
+                )
+                for by_look in judged
+            ]
             words = [[*map(if_true, by_look[end], effects)] for by_look, end in zip(judged, ends, strict=True)]
-            rows.append({
-                "noise": name, "effects": effects, "comparisons": comparisons, "blocks": sum(ends) / comparisons,
-                "any_false": share(any(map(is_false, row, effects)) for row in words),
-                "found": [share(row[effects.index(effect)] == FASTER for row in words) if effect in effects else None
-                          for effect in EFFECTS],
-            })
+            rows.append(
+                {
+                    "noise": name,
+                    "effects": effects,
+                    "comparisons": comparisons,
+                    "blocks": sum(ends) / comparisons,
+                    "any_false": share(any(map(is_false, row, effects)) for row in words),
+                    "found": [
+                        share(row[effects.index(effect)] == FASTER for row in words) if effect in effects else None
+                        for effect in EFFECTS
+                    ],
+                }
+            )
     return rows
 
 
@@ -164,8 +183,15 @@ def share(answers) -> float:
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
     shared = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0]}
-    arguments = argparse.Namespace(**shared, methods=[("single", {})], nproc=[2], nodes=[1],
-                                   micro_batches=[1], threads_per_device=1, scaling="strong")
+    arguments = argparse.Namespace(
+        **shared,
+        methods=[("single", {})],
+        nproc=[2],
+        nodes=[1],
+        micro_batches=[1],
+        threads_per_device=1,
+        scaling="strong",
+    )
     (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     comparisons = []
@@ -174,8 +200,10 @@ def real_comparisons(count: int, directory: Path) -> list[dict]:
         outcomes = [run_once(twins[name], block, 41 + block, directory) for block, name in order]
         if trouble := next((outcome for outcome in outcomes if outcome.status != "ok"), None):
             raise SuiteError("a run failed", trouble.reason, f"see {trouble.log}", FAILED)
-        first, second = (run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
-                         for name, twin in twins.items())
+        first, second = (
+            run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
+            for name, twin in twins.items()
+        )
         comparisons.append({"first_seconds": first, "second_seconds": second, "command": outcomes[0].command})
         print(f"[{seed + 1}/{count}] {judge_real(comparisons[-1])}", flush=True)
     return comparisons
@@ -189,36 +217,79 @@ def judge_real(comparison: dict) -> Ratio:
 
 def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
     """Return all as Markdown."""
+
     def percent(part):
         return DASH if part is None else f"{100 * part:.1f}"
 
     effects, judged = [f"{effect:.2f} found (%)" for effect in EFFECTS], [*map(judge_real, real)]
     claims = sum(speed_up.words in (FASTER, SLOWER) for speed_up in judged)
-    return "\n\n".join([
-        f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. A "
-        "comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
-        lay_out([[row["noise"], row["blocks"], *(percent(row[name]) for name in ("any_false", "coverage", "best_kept")),
-                  *map(percent, row["found"])] for row in fixed],
-                ("Noise", "Blocks", "Any false claim (%)", "Interval holds the truth (%)",
-                 "Fastest not ruled out (%)", *effects), "github"),
-        f"The same with a look after every block from the third on, which ends the comparison once all rows are "
-        f"decided, at the latest after {MOST} blocks. Rows that differ are {', '.join(map('{:.2f}'.format, MIXED))} "
-        "times as fast as the baseline.",
-        lay_out([[row["noise"], "differ" if tuple(row["effects"]) == MIXED else "are equal", f"{row['blocks']:.1f}",
-                  percent(row["any_false"]), *map(percent, row["found"])] for row in looks],
-                ("Noise", "Rows", "Mean blocks", "Any false claim (%)", *effects), "github", left=(0, 1)),
-        f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
-        "comparisons.",
-        lay_out([[number, str(speed_up), speed_up.words] for number, speed_up in enumerate(judged, start=1)],
-                ("Comparison", "First ÷ second [95 %]", "Claim"), "github", left=(2,)),
-    ]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. "
+                "A comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
+                lay_out(
+                    [
+                        [
+                            row["noise"],
+                            row["blocks"],
+                            *(percent(row[name]) for name in ("any_false", "coverage", "best_kept")),
+                            *map(percent, row["found"]),
+                        ]
+                        for row in fixed
+                    ],
+                    (
+                        "Noise",
+                        "Blocks",
+                        "Any false claim (%)",
+                        "Interval holds the truth (%)",
+                        "Fastest not ruled out (%)",
+                        *effects,
+                    ),
+                    "github",
+                ),
+                "The same with a look after every block from the third on, which ends the comparison once all rows are "
+                f"decided, at the latest after {MOST} blocks. Rows that differ are "
+                f"{', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
+                lay_out(
+                    [
+                        [
+                            row["noise"],
+                            "differ" if tuple(row["effects"]) == MIXED else "are equal",
+                            f"{row['blocks']:.1f}",
+                            percent(row["any_false"]),
+                            *map(percent, row["found"]),
+                        ]
+                        for row in looks
+                    ],
+                    ("Noise", "Rows", "Mean blocks", "Any false claim (%)", *effects),
+                    "github",
+                    left=(0, 1),
+                ),
+                f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
+                "comparisons.",
+                lay_out(
+                    [[number, str(speed_up), speed_up.words] for number, speed_up in enumerate(judged, start=1)],
+                    ("Comparison", "First ÷ second [95 %]", "Claim"),
+                    "github",
+                    left=(2,),
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
-    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N",
-                        help="comparisons (%(default)s; 0 keeps those that were measured)")
+    parser.add_argument(
+        "--real",
+        type=non_negative_int,
+        default=10,
+        metavar="N",
+        help="comparisons (%(default)s; 0 keeps those that were measured)",
+    )
     parser.add_argument("--output-dir", default="figures/false-alarms", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     directory = Path(arguments.output_dir)

@@ -32,17 +32,55 @@ STEPS = {
     "tests": ("-m", "pytest", "-m", "gpu", "-q"),
     "mnist": (COMPARE, "--dataset", "mnist", *RESIDENT, "--check-maths"),
     "cifar10": (COMPARE, "--dataset", "cifar10", *RESIDENT),
-    "one-device": (COMPARE, "--dataset", "cifar10", *RESIDENT, "--nproc", "1", "--methods", "single", "dp", "ddp",
-                   "fsdp", "accelerate"),
-    "worker-study": (COMPARE, "--dataset", "mnist", "--methods", "single", "--num-workers", "0", "2", "4", "8",
-                     "--epochs", "3"),
+    "one-device": (
+        COMPARE,
+        "--dataset",
+        "cifar10",
+        *RESIDENT,
+        "--nproc",
+        "1",
+        "--methods",
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "accelerate",
+    ),
+    "worker-study": (
+        COMPARE,
+        "--dataset",
+        "mnist",
+        "--methods",
+        "single",
+        "--num-workers",
+        "0",
+        "2",
+        "4",
+        "8",
+        "--epochs",
+        "3",
+    ),
     "options": (OPTIONS, "--blocks", "3"),
     "loaders": ("benchmarks/loaders.py", "--blocks", "5", "--cores", "4"),
     "peers": ("benchmarks/peers.py",),
     "roofline": ("benchmarks/roofline.py",),
     "time-to-99-mnist": (COMPARE, "--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),
-    "time-to-94-cifar10": (COMPARE, "--dataset", "cifar10", *FAST, "--model", "airbench-wide", "--lr", "0.005",
-                           "--epochs", "20", "--repeats", "3", "--target-accuracy", "0.94"),
+    "time-to-94-cifar10": (
+        COMPARE,
+        "--dataset",
+        "cifar10",
+        *FAST,
+        "--model",
+        "airbench-wide",
+        "--lr",
+        "0.005",
+        "--epochs",
+        "20",
+        "--repeats",
+        "3",
+        "--target-accuracy",
+        "0.94",
+    ),
 }
 SECONDS, MEBIBYTES = 480.0, 16
 
@@ -67,11 +105,15 @@ def command_of(name: str, directory: Path, data_root: str) -> tuple[str, ...]:
 
 def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> None:
     """Write report.md: the machine, how each step ended, and its table."""
-    ended = [(name, f"`{step['command']}`", str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)")
-             for name, step in steps.items()]
-    parts = [f"# What was seen on {', '.join(environment['gpus'])}",
-             lay_out([(name, str(value)) for name, value in environment.items() if value], ("what", "found"), "github"),
-             lay_out(ended, ("Step", "Command", "Exit code", "Seconds", ""), "github", left=(0, 1, 4))]
+    ended = [
+        (name, f"`{step['command']}`", str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)")
+        for name, step in steps.items()
+    ]
+    parts = [
+        f"# What was seen on {', '.join(environment['gpus'])}",
+        lay_out([(name, str(value)) for name, value in environment.items() if value], ("what", "found"), "github"),
+        lay_out(ended, ("Step", "Command", "Exit code", "Seconds", ""), "github", left=(0, 1, 4)),
+    ]
     for name, step in steps.items():
         compared = (directory / name / "results.json").exists()
         if step["exit_code"] == 0 and (compared or name in TABLES):
@@ -85,15 +127,23 @@ def check_size(directory: Path) -> None:
     sizes = {file: file.stat().st_size for file in directory.rglob("*") if file.is_file()}
     if sum(sizes.values()) > MEBIBYTES * 2**20:
         largest = max(sizes, key=sizes.get)
-        raise SuiteError(f"{directory.relative_to(PROJECT)} is too large to commit",
-                         f"{sum(sizes.values()) / 2**20:.0f} MiB, of which {largest.relative_to(directory)} has "
-                         f"{sizes[largest] / 2**20:.0f}", f"leave it under {MEBIBYTES} MiB", FAILED)
+        raise SuiteError(
+            f"{directory.relative_to(PROJECT)} is too large to commit",
+            f"{sum(sizes.values()) / 2**20:.0f} MiB, of which {largest.relative_to(directory)} has "
+            f"{sizes[largest] / 2**20:.0f}",
+            f"leave it under {MEBIBYTES} MiB",
+            FAILED,
+        )
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--step", type=positive_int, metavar="N", help=" | ".join(
-        f"{number} {name}" for number, name in enumerate(STEPS, start=1)))
+    parser.add_argument(
+        "--step",
+        type=positive_int,
+        metavar="N",
+        help=" | ".join(f"{number} {name}" for number, name in enumerate(STEPS, start=1)),
+    )
     parser.add_argument("--limit", type=positive_float, default=SECONDS, metavar="S", help="of a step (%(default)g)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
@@ -110,22 +160,29 @@ def main() -> None:
         if arguments.step not in (None, number) or (not arguments.step and steps.get(name, {}).get("exit_code") == 0):
             continue
         command, log = command_of(name, directory, arguments.data_root), directory / f"{name}.log"
-        print(f"{number} {name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}",
-              flush=True)
+        print(
+            f"{number} {name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}", flush=True
+        )
         start = time.perf_counter()
         with contextlib.chdir(PROJECT):
             code = run_child((sys.executable, *command), log, timeout=arguments.limit)
-        steps[name] = {"command": f"python {' '.join(command)}", "exit_code": code,
-                       "seconds": time.perf_counter() - start}
+        steps[name] = {
+            "command": f"python {' '.join(command)}",
+            "exit_code": code,
+            "seconds": time.perf_counter() - start,
+        }
         words = {0: "fine", TIMED_OUT: "stopped"}.get(code) or describe_exit(code)
         print(f"{number} {name}: {words}, after {steps[name]['seconds']:.0f} s", flush=True)
         write_json(steps, record)
         write_report(directory, environment, steps)
     check_size(directory)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
-        raise SuiteError(f"these did not come to a good end: {', '.join(failed)}",
-                         f"their logs are in {directory.relative_to(PROJECT)}", "the same command tries them again",
-                         FAILED)
+        raise SuiteError(
+            f"these did not come to a good end: {', '.join(failed)}",
+            f"their logs are in {directory.relative_to(PROJECT)}",
+            "the same command tries them again",
+            FAILED,
+        )
 
 
 if __name__ == "__main__":

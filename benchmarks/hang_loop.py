@@ -52,10 +52,37 @@ def start(number: int, steps: int, dist_timeout: float, directory: Path) -> Star
     schedule, stages = ("gpipe", "1f1b")[number % 2], (2, 3)[number // 2 % 2]
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "pipeline_train.py", "--spawn", str(stages), "--pipeline-schedule", schedule, "--dataset",
-         "synthetic-mnist", "--data-root", str(directory / "data"), "--loader", "resident", "--threads", "1",
-         "--batch-size", "16", "--epochs", "2", "--max-steps", str(-(-steps // 2)), "--dist-timeout", str(dist_timeout),
-         "--figure-dir", str(directory), "--quiet"], cwd=PROJECT, capture_output=True, text=True)
+        [
+            sys.executable,
+            "pipeline_train.py",
+            "--spawn",
+            str(stages),
+            "--pipeline-schedule",
+            schedule,
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            str(directory / "data"),
+            "--loader",
+            "resident",
+            "--threads",
+            "1",
+            "--batch-size",
+            "16",
+            "--epochs",
+            "2",
+            "--max-steps",
+            str(-(-steps // 2)),
+            "--dist-timeout",
+            str(dist_timeout),
+            "--figure-dir",
+            str(directory),
+            "--quiet",
+        ],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
     return Start(schedule, stages, done.returncode, done.stderr.strip(), time.perf_counter() - begun)
 
 
@@ -70,26 +97,34 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     starts: list[Start] = []
-    found = {"command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
-                        f"{arguments.load} --at-once {arguments.at_once}", "environment": describe_environment()}
+    found = {
+        "command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
+        f"{arguments.load} --at-once {arguments.at_once}",
+        "environment": describe_environment(),
+    }
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(arguments.load)]
     for process in load:
         process.start()
     try:
         with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.at_once) as pool:
-            for training in pool.map(lambda number: start(number, arguments.steps, arguments.dist_timeout,
-                                                          Path(directory)), range(arguments.starts)):
+            for training in pool.map(
+                lambda number: start(number, arguments.steps, arguments.dist_timeout, Path(directory)),
+                range(arguments.starts),
+            ):
                 starts.append(training)
                 print(f"[{len(starts)}/{arguments.starts}] {training}", flush=True)
-                write_json({**found, "starts": [asdict(training) for training in starts]},
-                           arguments.output_dir / "hang-loop.json")
+                write_json(
+                    {**found, "starts": [asdict(training) for training in starts]},
+                    arguments.output_dir / "hang-loop.json",
+                )
     finally:
         for process in load:
             process.kill()
     failed = [training for training in starts if training.exit_code]
     if failed:
-        raise SuiteError(f"{len(failed)} of {len(starts)} starts did not end well", failed[0].message,
-                         "see hang-loop.json", FAILED)
+        raise SuiteError(
+            f"{len(failed)} of {len(starts)} starts did not end well", failed[0].message, "see hang-loop.json", FAILED
+        )
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ from comparison.show.tables import lay_out
 GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)
 LINKS = tuple(itertools.product(GBPS, MILLISECONDS))
 STEPS = 15
-NETWORKS = {"lenet": ("synthetic-mnist", 128), "vgg": ("synthetic-cifar10", 32),
-            "resnet8": ("synthetic-cifar10", 16)}
+NETWORKS = {"lenet": ("synthetic-mnist", 128), "vgg": ("synthetic-cifar10", 32), "resnet8": ("synthetic-cifar10", 16)}
 COLOURS = {"lenet": "#0072B2", "vgg": "#E69F00", "resnet8": "#009E73"}  # Okabe and Ito
 MARKERS = {2: "o", 4: "^"}
 ALONE = "one device"
@@ -79,15 +78,41 @@ class Forecast:
 def flags_of(model: str, epochs: int) -> list[str]:
     """Return the flags that all trainings of a network share."""
     dataset, batch = NETWORKS[model]
-    return ["--dataset", dataset, "--model", model, "--batch-size", str(batch), "--train-size", str(STEPS * batch),
-            "--loader", "resident", "--device", "cpu", "--epochs", str(epochs)]
+    return [
+        "--dataset",
+        dataset,
+        "--model",
+        model,
+        "--batch-size",
+        str(batch),
+        "--train-size",
+        str(STEPS * batch),
+        "--loader",
+        "resident",
+        "--device",
+        "cpu",
+        "--epochs",
+        str(epochs),
+    ]
 
 
 def compare(model: str, path: Path) -> None:
     """Write to `path` the results.json of a comparison of one device with --project."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "compare_parallel.py", *flags_of(model, 3), "--methods", "single", "--repeats", "2",
-                   "--project", "2", "4", "--output-dir", directory]
+        command = [
+            sys.executable,
+            "compare_parallel.py",
+            *flags_of(model, 3),
+            "--methods",
+            "single",
+            "--repeats",
+            "2",
+            "--project",
+            "2",
+            "4",
+            "--output-dir",
+            directory,
+        ]
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
         if done.returncode:
             raise SuiteError("the comparison failed", done.stderr.strip(), "try it alone", FAILED)
@@ -141,8 +166,12 @@ def forecasts(model: str, report: Report, seconds: dict[str, Epochs], carried: C
     drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
     report = replace(report, outcomes=tuple(_slower(outcome, drift) for outcome in report.outcomes))
     for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
-        settings = {**report.settings, "link_gbps": carried[f"{gbps:g}, {ranks}"], "link_ms": milliseconds,
-                    "project": [ranks]}
+        settings = {
+            **report.settings,
+            "link_gbps": carried[f"{gbps:g}, {ranks}"],
+            "link_ms": milliseconds,
+            "project": [ranks],
+        }
         step = analyse(replace(report, settings=settings)).projection.points[-1].step
         measured, taken = over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
         projected = replace(step, cores=step.cores + taken / report.environment["cores"]).milliseconds
@@ -165,8 +194,11 @@ def _slower(outcome, factor):
 def all_forecasts(found: dict, directory: Path) -> list[Forecast]:
     """Return those of all networks from what the JSON file holds; their comparisons lie in `directory`."""
     reports = {model: read_results(directory / f"links-{model}.json") for model in found["seconds"]}
-    return [forecast for model, seconds in found["seconds"].items()
-            for forecast in forecasts(model, reports[model], seconds, found["carried"])]
+    return [
+        forecast
+        for model, seconds in found["seconds"].items()
+        for forecast in forecasts(model, reports[model], seconds, found["carried"])
+    ]
 
 
 def step_table(seconds: dict) -> str:
@@ -174,8 +206,9 @@ def step_table(seconds: dict) -> str:
     rows = []
     for model, of_row in seconds.items():
         for link in LINKS:
-            rows.append((model, *(f"{value:g}" for value in link),
-                         *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS)))
+            rows.append(
+                (model, *(f"{value:g}" for value in link), *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS))
+            )
     return lay_out(rows, ("Network", "Gbit/s", "Delay (ms)", *(f"{label} (ms)" for label in ROWS)), "github")
 
 
@@ -190,8 +223,15 @@ def error_table(found: list[Forecast]) -> str:
     rows = []
     for model, ranks in dict.fromkeys((forecast.model, forecast.ranks) for forecast in found):
         errors = [forecast.error for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
-        rows.append((model, str(ranks), f"{statistics.median(map(abs, errors)):.0%}", f"{min(errors):+.0%}",
-                     f"{max(errors):+.0%}"))
+        rows.append(
+            (
+                model,
+                str(ranks),
+                f"{statistics.median(map(abs, errors)):.0%}",
+                f"{min(errors):+.0%}",
+                f"{max(errors):+.0%}",
+            )
+        )
     return lay_out(rows, ("Network", "Machines", "Median of the errors' sizes", "From", "To"), "github")
 
 
@@ -200,16 +240,32 @@ def draw(found: list[Forecast], path: Path) -> Path:
     figure, (axis,) = new_figure(width=7.0, height=5.5)
     for (model, colour), (ranks, marker) in itertools.product(COLOURS.items(), MARKERS.items()):
         some = [forecast for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
-        axis.plot([forecast.measured for forecast in some], [forecast.projected for forecast in some], marker,
-                  color=colour, label=f"{model}, {ranks} ranks")
+        axis.plot(
+            [forecast.measured for forecast in some],
+            [forecast.projected for forecast in some],
+            marker,
+            color=colour,
+            label=f"{model}, {ranks} ranks",
+        )
     ends = [min(forecast.measured for forecast in found) / 1.3, max(forecast.measured for forecast in found) * 1.3]
     axis.plot(ends, ends, color="#777777", linestyle=":")
-    axis.fill_between(ends, [0.75 * end for end in ends], [1.25 * end for end in ends], color="#BBBBBB", alpha=0.4,
-                      label="within 25 %")
+    axis.fill_between(
+        ends,
+        [0.75 * end for end in ends],
+        [1.25 * end for end in ends],
+        color="#BBBBBB",
+        alpha=0.4,
+        label="within 25 %",
+    )
     errors = [abs(forecast.error) for forecast in found]
     finding = f"The projection is off by {statistics.median(errors):.0%} in the median, by {max(errors):.0%} at most"
-    axis.set(xscale="log", yscale="log", xlabel="measured (ms per step)", ylabel="projected (ms per step)",
-             title=f"{finding}\nDDP over imitated links of 0.1 to 10 Gbit/s and 0 to 5 ms, all on one machine")
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured (ms per step)",
+        ylabel="projected (ms per step)",
+        title=f"{finding}\nDDP over imitated links of 0.1 to 10 Gbit/s and 0 to 5 ms, all on one machine",
+    )
     axis.legend(fontsize=9)
     return save_figure(figure, path)
 
@@ -229,8 +285,13 @@ def main() -> None:
     found = {"steps": STEPS, "carried": carried, "seconds": seconds}
     write(arguments.output, found, witness)
     foreseen = all_forecasts(found, output.parent)
-    print(step_table(seconds), carried_table(carried), error_table(foreseen),
-          draw(foreseen, output.with_suffix(".png")), sep="\n\n")
+    print(
+        step_table(seconds),
+        carried_table(carried),
+        error_table(foreseen),
+        draw(foreseen, output.with_suffix(".png")),
+        sep="\n\n",
+    )
 
 
 if __name__ == "__main__":

@@ -69,8 +69,14 @@ def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
         rivals = {}
 
         def add(name, threads, loader, workers=0, dataset=dataset, rivals=rivals):
-            config = config_of(dataset=dataset, model="lenet", data_root=data_root, loader=loader, num_workers=workers,
-                               train_size=SIZE[loader])
+            config = config_of(
+                dataset=dataset,
+                model="lenet",
+                data_root=data_root,
+                loader=loader,
+                num_workers=workers,
+                train_size=SIZE[loader],
+            )
             image_set = load_image_set(config)
             sampler = sampler_of(image_set, config)
             made, _ = make_loaders(image_set, config, device, sampler)
@@ -84,8 +90,11 @@ def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
         found[dataset] = speeds = interleave(rivals, blocks)
         rivals.clear()  # ends the workers: what they used then counts as this process's
         for name, values in speeds.items():
-            print(f"{dataset}, {name}: {sorted(values)[len(values) // 2]:,.0f} images/s, "
-                  f"{paired(values, speeds['0 workers'])} times as fast as 0 workers", flush=True)
+            print(
+                f"{dataset}, {name}: {sorted(values)[len(values) // 2]:,.0f} images/s, "
+                f"{paired(values, speeds['0 workers'])} times as fast as 0 workers",
+                flush=True,
+            )
     return found
 
 
@@ -109,7 +118,13 @@ def choices(cores: int, ranks: int) -> dict[str, list[str]]:
         if worker or nice:  # without workers, niceness says nothing
             niceness = f", niceness {nice}" if worker else ""
             found[f"{count(thread, 'thread')}, {count(worker, 'worker')}{niceness}"] = [
-                "--threads", str(thread), "--num-workers", str(worker), "--worker-nice", str(nice)]
+                "--threads",
+                str(thread),
+                "--num-workers",
+                str(worker),
+                "--worker-nice",
+                str(nice),
+            ]
     return found
 
 
@@ -117,13 +132,27 @@ def beside_training(model: str, ranks: int, cores: int, images: Path, directory:
     """Return choice → milliseconds of a step, one for each epoch, of trainings on the first cores of this process."""
     batch, steps = NETWORKS[model]
     dataset = ["synthetic-mnist"] if model == "lenet" else [f"folder:{images}", "--image-size", "32"]
-    flags = ["--dataset", *dataset, "--model", model, "--batch-size", str(batch), "--epochs", str(EPOCHS),
-             "--max-steps", str(steps), "--quiet"]
+    flags = [
+        "--dataset",
+        *dataset,
+        "--model",
+        model,
+        "--batch-size",
+        str(batch),
+        "--epochs",
+        str(EPOCHS),
+        "--max-steps",
+        str(steps),
+        "--quiet",
+    ]
     name, more = ("data_parallel_train.py", []) if ranks == 1 else ("ddp_train.py", ["--spawn", str(ranks)])
     planned, mine, milliseconds = Planned(model, batch, 0, "cpu", 1, batch), os.sched_getaffinity(0), {}
-    rows = [Configuration(f"choice-{number}", "single", choice, {}, planned,
-                          (python(), script(name), *flags, *more, *chosen))
-            for number, (choice, chosen) in enumerate(choices(cores, ranks).items())]
+    rows = [
+        Configuration(
+            f"choice-{number}", "single", choice, {}, planned, (python(), script(name), *flags, *more, *chosen)
+        )
+        for number, (choice, chosen) in enumerate(choices(cores, ranks).items())
+    ]
     labels = {row.name: row.label for row in rows}
     try:
         os.sched_setaffinity(0, sorted(mine)[:cores])  # of whatever is started from now on
@@ -131,7 +160,8 @@ def beside_training(model: str, ranks: int, cores: int, images: Path, directory:
             if outcome.status != "ok":
                 raise SuiteError(f"{model}, {labels[outcome.configuration]}", outcome.reason, "try it alone", FAILED)
             milliseconds[labels[outcome.configuration]] = [
-                1000 * epoch.train_seconds / epoch.steps for epoch in outcome.result.epochs[1:]]
+                1000 * epoch.train_seconds / epoch.steps for epoch in outcome.result.epochs[1:]
+            ]
     finally:
         os.sched_setaffinity(0, mine)
     return milliseconds
@@ -154,17 +184,27 @@ def all_beside_training(cores: list[int]) -> list[dict]:
                 milliseconds = beside_training(model, number, some, images, Path(directory))
                 found.append({"model": model, "ranks": number, "cores": some, "milliseconds": milliseconds})
                 best = best_by_hand(milliseconds)
-                print(f"{model}, {count(number, 'rank')}, {count(some, 'core')}: the default takes "
-                      f"{paired(milliseconds[DEFAULT], milliseconds[best])} times as long as {best}", flush=True)
+                print(
+                    f"{model}, {count(number, 'rank')}, {count(some, 'core')}: the default takes "
+                    f"{paired(milliseconds[DEFAULT], milliseconds[best])} times as long as {best}",
+                    flush=True,
+                )
     return found
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=11, more=lambda parser: parser.add_argument(
-        "--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help="beside a training (1 2 4)"))
+    arguments = arguments_of(
+        __doc__,
+        blocks=11,
+        more=lambda parser: parser.add_argument(
+            "--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help="beside a training (1 2 4)"
+        ),
+    )
     with Witness() as witness:
-        measured = {"images_per_second": alone(arguments.data_root, arguments.blocks),
-                    "beside_training": all_beside_training(arguments.cores)}
+        measured = {
+            "images_per_second": alone(arguments.data_root, arguments.blocks),
+            "beside_training": all_beside_training(arguments.cores),
+        }
     write(arguments.output, measured, witness)
 
 

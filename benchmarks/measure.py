@@ -30,8 +30,9 @@ def arguments_of(description: str, blocks: int | None = None, more=lambda parser
     if blocks:
         parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--output", default=f"figures/benchmark/{Path(sys.argv[0]).stem}.json", metavar="FILE",
-                        help="(%(default)s)")
+    parser.add_argument(
+        "--output", default=f"figures/benchmark/{Path(sys.argv[0]).stem}.json", metavar="FILE", help="(%(default)s)"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     more(parser)
     return parser.parse_args()
@@ -86,9 +87,13 @@ def write(path: str, measured: dict, witness: Witness) -> None:
     """Write what was found beside the command and the machine, and warn if something else used the CPU."""
     cores = available_cores()
     if witness.foreign_cores is not None and witness.foreign_cores > 0.1 * cores:
-        print(f"warning: other programs kept {witness.foreign_cores:.1f} of {cores} cores busy: run it again",
-              file=sys.stderr)
+        print(
+            f"warning: other programs kept {witness.foreign_cores:.1f} of {cores} cores busy: run it again",
+            file=sys.stderr,
+        )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    write_json({"command": command, "environment": describe_environment(), "foreign_cores": witness.foreign_cores,
-                **measured}, path)
+    write_json(
+        {"command": command, "environment": describe_environment(), "foreign_cores": witness.foreign_cores, **measured},
+        path,
+    )

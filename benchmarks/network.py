@@ -79,8 +79,13 @@ class Network:
         """
         size, begin = round(seconds * self.gbps * 1e9 / 8), time.time() + 1
         ends = ((self.address(machine), self.address((machine + 1) % count)) for machine in range(count))
-        streams = [subprocess.Popen(self.command(machine, [sys.executable, "-c", STREAM, *pair, str(size), str(begin)]),
-                                    stdout=subprocess.PIPE) for machine, pair in enumerate(ends)]
+        streams = [
+            subprocess.Popen(
+                self.command(machine, [sys.executable, "-c", STREAM, *pair, str(size), str(begin)]),
+                stdout=subprocess.PIPE,
+            )
+            for machine, pair in enumerate(ends)
+        ]
         found = [map(float, stream.communicate(timeout=60)[0].split()) for stream in streams]
         return statistics.mean(8e-9 * received / taken for received, taken in found)
 
@@ -91,8 +96,12 @@ class Network:
         self._files.append(file)
         fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
         ip("link", "set", device, "netns", name)
-        for command in ("link set lo up", f"link set {device} name link0 mtu {MTU} txqueuelen 10000",
-                        f"addr add {self.address(machine)}/24 dev link0", "link set link0 up"):
+        for command in (
+            "link set lo up",
+            f"link set {device} name link0 mtu {MTU} txqueuelen 10000",
+            f"addr add {self.address(machine)}/24 dev link0",
+            "link set link0 up",
+        ):
             ip("-n", name, *command.split())
 
     @contextlib.contextmanager

@@ -73,11 +73,13 @@ def run_one(arguments) -> None:
         return torch.optim.Adam(parameters, lr=config.lr)
 
     plain = torch.contiguous_format
-    rivals = {"defaults": steps_of(name, batch, device),
-              "not channels-last": steps_of(name, batch, device, layout=plain),
-              "not fused": steps_of(name, batch, device, unfused),
-              "bf16": steps_of(name, batch, device, precision="bf16"),
-              "bf16, not channels-last": steps_of(name, batch, device, layout=plain, precision="bf16")}
+    rivals = {
+        "defaults": steps_of(name, batch, device),
+        "not channels-last": steps_of(name, batch, device, layout=plain),
+        "not fused": steps_of(name, batch, device, unfused),
+        "bf16": steps_of(name, batch, device, precision="bf16"),
+        "bf16, not channels-last": steps_of(name, batch, device, layout=plain, precision="bf16"),
+    }
     if not arguments.glibc_defaults and not arguments.untuned and has_compiler():
         compiled = steps_of(name, batch, device, compile=True)
         with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
@@ -89,11 +91,16 @@ def run_one(arguments) -> None:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5, more=lambda parser: (
-        parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped"),
-        parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
-        parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS),
-        parser.add_argument("--untuned", action="store_true", help=argparse.SUPPRESS)))
+    arguments = arguments_of(
+        __doc__,
+        blocks=5,
+        more=lambda parser: (
+            parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped"),
+            parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
+            parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS),
+            parser.add_argument("--untuned", action="store_true", help=argparse.SUPPRESS),
+        ),
+    )
     if arguments.case:
         run_one(arguments)
         return
@@ -116,9 +123,14 @@ def main() -> None:
         if f"{case[0]}, {case[1]}" in milliseconds:
             continue
         with Witness() as witness:
-            runs = interleave({"usual": lambda case=case: run(case),
-                               **{name: lambda case=case, flag=flag: run(case, flag) for name, flag in others.items()}},
-                              arguments.blocks, warm_up=False)
+            runs = interleave(
+                {
+                    "usual": lambda case=case: run(case),
+                    **{name: lambda case=case, flag=flag: run(case, flag) for name, flag in others.items()},
+                },
+                arguments.blocks,
+                warm_up=False,
+            )
         medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
         medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
         milliseconds[f"{case[0]}, {case[1]}"] = medians

@@ -71,8 +71,9 @@ class NoTimer(PhaseTimer):
 
 def end_to_end(batch: int, device, image_set, blocks: int) -> dict:
     """Return the blocks' seconds of both loops, training and evaluation, and of `fit` without phase timing."""
-    config = config_of(dataset="mnist", model="lenet", loader="resident", batch_size=batch, epochs=1,
-                       train_size=batch * STEPS[batch])
+    config = config_of(
+        dataset="mnist", model="lenet", loader="resident", batch_size=batch, epochs=1, train_size=batch * STEPS[batch]
+    )
     sampler = sampler_of(image_set, config)
     loaders = make_loaders(image_set, config, device, sampler)
 
@@ -98,6 +99,7 @@ def end_to_end(batch: int, device, image_set, blocks: int) -> dict:
             synchronize([device])
             training.append(time.perf_counter() - start)
             evaluate_by_hand(other, loaders[1], device)
+
         return seconds(both)
 
     def seconds(work):
@@ -165,17 +167,27 @@ def main() -> None:
     measured = {"threads": torch.get_num_threads(), "end_to_end_seconds": {}}
     with Witness() as witness:
         for batch in STEPS:
-            config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, loader="resident",
-                               train_size=batch * STEPS[batch])
-            measured["end_to_end_seconds"][str(batch)] = end_to_end(batch, device, load_image_set(config),
-                                                                    arguments.blocks)
+            config = config_of(
+                dataset="mnist",
+                model="lenet",
+                data_root=arguments.data_root,
+                loader="resident",
+                train_size=batch * STEPS[batch],
+            )
+            measured["end_to_end_seconds"][str(batch)] = end_to_end(
+                batch, device, load_image_set(config), arguments.blocks
+            )
         measured["direct_microseconds_per_step"] = direct(device, arguments.blocks)
     write(arguments.output, {"steps": {str(batch): steps for batch, steps in STEPS.items()}, **measured}, witness)
     for batch, seconds in measured["end_to_end_seconds"].items():
-        print(f"batch {batch}: fit ÷ by hand {paired(seconds['fit'], seconds['by hand'])}, with ÷ without phases "
-              f"{paired(seconds['fit'], seconds['fit, no phases'])}")
-    print("direct, µs per step:", {name: round(min(values), 1) for name, values in
-                                   measured["direct_microseconds_per_step"].items()})
+        print(
+            f"batch {batch}: fit ÷ by hand {paired(seconds['fit'], seconds['by hand'])}, with ÷ without phases "
+            f"{paired(seconds['fit'], seconds['fit, no phases'])}"
+        )
+    print(
+        "direct, µs per step:",
+        {name: round(min(values), 1) for name, values in measured["direct_microseconds_per_step"].items()},
+    )
 
 
 if __name__ == "__main__":

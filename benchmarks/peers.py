@@ -45,11 +45,22 @@ class Job:
         from torchvision import datasets, transforms
 
         self.device, self.epochs = available_devices("auto")[0], arguments.epochs
-        self.config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, epochs=arguments.epochs,
-                                batch_size=BATCH, augment=False, seed=arguments.seed, num_workers=workers)
+        self.config = config_of(
+            dataset="mnist",
+            model="lenet",
+            data_root=arguments.data_root,
+            epochs=arguments.epochs,
+            batch_size=BATCH,
+            augment=False,
+            seed=arguments.seed,
+            num_workers=workers,
+        )
         torch.manual_seed(arguments.seed)
-        with_workers = {"num_workers": workers, "persistent_workers": workers > 0,
-                        "pin_memory": self.device.type == "cuda"}
+        with_workers = {
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "pin_memory": self.device.type == "cuda",
+        }
         transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
         sets = [datasets.MNIST(arguments.data_root, train=train, transform=transform) for train in (True, False)]
         self.train_loader = DataLoader(sets[0], BATCH, shuffle=True, **with_workers)
@@ -72,9 +83,17 @@ def plain_lenet(seed: int) -> nn.Module:
 
 def ours(arguments, loader):
     device = available_devices("auto")[0]
-    config = config_of(dataset="mnist", model="lenet", data_root=arguments.data_root, epochs=arguments.epochs,
-                       batch_size=BATCH, augment=False, seed=arguments.seed, loader=loader,
-                       num_workers=2 if loader == "workers" else 0)
+    config = config_of(
+        dataset="mnist",
+        model="lenet",
+        data_root=arguments.data_root,
+        epochs=arguments.epochs,
+        batch_size=BATCH,
+        augment=False,
+        seed=arguments.seed,
+        loader=loader,
+        num_workers=2 if loader == "workers" else 0,
+    )
     prepare_process(config, device)
     image_set = load_image_set(config)
     sampler = sampler_of(image_set, config)
@@ -113,6 +132,7 @@ def example(arguments):
 
 def prepared_loop(job, helper, model, optimizer, loader):
     """The plain loop around what Fabric or Accelerate has prepared, which moves the batches itself."""
+
     def train(_):
         model.train()
         for images, labels in loader:
@@ -196,11 +216,19 @@ def main() -> None:
         run_one(arguments)
         return
     missing = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
-    able = {name: rival for name, rival in RIVALS.items()
-            if (rival is not example or arguments.example)
-            and (rival.__name__ not in missing or importlib.util.find_spec(missing[rival.__name__]))}
-    flags = ["--epochs", str(arguments.epochs), "--data-root", arguments.data_root,
-             *(["--example", arguments.example] if arguments.example else [])]
+    able = {
+        name: rival
+        for name, rival in RIVALS.items()
+        if (rival is not example or arguments.example)
+        and (rival.__name__ not in missing or importlib.util.find_spec(missing[rival.__name__]))
+    }
+    flags = [
+        "--epochs",
+        str(arguments.epochs),
+        "--data-root",
+        arguments.data_root,
+        *(["--example", arguments.example] if arguments.example else []),
+    ]
     calls = dict.fromkeys(able, 0)
 
     def run(name):
@@ -212,10 +240,18 @@ def main() -> None:
         return json.loads(done.stdout.splitlines()[-1])
 
     with Witness() as witness:
-        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks,
-                          warm_up=False)
-    write(arguments.output, {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs,
-                             "left_out": [name for name in RIVALS if name not in able]}, witness)
+        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks, warm_up=False)
+    write(
+        arguments.output,
+        {
+            "batch": BATCH,
+            "epochs": arguments.epochs,
+            "threads": available_cores(),
+            "runs": runs,
+            "left_out": [name for name in RIVALS if name not in able],
+        },
+        witness,
+    )
     best = [min(run["seconds"]) for run in runs["fit, resident"]]
     for name, repeats in runs.items():
         accuracy = sum(run["accuracy"] for run in repeats) / len(repeats)

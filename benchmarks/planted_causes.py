@@ -38,9 +38,18 @@ from comparison.run.launch import Outcome, run_once
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
-PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2],
-           "nodes": [1],
-           "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident"}
+PLANNED = {
+    **vars(RunConfig()),
+    "model": ["lenet"],
+    "batch_size": [128],
+    "num_workers": [0],
+    "nproc": [2],
+    "nodes": [1],
+    "micro_batches": [1],
+    "threads_per_device": 1,
+    "scaling": "strong",
+    "loader": "resident",
+}
 SETTINGS = {"scaling": "strong", "allow_unequal": True, "project": [], "link_gbps": None}
 BLOCKS = 5
 PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
@@ -76,19 +85,30 @@ class Plant:
     def rows(self) -> list[Configuration]:
         """The two rows' configurations, the plain one first."""
         settings = argparse.Namespace(**{**PLANNED, **dict(self.settings)}, methods=[(self.method, {})])
-        (plain,) = make_plan(settings, Machine(gpus=0, cores=2), [*TRAINING, "--epochs", str(self.epochs),
-                                                                      "--loader", settings.loader, *self.flags])
+        (plain,) = make_plan(
+            settings,
+            Machine(gpus=0, cores=2),
+            [*TRAINING, "--epochs", str(self.epochs), "--loader", settings.loader, *self.flags],
+        )
         workers = str(settings.num_workers[0] if self.workers is None else self.workers)
-        command = [workers if before == "--num-workers" else text
-                   for before, text in zip(("", *plain.command), plain.command, strict=False)]
-        return [plain, replace(plain, name="planted", label="planted",
-                               command=("env", *self.variables, *self.prefix, *command))]
+        command = [
+            workers if before == "--num-workers" else text
+            for before, text in zip(("", *plain.command), plain.command, strict=False)
+        ]
+        return [
+            plain,
+            replace(plain, name="planted", label="planted", command=("env", *self.variables, *self.prefix, *command)),
+        ]
 
 
 def slowed(name: str, seconds: float, *causes: str, size: float | None = None, **others) -> Plant:
     """Return a plant of benchmarks/plants that takes so many seconds each time; by default it does so in every step."""
-    return Plant(causes=causes, size=1000 * seconds if size is None else size,
-                 variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"), **others)
+    return Plant(
+        causes=causes,
+        size=1000 * seconds if size is None else size,
+        variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"),
+        **others,
+    )
 
 
 PLANTS = {
@@ -100,16 +120,24 @@ PLANTS = {
     "slow all-reduce": slowed("slow-all-reduce", 0.008, "exchange", method="ddp"),
     "straggler": slowed("straggler", 0.006, "straggler", "forward", method="ddp"),
     "ranks on one core": Plant("ddp", ("shared cores", *ANY_PHASE, *ANY_STAGE), prefix=("taskset", "--cpu-list", "0")),
-    "too few threads": Plant(causes=("idle threads", *ANY_PHASE, *ANY_STAGE), size=1.0,
-                             variables=(PLANTED, "PLANT=few-threads"), settings=(("threads_per_device", 2),)),
-    "too many workers": Plant(causes=("too many workers", *ANY_PHASE, *ANY_STAGE), workers=8,
-                              settings=(("loader", "workers"), ("num_workers", [1]), ("threads_per_device", 2)),
-                              flags=("--worker-nice", "0")),
+    "too few threads": Plant(
+        causes=("idle threads", *ANY_PHASE, *ANY_STAGE),
+        size=1.0,
+        variables=(PLANTED, "PLANT=few-threads"),
+        settings=(("threads_per_device", 2),),
+    ),
+    "too many workers": Plant(
+        causes=("too many workers", *ANY_PHASE, *ANY_STAGE),
+        workers=8,
+        settings=(("loader", "workers"), ("num_workers", [1]), ("threads_per_device", 2)),
+        flags=("--worker-nice", "0"),
+    ),
     "foreign load": Plant(causes=("disturbed",), burner=True),
     "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),
     "slow evaluation": slowed("slow-evaluation", 0.05, "evaluation", size=1.0),
-    "growing slowness": slowed("growing", SLOWER_STEP, "growing", "update", epochs=LONGER,
-                               size=SLOWER_STEP * EPOCH_STEPS**2 * (LONGER - 2)),
+    "growing slowness": slowed(
+        "growing", SLOWER_STEP, "growing", "update", epochs=LONGER, size=SLOWER_STEP * EPOCH_STEPS**2 * (LONGER - 2)
+    ),
 }
 
 
@@ -150,15 +178,19 @@ def try_plant(name: str, seed: int) -> Trial | None:
     rows = {row.name: row for row in plant.rows}
     order = make_order(list(rows), BLOCKS, seed)
     with temporary_directory() as directory:
-        outcomes = tuple(run_planted(plant, rows[row], block, 100 * seed + block, Path(directory))
-                         for block, row in order)
+        outcomes = tuple(
+            run_planted(plant, rows[row], block, 100 * seed + block, Path(directory)) for block, row in order
+        )
     settings = {**SETTINGS, "epochs": plant.epochs, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
     report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
     plain, entry = analyse(report).rows
     if plain.row.disturbed or (entry.row.disturbed and not plant.burner):
         return None
-    named = ("disturbed",) if entry.row.disturbed else tuple(cause.kind for cause in entry.causes
-                                                             if cause.kind not in ("noise", "unequal"))
+    named = (
+        ("disturbed",)
+        if entry.row.disturbed
+        else tuple(cause.kind for cause in entry.causes if cause.kind not in ("noise", "unequal"))
+    )
     size = measured_size(entry, plant.causes[0]) if plant.causes else None
     return Trial(name, seed, named, plant.size, *((size.value, size.low, size.high) if size else (None, None, None)))
 
@@ -209,10 +241,17 @@ def scores(trials: list[Trial]) -> dict:
     planted = [trial for trial in trials if PLANTS[trial.plant].causes]
     named, wrong = sum(len(trial.named) for trial in trials), sum(len(trial.wrong) for trial in trials)
     sized = [trial for trial in trials if trial.planted is not None and trial.low is not None]
-    return {"trials": len(trials), "planted": len(planted), "planted_named": sum(trial.right for trial in planted),
-            "named": named, "named_rightly": named - wrong, "sizes": len(sized),
-            "sizes_right": sum(trial.low <= (1 + WITHIN) * trial.planted and trial.high >= (1 - WITHIN) * trial.planted
-                               for trial in sized)}
+    return {
+        "trials": len(trials),
+        "planted": len(planted),
+        "planted_named": sum(trial.right for trial in planted),
+        "named": named,
+        "named_rightly": named - wrong,
+        "sizes": len(sized),
+        "sizes_right": sum(
+            trial.low <= (1 + WITHIN) * trial.planted and trial.high >= (1 - WITHIN) * trial.planted for trial in sized
+        ),
+    }
 
 
 def draw(trials: list[Trial], path: Path) -> Path:
@@ -231,17 +270,28 @@ def draw(trials: list[Trial], path: Path) -> Path:
             color = "#0072B2" if cause in expected[:1] else "#56B4E9" if cause in expected else "#D55E00"
             axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, alpha=share))
             if share or cause in expected[:1]:
-                axis.text(column, row, f"{round(share * len(tried))}/{len(tried)}", ha="center", va="center",
-                          color="white" if share > 0.5 else "black")
+                axis.text(
+                    column,
+                    row,
+                    f"{round(share * len(tried))}/{len(tried)}",
+                    ha="center",
+                    va="center",
+                    color="white" if share > 0.5 else "black",
+                )
     axis.set(xlim=(-0.5, len(causes) - 0.5), ylim=(len(plants) - 0.5, -0.5))
     axis.set_xticks(range(len(causes)), causes, rotation=45, ha="right")
     axis.set_yticks(range(len(plants)), plants)
     axis.grid(visible=False)
     score = scores(trials)
-    axis.set_xlabel("cause that the comparison named, in so many of the trials\ndark: what was planted; pale: what "
-                    "follows from it; orange: neither")
-    figure.suptitle(f"{score['planted_named']} of {score['planted']} planted causes were named; "
-                    f"{score['named_rightly']} of {score['named']} named causes were planted, or follow", fontsize=11)
+    axis.set_xlabel(
+        "cause that the comparison named, in so many of the trials\ndark: what was planted; pale: what "
+        "follows from it; orange: neither"
+    )
+    figure.suptitle(
+        f"{score['planted_named']} of {score['planted']} planted causes were named; "
+        f"{score['named_rightly']} of {score['named']} named causes were planted, or follow",
+        fontsize=11,
+    )
     return save_figure(figure, path)
 
 
@@ -251,9 +301,13 @@ def read_trials(results: dict) -> list[Trial]:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, more=lambda parser: (
-        parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
-        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")))
+    arguments = arguments_of(
+        __doc__,
+        more=lambda parser: (
+            parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
+            parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)"),
+        ),
+    )
     path = Path(arguments.output)
     trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     for seed, name in itertools.product(arguments.seeds, arguments.plants):

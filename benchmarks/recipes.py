@@ -35,8 +35,12 @@ def minutes(seconds: float) -> int:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, more=lambda parser: parser.add_argument(
-        "--only", default="", metavar="WORD", help="run the recipes in which it stands (all)"))
+    arguments = arguments_of(
+        __doc__,
+        more=lambda parser: parser.add_argument(
+            "--only", default="", metavar="WORD", help="run the recipes in which it stands (all)"
+        ),
+    )
     seconds = {}
     with Witness() as witness:
         for flags in filter(lambda flags: arguments.only in flags, recipes(README.read_text(encoding="utf-8"))):

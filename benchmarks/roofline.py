@@ -33,8 +33,14 @@ from common.machine.environment import available_devices, rounds_to_tf32
 from common.models.build import build_model
 
 BATCH = 128
-NETWORKS = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32),
-            "resnet8": (3, 32, 32), "resnet18": (3, 32, 32)}
+NETWORKS = {
+    "mlp": (1, 28, 28),
+    "lenet": (1, 28, 28),
+    "strided": (1, 28, 28),
+    "vgg": (3, 32, 32),
+    "resnet8": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+}
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
@@ -60,11 +66,15 @@ class Meter(TorchDispatchMode):
         schema, name = operation._schema, str(operation.overloadpacket)
         self.seconds[name] += watch.seconds
         if not schema.returns:
-            written = [value for argument, value in zip(schema.arguments, args, strict=False)
-                       if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"]
+            written = [
+                value
+                for argument, value in zip(schema.arguments, args, strict=False)
+                if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"
+            ]
         if not operation.is_view:
-            self.bytes[name] += sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, written))
-                                    if torch.is_tensor(leaf))
+            self.bytes[name] += sum(
+                leaf.nbytes for leaf in tree_leaves((args, kwargs, written)) if torch.is_tensor(leaf)
+            )
         return result
 
 
@@ -122,8 +132,10 @@ def operations(step, device) -> dict[str, dict[str, float]]:
     with Meter(device) as meter:
         for _ in range(STEPS):
             step()
-    return {name: {"flop": flops.get(name, 0), "bytes": meter.bytes[name] / STEPS, "seconds": seconds / STEPS}
-            for name, seconds in meter.seconds.most_common()}
+    return {
+        name: {"flop": flops.get(name, 0), "bytes": meter.bytes[name] / STEPS, "seconds": seconds / STEPS}
+        for name, seconds in meter.seconds.most_common()
+    }
 
 
 def draw(results: dict, path: Path, logarithmic: bool) -> None:
@@ -134,18 +146,35 @@ def draw(results: dict, path: Path, logarithmic: bool) -> None:
     for number, precision in enumerate(results["peaks"]):
         places = [place + (number - (len(results["peaks"]) - 1) / 2) * height for place in range(len(names))]
         for axis, work in zip(axes, ("flop", "bytes"), strict=True):
-            rates = [[step[work] / seconds / 1e9 for seconds in step["seconds"]]
-                     for step in (results["networks"][name][precision] for name in names)]
+            rates = [
+                [step[work] / seconds / 1e9 for seconds in step["seconds"]]
+                for step in (results["networks"][name][precision] for name in names)
+            ]
             middle = [statistics.median(values) for values in rates]
-            spread = [[centre - min(values) for centre, values in zip(middle, rates, strict=True)],
-                      [max(values) - centre for centre, values in zip(middle, rates, strict=True)]]
-            axis.barh(places, middle, height, xerr=spread, capsize=3, color=COLOURS[precision],
-                      label=f"{precision}, step" if work == "flop" else None,
-                      hatch="" if precision == "fp32" else "///", edgecolor="white")
+            spread = [
+                [centre - min(values) for centre, values in zip(middle, rates, strict=True)],
+                [max(values) - centre for centre, values in zip(middle, rates, strict=True)],
+            ]
+            axis.barh(
+                places,
+                middle,
+                height,
+                xerr=spread,
+                capsize=3,
+                color=COLOURS[precision],
+                label=f"{precision}, step" if work == "flop" else None,
+                hatch="" if precision == "fp32" else "///",
+                edgecolor="white",
+            )
         for kind, line in (("matrix product", "--"), ("convolution", ":")):
             rate = rate_of(results["peaks"][precision][kind])
-            axes[0].axvline(rate, color=COLOURS[precision], linestyle=line, linewidth=2,
-                            label=f"{precision}, best {kind}: {rate:,.0f} GFLOP/s")
+            axes[0].axvline(
+                rate,
+                color=COLOURS[precision],
+                linestyle=line,
+                linewidth=2,
+                label=f"{precision}, best {kind}: {rate:,.0f} GFLOP/s",
+            )
     rate = rate_of(results["copy"])
     axes[1].axvline(rate, color="black", linestyle="-.", linewidth=2, label=f"copy: {rate:,.0f} GB/s")
     axes[0].set_yticks(range(len(names)), names)
@@ -196,14 +225,21 @@ def main() -> None:
     limits["copy"] = (lambda: target.copy_(source)), 2 * COPIED
     steps = {(name, precision): step_of(name, precision, device) for name in NETWORKS for precision in types}
     with Witness() as witness:
-        seconds = interleave({key: lambda work=work: shortest(work, device)
-                              for key, (work, *_) in {**limits, **steps}.items()}, arguments.blocks)
+        seconds = interleave(
+            {key: lambda work=work: shortest(work, device) for key, (work, *_) in {**limits, **steps}.items()},
+            arguments.blocks,
+        )
         apart = operations(steps[TAKEN_APART, types[-1]][0], device)
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
-    results = {"batch": BATCH, "threads": torch.get_num_threads(), "networks": {}, "copy": measured.pop("copy"),
-               "tf32": rounds_to_tf32(device),
-               "peaks": {precision: {} for precision in types},
-               "operations": {"network": TAKEN_APART, "precision": types[-1], "of": apart}}
+    results = {
+        "batch": BATCH,
+        "threads": torch.get_num_threads(),
+        "networks": {},
+        "copy": measured.pop("copy"),
+        "tf32": rounds_to_tf32(device),
+        "peaks": {precision: {} for precision in types},
+        "operations": {"network": TAKEN_APART, "precision": types[-1], "of": apart},
+    }
     for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
         results["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
     for (name, precision), (_, flop, moved) in steps.items():

@@ -60,8 +60,11 @@ def rivals_of(config, image_set, device, rank):
         return build_model(config.model, image_set.image_shape, config.seed).to(device)
 
     def wrapped(broadcast_buffers=False, **settings):
-        parallel = DistributedDataParallel(network(), device_ids=[device] if device.type == "cuda" else None,
-                                           **{"gradient_as_bucket_view": True, **settings})
+        parallel = DistributedDataParallel(
+            network(),
+            device_ids=[device] if device.type == "cuda" else None,
+            **{"gradient_as_bucket_view": True, **settings},
+        )
         parallel.broadcast_buffers = broadcast_buffers
         return parallel
 
@@ -88,12 +91,15 @@ def rivals_of(config, image_set, device, rank):
                 F.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
+
         return lambda: timed(work)
 
     def stage_by_hand(rows, borders, loader):
         size = GLOBAL_BATCH // MICRO_BATCHES
-        before, behind = (torch.empty(size, math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
-                          for shape, dtype in borders)
+        before, behind = (
+            torch.empty(size, math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
+            for shape, dtype in borders
+        )
         stage = PipelineStage(rows, rank, RANKS, device, before.requires_grad_(rank > 0), behind)
         schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
         optimizer, sizes = build_optimizer(rows.parameters(), config), (size,) * MICRO_BATCHES
@@ -105,6 +111,7 @@ def rivals_of(config, image_set, device, rank):
                 schedule.step(*(() if rank else (to_rows(images, sizes, size),)), target=labels if rank else None)
                 optimizer.step()
                 optimizer.zero_grad()
+
         return lambda: timed(work)
 
     def bound():
@@ -118,6 +125,7 @@ def rivals_of(config, image_set, device, rank):
                 return loop()
             finally:
                 keep_on(cores)
+
         return kept
 
     single = fit_loop(network(), alone)
@@ -148,9 +156,9 @@ def pipeline_of(model, config, image_shape, device, rank) -> Pipeline:
     """Return one rank's stage, cut as pipeline_train.py cuts the network."""
     options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
     cut = choose_cut(model, image_shape, device, rank, RANKS, config, options)
-    borders = find_borders(model, cut, image_shape, device)[rank:rank + 2]
+    borders = find_borders(model, cut, image_shape, device)[rank : rank + 2]
     place = SimpleNamespace(rank=rank, world_size=RANKS)
-    return Pipeline(model[cut[rank]:cut[rank + 1]], borders, place, device, options)
+    return Pipeline(model[cut[rank] : cut[rank + 1]], borders, place, device, options)
 
 
 def one_stage(pipeline, config, device):
@@ -172,19 +180,32 @@ def one_stage(pipeline, config, device):
 def train_as_rank(rank, arguments, directory, on_gpu):
     end_with_parent()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    config = config_of(dataset="cifar10", model="vgg", data_root=arguments.data_root, loader="resident",
-                       batch_size=GLOBAL_BATCH, max_steps=STEPS, threads=1)
+    config = config_of(
+        dataset="cifar10",
+        model="vgg",
+        data_root=arguments.data_root,
+        loader="resident",
+        batch_size=GLOBAL_BATCH,
+        max_steps=STEPS,
+        threads=1,
+    )
     prepare_process(config, device)
     image_set = load_image_set(config)
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank, world_size=RANKS,
-                            device_id=device if on_gpu else None)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        f"file://{directory}/rendezvous",
+        rank=rank,
+        world_size=RANKS,
+        device_id=device if on_gpu else None,
+    )
     rivals, ddp = rivals_of(config, image_set, device, rank)
     seconds = interleave(rivals, arguments.blocks)
     logged = ddp._get_ddp_logging_data()  # what DDP itself measures, in nanoseconds, of its first and every 100th step
-    communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in (
-        "compute", "comm", "compute_comm_overlap")}
+    communication = {
+        name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in ("compute", "comm", "compute_comm_overlap")
+    }
     if rank == 0:
         measured = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
         write_json(measured, os.path.join(directory, "measured.json"))

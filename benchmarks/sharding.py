@@ -52,8 +52,20 @@ def linked_namespaces():
         for name in NAMESPACES:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", INTERFACE, "netns", NAMESPACES[0], "type", "veth", "peer", "name", INTERFACE, "netns",
-           NAMESPACES[1])
+        ip(
+            "link",
+            "add",
+            INTERFACE,
+            "netns",
+            NAMESPACES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            NAMESPACES[1],
+        )
         for name, address in zip(NAMESPACES, ADDRESSES, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
             ip("-n", name, "link", "set", INTERFACE, "up")
@@ -73,8 +85,24 @@ def remove_namespaces():
 
 def limit(rate: int) -> None:
     """Limit what this rank sends to `rate` kbit/s."""
-    subprocess.run(["tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", f"{rate}kbit", "burst", BURST,
-                    "latency", "100ms"], check=True)
+    subprocess.run(
+        [
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            INTERFACE,
+            "root",
+            "tbf",
+            "rate",
+            f"{rate}kbit",
+            "burst",
+            BURST,
+            "latency",
+            "100ms",
+        ],
+        check=True,
+    )
 
 
 def rivals_of(config, device, images, labels):
@@ -108,14 +136,20 @@ def rivals_of(config, device, images, labels):
                 parallel.register_comm_hook(None, COMPRESS[compress])
             optimizer = build_optimizer(model.parameters(), config)
             return parallel, share_out(optimizer, model) if zero else optimizer
+
         return wrap
 
     def fsdp(model):
         shard(model, device, dist.get_world_size())
         return model, build_optimizer(model.parameters(), config)
 
-    ways = {"DDP": ddp(), "DDP, --compress bf16": ddp("bf16"), "DDP, --compress fp16": ddp("fp16"),
-            "DDP, --zero": ddp(zero=True), "FSDP": fsdp}
+    ways = {
+        "DDP": ddp(),
+        "DDP, --compress bf16": ddp("bf16"),
+        "DDP, --compress fp16": ddp("fp16"),
+        "DDP, --zero": ddp(zero=True),
+        "FSDP": fsdp,
+    }
     rivals = {name: way(name, wrap) for name, wrap in ways.items()}
     return rivals, lambda: {name: memory_parts(*pair, device) for name, pair in models.items()}
 
@@ -141,16 +175,24 @@ def train_as_rank(arguments) -> None:
 
 
 def start_rank(rank, linked, rates, output, arguments):
-    known = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": ADDRESSES[0] if linked else "127.0.0.1",
-             "MASTER_PORT": str(PORT), **({"GLOO_SOCKET_IFNAME": INTERFACE} if linked else {})}
+    known = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": ADDRESSES[0] if linked else "127.0.0.1",
+        "MASTER_PORT": str(PORT),
+        **({"GLOO_SOCKET_IFNAME": INTERFACE} if linked else {}),
+    }
     inside = ["ip", "netns", "exec", NAMESPACES[rank]] if linked else []
     flags = ["--blocks", str(arguments.blocks), "--output", output, "--rates", *rates]
     return subprocess.Popen([*inside, sys.executable, __file__, *flags], cwd=PROJECT, env={**os.environ, **known})
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5, more=lambda parser: parser.add_argument(
-        "--rates", choices=RATES, nargs="+", help=argparse.SUPPRESS))  # given to a rank
+    arguments = arguments_of(
+        __doc__,
+        blocks=5,
+        more=lambda parser: parser.add_argument("--rates", choices=RATES, nargs="+", help=argparse.SUPPRESS),
+    )  # given to a rank
     if arguments.rates:
         train_as_rank(arguments)
         return
@@ -170,8 +212,11 @@ def main() -> None:
         if any(codes):
             raise SuiteError("a rank failed", f"exit codes {codes}", "see its line above", FAILED)
         measured = json.loads(Path(output).read_text(encoding="utf-8"))
-    write(arguments.output, {"model": MODEL, "global_batch": BATCH, "steps": STEPS, "ranks": RANKS, "device": "cpu",
-                             **measured}, witness)
+    write(
+        arguments.output,
+        {"model": MODEL, "global_batch": BATCH, "steps": STEPS, "ranks": RANKS, "device": "cpu", **measured},
+        witness,
+    )
     for rate, seconds in measured["seconds"].items():
         for name, values in seconds.items():
             print(f"{rate}, {name}: {paired(values, seconds['DDP'])} times as long as DDP")

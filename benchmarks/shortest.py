@@ -25,15 +25,22 @@ SEEDS = {"mnist": range(42, 47), "cifar10": range(42, 45)}
 SGD = ("--optimizer", "nesterov", "--schedule", "one-cycle", "--weight-decay", "5e-4")
 CIFAR10_SGD, MNIST_SGD = (*SGD, "--lr", "0.4"), (*SGD, "--lr", "0.2")
 RIVALS = {  # flags that are typed beside --recipe fast
-    "mnist": {
-        RECIPE: (),
-        BEFORE: (*MNIST_SGD, "--max-steps", "234"),
-        "SGD, one-cycle, instead of Muon": MNIST_SGD,
-    },
+    "mnist": {RECIPE: (), BEFORE: (*MNIST_SGD, "--max-steps", "234"), "SGD, one-cycle, instead of Muon": MNIST_SGD},
     "cifar10": {
         RECIPE: (),
-        BEFORE: ("--model", "resnet8", "--crop-padding", "zeros", *CIFAR10_SGD, "--label-smoothing", "0.1",
-                 "--batch-size", "256", "--epochs", "8"),
+        BEFORE: (
+            "--model",
+            "resnet8",
+            "--crop-padding",
+            "zeros",
+            *CIFAR10_SGD,
+            "--label-smoothing",
+            "0.1",
+            "--batch-size",
+            "256",
+            "--epochs",
+            "8",
+        ),
         "SGD, one-cycle, instead of Muon": CIFAR10_SGD,
         "black instead of mirrored borders": ("--crop-padding", "zeros"),
         "resnet8 instead of airbench": ("--model", "resnet8"),
@@ -49,17 +56,40 @@ def train(dataset: str, flags: tuple[str, ...], seed: int, data_root: str) -> di
     """
     with tempfile.TemporaryDirectory() as directory:
         output = str(Path(directory, "result.json"))
-        call("data_parallel_train.py", "--dataset", dataset, "--data-root", data_root, "--recipe", "fast", *flags,
-             "--seed", str(seed), "--threads", str(available_cores()), "--quiet", "--no-curves", "--output", output)
+        call(
+            "data_parallel_train.py",
+            "--dataset",
+            dataset,
+            "--data-root",
+            data_root,
+            "--recipe",
+            "fast",
+            *flags,
+            "--seed",
+            str(seed),
+            "--threads",
+            str(available_cores()),
+            "--quiet",
+            "--no-curves",
+            "--output",
+            output,
+        )
         result = read_result(Path(output))
-    return {"flags": " ".join(flags), "torch": result.environment["torch"],
-            "seconds": sum(epoch.train_seconds for epoch in result.epochs),
-            "accuracy": result.epochs[-1].test_accuracy}
+    return {
+        "flags": " ".join(flags),
+        "torch": result.environment["torch"],
+        "seconds": sum(epoch.train_seconds for epoch in result.epochs),
+        "accuracy": result.epochs[-1].test_accuracy,
+    }
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, more=lambda parser: parser.add_argument(
-        "--dataset", type=one_of(RIVALS), nargs="+", default=[*RIVALS], metavar="NAME", help="(all)"))
+    arguments = arguments_of(
+        __doc__,
+        more=lambda parser: parser.add_argument(
+            "--dataset", type=one_of(RIVALS), nargs="+", default=[*RIVALS], metavar="NAME", help="(all)"
+        ),
+    )
     path, found = Path(arguments.output), {}
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))["runs"]

@@ -47,8 +47,22 @@ def script_seconds(command: tuple[str, ...], data_root: str, directory: str) -> 
     training's."""
     output = Path(directory, "result.json")
     start = time.perf_counter()
-    call(*command, "--dataset", "mnist", "--data-root", data_root, "--epochs", "1", "--max-steps", "1", "--quiet",
-         "--output", str(output), "--figure-dir", directory)
+    call(
+        *command,
+        "--dataset",
+        "mnist",
+        "--data-root",
+        data_root,
+        "--epochs",
+        "1",
+        "--max-steps",
+        "1",
+        "--quiet",
+        "--output",
+        str(output),
+        "--figure-dir",
+        directory,
+    )
     seconds, result = time.perf_counter() - start, read_result(output)
     return result.startup_seconds, seconds - result.epochs[0].train_seconds
 
@@ -64,8 +78,20 @@ def first_child_seconds(data_root: str, directory: str) -> float:
 
     The child, the pre-flight check, is watched for in /proc, every millisecond.
     """
-    command = [sys.executable, "compare_parallel.py", "--dataset", "mnist", "--data-root", data_root, "--methods",
-               "single", "--repeats", "1", "--output-dir", directory]
+    command = [
+        sys.executable,
+        "compare_parallel.py",
+        "--dataset",
+        "mnist",
+        "--data-root",
+        data_root,
+        "--methods",
+        "single",
+        "--repeats",
+        "1",
+        "--output-dir",
+        directory,
+    ]
     start = time.perf_counter()
     parent = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
@@ -74,8 +100,9 @@ def first_child_seconds(data_root: str, directory: str) -> float:
             if any(is_helper(child) for child in children.read_text().split()):
                 return time.perf_counter() - start
             time.sleep(0.001)
-        raise SuiteError("compare_parallel.py ended without a child", f"exit code {parent.returncode}", "try it alone",
-                         FAILED)
+        raise SuiteError(
+            "compare_parallel.py ended without a child", f"exit code {parent.returncode}", "try it alone", FAILED
+        )
     finally:
         parent.terminate()
         parent.wait()
@@ -106,33 +133,64 @@ def comparison_cost(data_root: str, directory: str) -> dict:
     The pre-flight check leaves no time of its own, and is called once more for it.
     """
     start = time.perf_counter()
-    call("compare_parallel.py", "--dataset", "mnist", "--data-root", data_root, "--loader", "resident", "--epochs", "2",
-         "--methods", "single", "ddp", "--repeats", "3", "--output-dir", directory)
+    call(
+        "compare_parallel.py",
+        "--dataset",
+        "mnist",
+        "--data-root",
+        data_root,
+        "--loader",
+        "resident",
+        "--epochs",
+        "2",
+        "--methods",
+        "single",
+        "ddp",
+        "--repeats",
+        "3",
+        "--output-dir",
+        directory,
+    )
     total = time.perf_counter() - start
     report = read_results(Path(directory, "results.json"))
     start = time.perf_counter()
     call("-m", "common.programs.check", "--json", "--data-root", data_root, "--output-dir", directory)
     check = time.perf_counter() - start
-    return {"total_seconds": total, "runs": len(report.outcomes), "check_seconds": check,
-            "probe_seconds": report.probe.wall_seconds,
-            "run_seconds": sum(outcome.wall_seconds for outcome in report.outcomes)}
+    return {
+        "total_seconds": total,
+        "runs": len(report.outcomes),
+        "check_seconds": check,
+        "probe_seconds": report.probe.wall_seconds,
+        "run_seconds": sum(outcome.wall_seconds for outcome in report.outcomes),
+    }
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, blocks=5)
     data_root = os.path.abspath(arguments.data_root)
     with tempfile.TemporaryDirectory() as directory, Witness() as witness:
-        seconds = interleave({
-            **{name: lambda command=command: script_seconds(command, data_root, directory)
-               for name, command in SCRIPTS.items()},
-            BARE: bare_seconds,
-            FIRST_CHILD: lambda: first_child_seconds(data_root, directory),
-        }, arguments.blocks)
-        both = {f"{name}: {what}": values for name in SCRIPTS
-                for what, values in zip(OF_SCRIPTS, zip(*seconds[name], strict=True), strict=True)}
+        seconds = interleave(
+            {
+                **{
+                    name: lambda command=command: script_seconds(command, data_root, directory)
+                    for name, command in SCRIPTS.items()
+                },
+                BARE: bare_seconds,
+                FIRST_CHILD: lambda: first_child_seconds(data_root, directory),
+            },
+            arguments.blocks,
+        )
+        both = {
+            f"{name}: {what}": values
+            for name in SCRIPTS
+            for what, values in zip(OF_SCRIPTS, zip(*seconds[name], strict=True), strict=True)
+        }
         seconds = {**both, BARE: seconds[BARE], FIRST_CHILD: seconds[FIRST_CHILD]}
-        measured = {"startup_seconds": seconds, "imports": heaviest_imports(),
-                    "comparison": comparison_cost(data_root, directory)}
+        measured = {
+            "startup_seconds": seconds,
+            "imports": heaviest_imports(),
+            "comparison": comparison_cost(data_root, directory),
+        }
     write(arguments.output, measured, witness)
     for name, values in seconds.items():
         print(f"{name}: {sorted(values)[len(values) // 2]:.2f} s")

@@ -27,8 +27,23 @@ from comparison.run.launch import Run, run_once, started
 from comparison.run.turns import take_turns
 
 ROWS = ("first", "second", "third")
-TRAINING = ("--dataset", "synthetic-mnist", "--loader", "resident", "--model", "lenet", "--device", "cpu", "--threads",
-            "1", "--epochs", "5", "--max-steps", "25", "--quiet")
+TRAINING = (
+    "--dataset",
+    "synthetic-mnist",
+    "--loader",
+    "resident",
+    "--model",
+    "lenet",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--epochs",
+    "5",
+    "--max-steps",
+    "25",
+    "--quiet",
+)
 BURNER = """
 import random, sys, time
 intervals, busy = random.Random(int(sys.argv[1])), True

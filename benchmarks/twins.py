@@ -37,13 +37,41 @@ from comparison.run.session import run_comparison
 from comparison.show.verdict import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
-TRAINING = ["--dataset", "synthetic-mnist", "--train-size", str(128 * STEPS), "--epochs", str(EPOCHS), "--loader",
-            "resident"]
-PLANNED = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0], "nproc": [2], "nodes": [1],
-           "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "loader": "resident",
-           "methods": [("single", {})]}
-SETTINGS = {"scaling": "strong", "allow_unequal": False, "epochs": EPOCHS, "max_steps": None, "project": [],
-            "link_gbps": None, "baseline": "single", "repeats": None, "timeout": None, "check_maths": False}
+TRAINING = [
+    "--dataset",
+    "synthetic-mnist",
+    "--train-size",
+    str(128 * STEPS),
+    "--epochs",
+    str(EPOCHS),
+    "--loader",
+    "resident",
+]
+PLANNED = {
+    **vars(RunConfig()),
+    "model": ["lenet"],
+    "batch_size": [128],
+    "num_workers": [0],
+    "nproc": [2],
+    "nodes": [1],
+    "micro_batches": [1],
+    "threads_per_device": 1,
+    "scaling": "strong",
+    "loader": "resident",
+    "methods": [("single", {})],
+}
+SETTINGS = {
+    "scaling": "strong",
+    "allow_unequal": False,
+    "epochs": EPOCHS,
+    "max_steps": None,
+    "project": [],
+    "link_gbps": None,
+    "baseline": "single",
+    "repeats": None,
+    "timeout": None,
+    "check_maths": False,
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +95,11 @@ def rows_of(seconds: float) -> list[Configuration]:
     """Return one device, the same again, and the same with an update that takes so many seconds longer."""
     (plain,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
     plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=slow-update", f"SECONDS={seconds}")
-    return [plain, *twin_of([plain], "single"),
-            replace(plain, name="slower", label="slower", command=(*plant, *plain.command))]
+    return [
+        plain,
+        *twin_of([plain], "single"),
+        replace(plain, name="slower", label="slower", command=(*plant, *plain.command)),
+    ]
 
 
 def step_seconds() -> float:
@@ -84,8 +115,15 @@ def compare(seed: int, budget: float) -> Comparison | None:
     planted = SHARE * step_seconds()
     plan = rows_of(planted)
     order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
-    report = Report("", {**SETTINGS, "budget": budget, "seed": 1000 * seed}, describe_environment(),
-                    Probe(128 * STEPS, 10_000, 5.0, (), (), ()), tuple(plan), tuple(order), in_turns=True)
+    report = Report(
+        "",
+        {**SETTINGS, "budget": budget, "seed": 1000 * seed},
+        describe_environment(),
+        Probe(128 * STEPS, 10_000, 5.0, (), (), ()),
+        tuple(plan),
+        tuple(order),
+        in_turns=True,
+    )
     with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         analysis = analyse(run_comparison(report, [], Path(directory)))
     if any(row.disturbed for row in analysis.report.all_rows):
@@ -93,8 +131,16 @@ def compare(seed: int, budget: float) -> Comparison | None:
     single, slower = analysis.rows
     (pair,) = analysis.pairs[TWIN]
     speed_up, seconds = slower.standing.speed_up, statistics.geometric_mean(run_seconds(single.row))
-    return Comparison(seed, single.summary.runs, 1000 * planted, 1 / (1 + planted * STEPS / seconds),
-                      numbers(pair.ratio), numbers(speed_up), told_apart(pair.ratio), speed_up.words == SLOWER)
+    return Comparison(
+        seed,
+        single.summary.runs,
+        1000 * planted,
+        1 / (1 + planted * STEPS / seconds),
+        numbers(pair.ratio),
+        numbers(speed_up),
+        told_apart(pair.ratio),
+        speed_up.words == SLOWER,
+    )
 
 
 def numbers(ratio: Ratio) -> tuple[float, float, float]:
@@ -104,15 +150,24 @@ def numbers(ratio: Ratio) -> tuple[float, float, float]:
 
 def scores(comparisons: list[Comparison]) -> dict:
     """Return how many comparisons told the twins apart, and how many found the 5 %."""
-    return {"comparisons": len(comparisons), "twins_told_apart": sum(entry.told_apart for entry in comparisons),
-            "slower_found": sum(entry.found for entry in comparisons),
-            "true_in_interval": sum(entry.slower[1] <= entry.true <= entry.slower[2] for entry in comparisons)}
+    return {
+        "comparisons": len(comparisons),
+        "twins_told_apart": sum(entry.told_apart for entry in comparisons),
+        "slower_found": sum(entry.found for entry in comparisons),
+        "true_in_interval": sum(entry.slower[1] <= entry.true <= entry.slower[2] for entry in comparisons),
+    }
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, more=lambda parser: (
-        parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)"),
-        parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")))
+    arguments = arguments_of(
+        __doc__,
+        more=lambda parser: (
+            parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)"),
+            parser.add_argument(
+                "--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)"
+            ),
+        ),
+    )
     path, done = Path(arguments.output), []
     if path.exists():
         done = [Comparison(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]

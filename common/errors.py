@@ -27,9 +27,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     cuDNN finds no engine for a convolution where memory does not suffice for the workspace of any.
     """
     said = f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or any(words in said for words in (
-        "OutOfMemoryError", OUT_OF_MEMORY, "allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED",
-        "unable to find an engine"))
+    return isinstance(error, MemoryError) or any(
+        words in said
+        for words in (
+            "OutOfMemoryError",
+            OUT_OF_MEMORY,
+            "allocate memory",
+            "ALLOC_FAILED",
+            "ALLOCATION_FAILED",
+            "unable to find an engine",
+        )
+    )
 
 
 @contextlib.contextmanager

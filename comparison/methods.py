@@ -183,39 +183,87 @@ def _accelerate(devices, machine, micro_batches):
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
-        _single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES),
+        _single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
+    ),
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
     "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
     "ddp-no-sync": Method(
-        _with(_ddp, "no exchange", *NO_EXCHANGE), Look("#D55E00", (0, (1, 2)), ">"), uses=RANKS, divides=True,
-        differs="it exchanges no gradients", by_default=False, rung=True, complexity=2),
+        _with(_ddp, "no exchange", *NO_EXCHANGE),
+        Look("#D55E00", (0, (1, 2)), ">"),
+        uses=RANKS,
+        divides=True,
+        differs="it exchanges no gradients",
+        by_default=False,
+        rung=True,
+        complexity=2,
+    ),
     "ddp": Method(
-        _ddp, Look("#0072B2", "-.", "^"), uses=RANKS, divides=True, rung=True, called=DDP,
-        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"), without_exchange=NO_EXCHANGE,
-        projected=True, complexity=2),
+        _ddp,
+        Look("#0072B2", "-.", "^"),
+        uses=RANKS,
+        divides=True,
+        rung=True,
+        called=DDP,
+        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"),
+        without_exchange=NO_EXCHANGE,
+        projected=True,
+        complexity=2,
+    ),
     "ddp-bf16": Method(
-        _with(_ddp, "gradients in bf16", "--compress", "bf16"), Look("#332288", (0, (4, 2, 1, 2)), "1"), uses=RANKS,
-        divides=True, rounds="gradients to bf16", by_default=False, complexity=2),
+        _with(_ddp, "gradients in bf16", "--compress", "bf16"),
+        Look("#332288", (0, (4, 2, 1, 2)), "1"),
+        uses=RANKS,
+        divides=True,
+        rounds="gradients to bf16",
+        by_default=False,
+        complexity=2,
+    ),
     "ddp-fp16": Method(
-        _with(_ddp, "gradients in fp16", "--compress", "fp16"), Look("#6699CC", (0, (2, 2)), "2"), uses=RANKS,
-        divides=True, rounds="gradients to fp16", by_default=False, complexity=2),
+        _with(_ddp, "gradients in fp16", "--compress", "fp16"),
+        Look("#6699CC", (0, (2, 2)), "2"),
+        uses=RANKS,
+        divides=True,
+        rounds="gradients to fp16",
+        by_default=False,
+        complexity=2,
+    ),
     "ddp-zero": Method(
-        _with(_ddp, "ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), uses=RANKS, divides=True,
-        by_default=False, complexity=3),
+        _with(_ddp, "ZeRO", "--zero"),
+        Look("#44AA99", (0, (6, 1, 1, 1)), "d"),
+        uses=RANKS,
+        divides=True,
+        by_default=False,
+        complexity=3,
+    ),
     "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True, complexity=3),
     "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2, complexity=4),
     "mp-micro": Method(
-        _mp_micro, Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"), uses=("micro_batches",), cuts=True,
-        default_gpus=2, called="model parallel with micro-batches", complexity=4),
+        _mp_micro,
+        Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"),
+        uses=("micro_batches",),
+        cuts=True,
+        default_gpus=2,
+        called="model parallel with micro-batches",
+        complexity=4,
+    ),
     "pipeline-1": Method(
-        _pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False, complexity=4),
+        _pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False, complexity=4
+    ),
     "pipeline": Method(
-        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True, complexity=4),
+        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True, complexity=4
+    ),
     "pipeline-1f1b": Method(
-        _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"), Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
-        uses=(*RANKS, "micro_batches"), cuts=True, one_each=True, by_default=False, complexity=4),
+        _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"),
+        Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
+        uses=(*RANKS, "micro_batches"),
+        cuts=True,
+        one_each=True,
+        by_default=False,
+        complexity=4,
+    ),
     "accelerate": Method(
-        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate", complexity=2),
+        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate", complexity=2
+    ),
 }
 UNKNOWN = Method(None)
 
@@ -247,8 +295,11 @@ def all_cores_methods() -> list[str]:
 
 def default_methods(machine: Machine) -> list[str]:
     """Return the methods that a comparison on `machine` consists of, unless --methods says otherwise."""
-    return [name for name, method in METHODS.items() if method.by_default and machine.gpus >= method.default_gpus
-            and not (method.all_cores and machine.gpus)]
+    return [
+        name
+        for name, method in METHODS.items()
+        if method.by_default and machine.gpus >= method.default_gpus and not (method.all_cores and machine.gpus)
+    ]
 
 
 def script(name: str) -> str:

@@ -66,8 +66,11 @@ class Row:
 
     def values(self, without: str = "") -> str:
         """Return the swept values that the method's label does not name, and not that of `without`, in brackets."""
-        values = ", ".join(f"{SWEEPS[name].lower()} {value}" for name, value in self.configuration.values.items()
-                           if name in IN_EVERY_METHOD and name != without)
+        values = ", ".join(
+            f"{SWEEPS[name].lower()} {value}"
+            for name, value in self.configuration.values.items()
+            if name in IN_EVERY_METHOD and name != without
+        )
         return f" ({values})" if values else ""
 
     def series(self, name: str) -> str:
@@ -89,8 +92,10 @@ class Row:
     def trouble(self) -> str:
         """How many of the runs ended in which other way, in words; empty where all ended well."""
         runs = count(len(self.outcomes), "run")
-        return ", ".join(f"{number} of {runs} {status}"
-                         for status, number in Counter(outcome.status for outcome in self.troubles).items())
+        return ", ".join(
+            f"{number} of {runs} {status}"
+            for status, number in Counter(outcome.status for outcome in self.troubles).items()
+        )
 
     @property
     def out_of_memory(self) -> bool:
@@ -183,9 +188,18 @@ class Report:
     @cached_property
     def all_rows(self) -> tuple[Row, ...]:
         """One row per configuration, in the order of the plan."""
-        return tuple(Row(configuration, tuple(
-            outcome for outcome in self.outcomes if outcome.configuration == configuration.name
-            and (outcome.status != "ok" or outcome.block not in self.set_aside))) for configuration in self.plan)
+        return tuple(
+            Row(
+                configuration,
+                tuple(
+                    outcome
+                    for outcome in self.outcomes
+                    if outcome.configuration == configuration.name
+                    and (outcome.status != "ok" or outcome.block not in self.set_aside)
+                ),
+            )
+            for configuration in self.plan
+        )
 
     @property
     def whole_blocks(self) -> list[int]:
@@ -202,10 +216,17 @@ class Report:
     @property
     def disturbed_blocks(self) -> dict[int, Foreign]:
         """The whole blocks in which other programs used too much, with how much that was; most first."""
-        foreign = {block: foreign_of((outcome for outcome in self.outcomes if outcome.block == block),
-                                     self.environment["cores"]) for block in self.whole_blocks}
-        return {block: foreign[block] for block in sorted(foreign, key=lambda block: -foreign[block].share)
-                if foreign[block].too_much}
+        foreign = {
+            block: foreign_of(
+                (outcome for outcome in self.outcomes if outcome.block == block), self.environment["cores"]
+            )
+            for block in self.whole_blocks
+        }
+        return {
+            block: foreign[block]
+            for block in sorted(foreign, key=lambda block: -foreign[block].share)
+            if foreign[block].too_much
+        }
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:
@@ -270,5 +291,7 @@ class Report:
             scaling = "each with its LARGEST BATCH"
         steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
         images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
-        return (f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
-                f"{count(settings['repeats'] or len(self.whole_blocks) - len(self.set_aside), 'run')} each")
+        return (
+            f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
+            f"{count(settings['repeats'] or len(self.whole_blocks) - len(self.set_aside), 'run')} each"
+        )

@@ -21,8 +21,12 @@ from comparison.run.launch import Outcome
 # and against; 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and
 # results of schema 4; 4 has results of schema 3; 3 has foreign_cores where 2 had the load average.
 SCHEMA_VERSION = 8
-SETTINGS_BEFORE_5 = {"global batch": "batch_size", "workers": "num_workers", "threads per device": "threads",
-                     "per-device batch": "per_device_batch_size"}
+SETTINGS_BEFORE_5 = {
+    "global batch": "batch_size",
+    "workers": "num_workers",
+    "threads per device": "threads",
+    "per-device batch": "per_device_batch_size",
+}
 
 
 def write_results(report: Report, directory: Path) -> None:
@@ -62,33 +66,49 @@ def read_results(path: Path) -> Report:
         version = values.get("schema_version")
         checksum = values.pop("sha256", None)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}",
-                         "name the results.json of a comparison", DATA) from None
+        raise SuiteError(
+            f"cannot read {path}", f"{type(error).__name__}: {error}", "name the results.json of a comparison", DATA
+        ) from None
     if version not in range(2, SCHEMA_VERSION + 1):
-        advice = ("update this project" if isinstance(version, int) and version > SCHEMA_VERSION
-                  else "run the comparison again")
-        raise SuiteError(f"cannot read {path}", f"its schema_version is {version!r}, this program reads "
-                         f"2 to {SCHEMA_VERSION}", advice, DATA)
+        advice = (
+            "update this project"
+            if isinstance(version, int) and version > SCHEMA_VERSION
+            else "run the comparison again"
+        )
+        raise SuiteError(
+            f"cannot read {path}",
+            f"its schema_version is {version!r}, this program reads 2 to {SCHEMA_VERSION}",
+            advice,
+            DATA,
+        )
     try:
         intact = checksum == _checksum(values)
     except RecursionError as error:
-        raise SuiteError(f"cannot read {path}", f"RecursionError: {error}", "name the results.json of a comparison",
-                         DATA) from None
+        raise SuiteError(
+            f"cannot read {path}", f"RecursionError: {error}", "name the results.json of a comparison", DATA
+        ) from None
     if not intact:
-        raise SuiteError(f"{path} is not what was measured", "its content does not match its checksum: it was edited",
-                         "undo the change, or run the comparison again", DATA)
+        raise SuiteError(
+            f"{path} is not what was measured",
+            "its content does not match its checksum: it was edited",
+            "undo the change, or run the comparison again",
+            DATA,
+        )
     del values["schema_version"]
     try:
         return _from_values(values if version > 4 else _as_schema_5(values))
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # a run's result of a newer schema, say
-        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project",
-                         DATA) from None
+        raise SuiteError(
+            f"cannot read {path}", f"{type(error).__name__}: {error}", "update this project", DATA
+        ) from None
 
 
 def _as_schema_5(values):
     """The values of a file of schema 2 to 4 as schema 5 has them."""
-    plan = [{**row, "planned": {SETTINGS_BEFORE_5.get(name, name): value for name, value in row["planned"].items()}}
-            for row in values["plan"]]
+    plan = [
+        {**row, "planned": {SETTINGS_BEFORE_5.get(name, name): value for name, value in row["planned"].items()}}
+        for row in values["plan"]
+    ]
     outcomes = [{name: value for name, value in row.items() if name != "load_average"} for row in values["outcomes"]]
     kept = {name: value for name, value in values.items() if name != "maths"}
     return {**kept, "plan": plan, "outcomes": outcomes, "equivalence": values["maths"]}
@@ -98,12 +118,21 @@ def _from_values(values):
     """The Report that `_values` (and JSON) made `values` from."""
     records = {
         "probe": probe_from_dict(values["probe"]) if values["probe"] else None,
-        "plan": tuple(Configuration(**{**row, "planned": Planned(**row["planned"]), "command": ()})
-                      for row in as_tuple(values["plan"])),
+        "plan": tuple(
+            Configuration(**{**row, "planned": Planned(**row["planned"]), "command": ()})
+            for row in as_tuple(values["plan"])
+        ),
         "order": tuple((block, name) for block, name in map(as_tuple, as_tuple(values["order"]))),
-        "outcomes": tuple(Outcome(**{**row, "result": row["result"] and result_from_dict(row["result"]),
-                                     "cards": tuple(CardUse(**card) for card in as_tuple(row.get("cards", ())))})
-                          for row in as_tuple(values["outcomes"])),
+        "outcomes": tuple(
+            Outcome(
+                **{
+                    **row,
+                    "result": row["result"] and result_from_dict(row["result"]),
+                    "cards": tuple(CardUse(**card) for card in as_tuple(row.get("cards", ()))),
+                }
+            )
+            for row in as_tuple(values["outcomes"])
+        ),
         "looks": tuple((blocks, share) for blocks, share in map(as_tuple, as_tuple(values.get("looks", ())))),
         "trials": tuple(Trial(**trial) for trial in as_tuple(values.get("trials", ()))),
         "timelines": {name: spans_from({"timeline": spans}) for name, spans in values.get("timelines", {}).items()},
@@ -128,16 +157,32 @@ def resumed(report: Report, path: Path) -> Report:
     Raises SuiteError (USAGE) if that was another comparison: other settings, rows, order or machine.
     """
     earlier, planned = read_results(path), _from_values(_values(report))
-    changed = [f"{name} {before.get(name)} → {after.get(name)}"
-               for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
-               for name in {**before, **after} if before.get(name) != after.get(name)]
+    changed = [
+        f"{name} {before.get(name)} → {after.get(name)}"
+        for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
     before, now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
-    if not changed and (before, earlier.order[:len(planned.order)]) != (now, planned.order):
+    if not changed and (before, earlier.order[: len(planned.order)]) != (now, planned.order):
         changed = ["the rows or their order"]
     if changed:
-        raise SuiteError("cannot resume: that was another comparison", "; ".join(changed),
-                         "type the flags of then, or leave out --resume to start anew", USAGE)
+        raise SuiteError(
+            "cannot resume: that was another comparison",
+            "; ".join(changed),
+            "type the flags of then, or leave out --resume to start anew",
+            USAGE,
+        )
     done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
-    return replace(report, plan=with_largest(report.plan, earlier.trials), order=earlier.order, outcomes=done,
-                   probe=earlier.probe, equivalence=earlier.equivalence, in_turns=earlier.in_turns, looks=earlier.looks,
-                   trials=earlier.trials, timelines=earlier.timelines)
+    return replace(
+        report,
+        plan=with_largest(report.plan, earlier.trials),
+        order=earlier.order,
+        outcomes=done,
+        probe=earlier.probe,
+        equivalence=earlier.equivalence,
+        in_turns=earlier.in_turns,
+        looks=earlier.looks,
+        trials=earlier.trials,
+        timelines=earlier.timelines,
+    )

@@ -73,14 +73,35 @@ def project(request, data_root):
     timeout = 900 if request.node.get_closest_marker("slow") else 180
 
     def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
-        small = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-                 "--num-workers", 0, "--epochs", 1] if tiny else []
+        small = (
+            [
+                "--dataset",
+                "synthetic-mnist",
+                "--data-root",
+                data_root,
+                "--train-size",
+                480,
+                "--batch-size",
+                48,
+                "--num-workers",
+                0,
+                "--epochs",
+                1,
+            ]
+            if tiny
+            else []
+        )
         after = 1 + next((place for place, argument in enumerate(arguments) if str(argument).endswith(".py")), -1)
         flags = [*arguments[:after], *small, *arguments[after:]]  # so that what a test types counts
         start = time.perf_counter()
         done = subprocess.run(
-            [*before, sys.executable, *map(str, launcher), *map(str, flags)], cwd=cwd, capture_output=True, text=True,
-            timeout=timeout, env={**child_environment(gpu), **dict(environment)}, **options,
+            [*before, sys.executable, *map(str, launcher), *map(str, flags)],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**child_environment(gpu), **dict(environment)},
+            **options,
         )
         done.seconds = time.perf_counter() - start
         return done
@@ -94,8 +115,17 @@ def train(project, tmp_path):
 
     def run(*arguments, launcher=(), environment=()):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        done = project(*arguments, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures",
-                       launcher=launcher, environment=environment)
+        done = project(
+            *arguments,
+            "--output",
+            output,
+            "--save",
+            weights,
+            "--figure-dir",
+            tmp_path / "figures",
+            launcher=launcher,
+            environment=environment,
+        )
         assert done.returncode == 0, done.stderr
         result = json.loads(output.read_text())
         jsonschema.validate(result, run_result())

@@ -54,39 +54,103 @@ PROGRAMS = {
     "accelerate": (*TORCHRUN, "accelerate_train.py", "--num-workers", "2"),
     "comparison": ("compare_parallel.py", "--methods", "single", "ddp", "--repeats", "1", "--num-workers", "0"),
 }
-SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "960", "--batch-size", "48",
-         "--epochs", "2")
+SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "960", "--batch-size", "48", "--epochs", "2")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGSTOP")
 ENVIRONMENTS = (
-    {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, {"LOCAL_RANK": "abc"},
-    {"OMP_NUM_THREADS": "abc"}, {"OMP_NUM_THREADS": "0"}, {"TMPDIR": "/nonexistent"}, {"TMPDIR": ""}, {"HOME": ""},
-    {"HOME": "/nonexistent"}, {"PATH": ""}, {"LC_ALL": "zh_CN.GBK"}, {"PYTHONIOENCODING": "gbk"}, {"LANG": "C"},
-    {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}, {"MPLBACKEND": "nonsense"}, {"COLUMNS": "0"},
-    {"COLUMNS": "abc"}, {"CUDA_VISIBLE_DEVICES": "7"}, {"TZ": "Nowhere/Nothing"}, {"PYTHONUNBUFFERED": "1"},
-    {"PYTHONOPTIMIZE": "2"}, {"PYTHONHASHSEED": "7"}, {"TORCHELASTIC_RESTART_COUNT": "abc"},
-    {"TORCHELASTIC_ERROR_FILE": "/nonexistent/file"}, {"PARALLEL_TRAINING_RUN": "mine"},
-    {"GLOO_SOCKET_IFNAME": "none0"}, {"TORCH_LOGS": "nonsense"},
+    {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+    {"LOCAL_RANK": "abc"},
+    {"OMP_NUM_THREADS": "abc"},
+    {"OMP_NUM_THREADS": "0"},
+    {"TMPDIR": "/nonexistent"},
+    {"TMPDIR": ""},
+    {"HOME": ""},
+    {"HOME": "/nonexistent"},
+    {"PATH": ""},
+    {"LC_ALL": "zh_CN.GBK"},
+    {"PYTHONIOENCODING": "gbk"},
+    {"LANG": "C"},
+    {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+    {"MPLBACKEND": "nonsense"},
+    {"COLUMNS": "0"},
+    {"COLUMNS": "abc"},
+    {"CUDA_VISIBLE_DEVICES": "7"},
+    {"TZ": "Nowhere/Nothing"},
+    {"PYTHONUNBUFFERED": "1"},
+    {"PYTHONOPTIMIZE": "2"},
+    {"PYTHONHASHSEED": "7"},
+    {"TORCHELASTIC_RESTART_COUNT": "abc"},
+    {"TORCHELASTIC_ERROR_FILE": "/nonexistent/file"},
+    {"PARALLEL_TRAINING_RUN": "mine"},
+    {"GLOO_SOCKET_IFNAME": "none0"},
+    {"TORCH_LOGS": "nonsense"},
     {"MKL_NUM_THREADS": "-1"},
 )
 FLAGS = (
-    ("--lr", "1e20"), ("--lr", "nan"), ("--epochs", "0"), ("--epochs", "2147483648"), ("--batch-size", "7"),
-    ("--batch-size", "1"), ("--batch-size", "100000"), ("--num-workers", "3"), ("--train-size", "1"),
-    ("--max-steps", "1"), ("--seed", "2147483647"), ("--model", "lenet"), ("--model", "x.py:build"), ("--model", ""),
-    ("--dataset", "folder:."), ("--dataset", "nothing"), ("--data-root", "/proc/nowhere"), ("--data-root", "/dev/null"),
-    ("--device", "gpu"), ("--precision", "bf16"), ("--loader", "resident", "--num-workers", "0"), ("--no-augment",),
-    ("--target-accuracy", "0.99"), ("--target-accuracy", "0.1"), ("--schedule", "one-cycle"), ("--eval-mode",),
-    ("--label-smoothing", "0.5"), ("--optimizer", "nesterov"), ("--lr-milestones", "1", "1"), ("--\udcff",), ("",),
+    ("--lr", "1e20"),
+    ("--lr", "nan"),
+    ("--epochs", "0"),
+    ("--epochs", "2147483648"),
+    ("--batch-size", "7"),
+    ("--batch-size", "1"),
+    ("--batch-size", "100000"),
+    ("--num-workers", "3"),
+    ("--train-size", "1"),
+    ("--max-steps", "1"),
+    ("--seed", "2147483647"),
+    ("--model", "lenet"),
+    ("--model", "x.py:build"),
+    ("--model", ""),
+    ("--dataset", "folder:."),
+    ("--dataset", "nothing"),
+    ("--data-root", "/proc/nowhere"),
+    ("--data-root", "/dev/null"),
+    ("--device", "gpu"),
+    ("--precision", "bf16"),
+    ("--loader", "resident", "--num-workers", "0"),
+    ("--no-augment",),
+    ("--target-accuracy", "0.99"),
+    ("--target-accuracy", "0.1"),
+    ("--schedule", "one-cycle"),
+    ("--eval-mode",),
+    ("--label-smoothing", "0.5"),
+    ("--optimizer", "nesterov"),
+    ("--lr-milestones", "1", "1"),
+    ("--\udcff",),
+    ("",),
 )
 OF_SCRIPTS = (
-    ("--output", "/dev/full"), ("--save", "/proc/self/mem"), ("--figure-dir", "/dev/null"), ("--threads", "100"),
-    ("--resume", "/dev/zero"), ("--checkpoint", "/"), ("--output", "/nonexistent/\n"), ("--dist-timeout", "0.001"),
-    ("--quiet",), ("--micro-batches", "0"), ("--spawn", "0"), ("--spawn", "3"),
+    ("--output", "/dev/full"),
+    ("--save", "/proc/self/mem"),
+    ("--figure-dir", "/dev/null"),
+    ("--threads", "100"),
+    ("--resume", "/dev/zero"),
+    ("--checkpoint", "/"),
+    ("--output", "/nonexistent/\n"),
+    ("--dist-timeout", "0.001"),
+    ("--quiet",),
+    ("--micro-batches", "0"),
+    ("--spawn", "0"),
+    ("--spawn", "3"),
 )
 OF_COMPARISONS = (
-    ("--timeout", "0.5"), ("--timeout", "4"), ("--methods", "ladder:lr=3"), ("--nproc", "3"), ("--nproc", "1"),
-    ("--output-dir", "/dev/null"), ("--output-dir", "/proc/x"), ("--against", "/dev/zero"), ("--project", "2"),
-    ("--scaling", "weak"), ("--micro-batches", "1000"), ("--baseline", "ddp"), ("--check-maths",), ("--dry-run",),
-    ("--from", "/dev/null"), ("--diff", "/dev/null", "/dev/zero"), ("--prove",), ("--threads-per-device", "2"),
+    ("--timeout", "0.5"),
+    ("--timeout", "4"),
+    ("--methods", "ladder:lr=3"),
+    ("--nproc", "3"),
+    ("--nproc", "1"),
+    ("--output-dir", "/dev/null"),
+    ("--output-dir", "/proc/x"),
+    ("--against", "/dev/zero"),
+    ("--project", "2"),
+    ("--scaling", "weak"),
+    ("--micro-batches", "1000"),
+    ("--baseline", "ddp"),
+    ("--check-maths",),
+    ("--dry-run",),
+    ("--from", "/dev/null"),
+    ("--diff", "/dev/null", "/dev/zero"),
+    ("--prove",),
+    ("--threads-per-device", "2"),
 )
 MOST_SECONDS = 300  # for a command, which takes about 10; a comparison runs disturbed blocks again
 GONE_AFTER = 20  # seconds, until which processes that a SIGKILL left alone may live: a rank that is importing torch
@@ -152,11 +216,13 @@ def draw(number: int, kills: bool, disks: bool) -> Trial:
     faults = dice.choices([*kinds], [*kinds.values()], k=dice.choice((1, 1, 2)))
     signals = [draw_signal(dice, dice.choice(SIGNALS)) for _ in range(dice.randint(1, 3))]
     return Trial(
-        program, tuple(signals) if "signals" in faults else (),
+        program,
+        tuple(signals) if "signals" in faults else (),
         sum(dice.sample((*FLAGS, *own), dice.randint(1, 2)), ()) if "flags" in faults else (),
         dice.choice(ENVIRONMENTS) if "environment" in faults else {},
         (dice.choice(files), dice.choice(("cut", "flip", "empty")), dice.random()) if "damage" in faults else None,
-        (dice.choice(("out", "tmp")), int(2 ** dice.uniform(2, 12))) if "disk" in faults and disks else None)
+        (dice.choice(("out", "tmp")), int(2 ** dice.uniform(2, 12))) if "disk" in faults and disks else None,
+    )
 
 
 def draw_signal(dice: random.Random, name: str) -> Signal:
@@ -169,11 +235,31 @@ def draw_signal(dice: random.Random, name: str) -> Signal:
 def command_of(trial: Trial, place: Path) -> list[str]:
     """Return the command of a trial whose files are in `place`."""
     out = place / "out"
-    files = ["--output-dir", out] if trial.program == "comparison" else [
-        "--output", out / "result.json", "--save", out / "weights.pth", "--figure-dir", out,
-        "--checkpoint", out / "checkpoint.pt", "--resume", out / "checkpoint.pt"]
-    return [sys.executable, *PROGRAMS[trial.program], *SMALL, "--data-root", str(place / "data"), *map(str, files),
-            *trial.flags]
+    files = (
+        ["--output-dir", out]
+        if trial.program == "comparison"
+        else [
+            "--output",
+            out / "result.json",
+            "--save",
+            out / "weights.pth",
+            "--figure-dir",
+            out,
+            "--checkpoint",
+            out / "checkpoint.pt",
+            "--resume",
+            out / "checkpoint.pt",
+        ]
+    )
+    return [
+        sys.executable,
+        *PROGRAMS[trial.program],
+        *SMALL,
+        "--data-root",
+        str(place / "data"),
+        *map(str, files),
+        *trial.flags,
+    ]
 
 
 def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = False) -> Ended:
@@ -182,9 +268,16 @@ def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = F
     environment = {**child_environment(), "TMPDIR": str(place / "tmp"), **trial.environment, name: value}
     flags = ["--resume"] if resume and trial.program == "comparison" else []
     with open(place / "stdout", "w") as stdout, open(place / "stderr", "w") as stderr:
-        process = subprocess.Popen([*command_of(trial, place), *flags], cwd=PROJECT, env=environment, stdout=stdout,
-                                   stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
-                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+        process = subprocess.Popen(
+            [*command_of(trial, place), *flags],
+            cwd=PROJECT,
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
     start, sent, stopped = time.monotonic(), set(), []
     coming = sorted(trial.signals, key=lambda one: one.after)
     while process.poll() is None or stopped:
@@ -245,8 +338,11 @@ def check_left(trial: Trial, place: Path, marker: str, ended: Ended, again: bool
     killed = "SIGKILL" in ended.sent
     swept_later = ("parallel-training-",) if killed and not again else ()
     one_of_many = any(one.place for one in trial.signals)  # a loader worker, say, which could not clean up
-    others = (*(("pymp-", "torchelastic_") if killed or again or one_of_many else ()), "torchinductor_",
-              *(("torchelastic_",) if trial.program in PRINTED_BY_TORCHRUN else ()))
+    others = (
+        *(("pymp-", "torchelastic_") if killed or again or one_of_many else ()),
+        "torchinductor_",
+        *(("torchelastic_",) if trial.program in PRINTED_BY_TORCHRUN else ()),
+    )
     names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith((*swept_later, *others))]
     if not (killed and not again):
         names += [path.name for path in (place / "out").rglob("*.part") if path.name not in UNTOUCHED]
@@ -261,8 +357,11 @@ def untouched(place: Path) -> dict[str, str]:
     own = {}
     for directory, below, files in os.walk(PROJECT):
         below[:] = [name for name in below if name not in ("data", "__pycache__") and not name.startswith(".")]
-        own |= {str(Path(directory, name)): str(os.stat(Path(directory, name)).st_mtime_ns) for name in files
-                if not name.startswith(".")}
+        own |= {
+            str(Path(directory, name)): str(os.stat(Path(directory, name)).st_mtime_ns)
+            for name in files
+            if not name.startswith(".")
+        }
     return {**beside, **own}
 
 
@@ -274,19 +373,24 @@ def content_of(file: Path) -> bytes:
 def losses(program: str, out: Path) -> dict[str, list]:
     """Return what each run learned, epoch by epoch."""
     if program == "comparison":
-        results = {f"{outcome.configuration}, block {outcome.block}": outcome.result
-                   for outcome in read_results(out / "results.json").outcomes if outcome.block == 1}
+        results = {
+            f"{outcome.configuration}, block {outcome.block}": outcome.result
+            for outcome in read_results(out / "results.json").outcomes
+            if outcome.block == 1
+        }
     else:
         results = {program: read_result(out / "result.json")}
-    return {name: [(epoch.train_loss, epoch.test_loss, epoch.test_accuracy) for epoch in result.epochs]
-            for name, result in results.items()}
+    return {
+        name: [(epoch.train_loss, epoch.test_loss, epoch.test_accuracy) for epoch in result.epochs]
+        for name, result in results.items()
+    }
 
 
 def damage(file: Path, how: str, where: float) -> None:
     """Cut a file, flip the bits of one of its bytes, or empty it."""
     content = file.read_bytes()
     place = int(where * len(content))
-    flipped = content[:place] + bytes([content[place] ^ 255]) + content[place + 1:]
+    flipped = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
     file.write_bytes({"cut": content[:place], "flip": flipped, "empty": b""}[how])
 
 
@@ -315,8 +419,11 @@ class Fuzz:
         if trial.damage:
             shutil.copytree(before / "out", place / "out")
             shutil.copytree(data, place / "data")
-            file = next((place / "data" / "synthetic").glob("*.npz")) if trial.damage[0] == "data" \
+            file = (
+                next((place / "data" / "synthetic").glob("*.npz"))
+                if trial.damage[0] == "data"
                 else place / "out" / trial.damage[0]
+            )
             damage(file, *trial.damage[1:])
         prepare(place, data, trial.disk)
         known = untouched(place)
@@ -399,7 +506,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
         fuzz, place = Fuzz(Path(directory)), Path(directory, "trial")
         while number - arguments.seed < (arguments.trials or 10**9) and (
-                not arguments.seconds or time.monotonic() - start < arguments.seconds):
+            not arguments.seconds or time.monotonic() - start < arguments.seconds
+        ):
             trial = draw(number, arguments.kills, disks)
             try:
                 ended = fuzz.go_through(trial, place)

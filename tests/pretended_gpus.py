@@ -90,8 +90,14 @@ class Pretended(torch.Tensor):
     @staticmethod
     def __new__(cls, held, place):
         tensor = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), dtype=held.dtype, storage_offset=held.storage_offset(),
-            device=CPU, requires_grad=held.requires_grad)  # for C++, which has no CUDA
+            cls,
+            held.shape,
+            strides=held.stride(),
+            dtype=held.dtype,
+            storage_offset=held.storage_offset(),
+            device=CPU,
+            requires_grad=held.requires_grad,
+        )  # for C++, which has no CUDA
         tensor.held, tensor.place = held, place
         return tensor
 
@@ -145,15 +151,18 @@ class Pretended(torch.Tensor):
         # numbers may come from the CPU everywhere, and so may indices
         from_cpu = {CPU for value in tensors if not isinstance(value, Pretended) and value.dim()}
         if len(places) > 1 or (from_cpu and name != "index"):
-            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                               f"{' and '.join(sorted(map(str, places | from_cpu)))}! ({operator})")
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{' and '.join(sorted(map(str, places | from_cpu)))}! ({operator})"
+            )
         (place,) = places
         if place.index in gpus.broken:
             raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
         if name in WAITING:
             gpus.wait(name)
         if name in ("index", "index_put_") and any(
-                index is not None and (index.dtype == torch.bool or place_of(index) == CPU) for index in args[1]):
+            index is not None and (index.dtype == torch.bool or place_of(index) == CPU) for index in args[1]
+        ):
             gpus.wait(f"{name} by a mask, or by what is on the CPU")
         outputs = operator(*tree_map(plain, args), **tree_map(plain, kwargs))
         outputs = tree_map(lambda value: Pretended(value, place) if isinstance(value, torch.Tensor) else value, outputs)
@@ -248,14 +257,17 @@ class Event:
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None, *, out=None):
     parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     places = map(gpus.place, devices)
-    return tuple(part if place == place_of(part) else Move.apply(part.detach(), place)
-                 for part, place in zip(parts, places, strict=False))
+    return tuple(
+        part if place == place_of(part) else Move.apply(part.detach(), place)
+        for part, place in zip(parts, places, strict=False)
+    )
 
 
 def gather(tensors, dim=0, destination=None, *, out=None):
     place = gpus.place(destination)
-    return torch.cat([value if place_of(value) == place else Move.apply(value.detach(), place) for value in tensors],
-                     dim)
+    return torch.cat(
+        [value if place_of(value) == place else Move.apply(value.detach(), place) for value in tensors], dim
+    )
 
 
 def broadcast_coalesced(tensors, devices, buffer_size=0):
@@ -275,14 +287,22 @@ def group_by_device(lists, with_indices=False):
     groups = {}
     for index, value in enumerate(lists[0]):
         groups.setdefault((value.device, value.dtype), []).append(index)
-    return {key: ([[values[index] for index in chosen] if values else [] for values in lists], chosen)
-            for key, chosen in groups.items()}
+    return {
+        key: ([[values[index] for index in chosen] if values else [] for values in lists], chosen)
+        for key, chosen in groups.items()
+    }
 
 
 def properties(device):
     index = gpus.place(device).index
-    return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", major=9, minor=0, total_memory=1 << 33,
-                           multi_processor_count=100)
+    return SimpleNamespace(
+        name=gpus.names[index],
+        uuid=f"{index:08}-0000",
+        major=9,
+        minor=0,
+        total_memory=1 << 33,
+        multi_processor_count=100,
+    )
 
 
 @contextlib.contextmanager
@@ -297,14 +317,23 @@ def pretended_gpus(*names: str):
 
     changes = {
         torch.cuda: {
-            "is_available": lambda: bool(names), "device_count": lambda: len(names), "current_device": lambda: 0,
-            "set_device": lambda device: None, "empty_cache": lambda: None, "_lazy_init": lambda: None,
-            "synchronize": gpus.synchronize, "set_sync_debug_mode": set_debug_mode, "Event": Event,
+            "is_available": lambda: bool(names),
+            "device_count": lambda: len(names),
+            "current_device": lambda: 0,
+            "set_device": lambda device: None,
+            "empty_cache": lambda: None,
+            "_lazy_init": lambda: None,
+            "synchronize": gpus.synchronize,
+            "set_sync_debug_mode": set_debug_mode,
+            "Event": Event,
             "current_stream": lambda device=None: streams[gpus.place(device)],
             "is_current_stream_capturing": lambda: False,
-            "get_device_name": lambda device=None: properties(device).name, "get_device_properties": properties,
-            "mem_get_info": lambda device=None: (1 << 33, 1 << 33), "max_memory_allocated": lambda device=None: 1 << 20,
-            "max_memory_reserved": lambda device=None: 1 << 20, "reset_peak_memory_stats": lambda device=None: None,
+            "get_device_name": lambda device=None: properties(device).name,
+            "get_device_properties": properties,
+            "mem_get_info": lambda device=None: (1 << 33, 1 << 33),
+            "max_memory_allocated": lambda device=None: 1 << 20,
+            "max_memory_reserved": lambda device=None: 1 << 20,
+            "reset_peak_memory_stats": lambda device=None: None,
             "get_rng_state": lambda device=None: torch.get_rng_state(),
             "set_rng_state": lambda state, device=None: None,
         },

@@ -10,8 +10,9 @@ CPU = torch.device("cpu")
 
 
 def make_context(model, **values) -> ParallelContext:
-    return ParallelContext(**{"method": "single", "model": model, "devices": (CPU,), "input_device": CPU,
-                              "output_device": CPU, **values})
+    return ParallelContext(
+        **{"method": "single", "model": model, "devices": (CPU,), "input_device": CPU, "output_device": CPU, **values}
+    )
 
 
 def make_step(model, config):

@@ -144,11 +144,15 @@ def slow_start(image_set):
 
 # what is planted: (after which import, how)
 PLANTS = {
-    "slow-loader": ("common.data.loaders", slow_loader), "slow-evaluation": ("common.data.loaders", slow_evaluation),
-    "slow-transfer": ("common.engine.loop", slow_transfer), "slow-update": ("common.engine.loop", slow_update),
-    "growing": ("common.engine.loop", growing), "few-threads": ("common.engine.loop", few_threads),
+    "slow-loader": ("common.data.loaders", slow_loader),
+    "slow-evaluation": ("common.data.loaders", slow_evaluation),
+    "slow-transfer": ("common.engine.loop", slow_transfer),
+    "slow-update": ("common.engine.loop", slow_update),
+    "growing": ("common.engine.loop", growing),
+    "few-threads": ("common.engine.loop", few_threads),
     "slow-all-reduce": ("common.ranks.group", slow_all_reduce),
-    "straggler": ("common.ranks.group", straggler), "slow-start": ("common.data.image_set", slow_start),
+    "straggler": ("common.ranks.group", straggler),
+    "slow-start": ("common.data.image_set", slow_start),
 }
 
 

@@ -55,8 +55,10 @@ def archives(name: str) -> list[Archive]:
         return [Archive(reader.filename, reader.tgz_md5, (reader.url.removesuffix(reader.filename),), files)]
     reader = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
     packed = dict(reader.resources)
-    return [Archive(f"{Path(file).name}.gz", packed[f"{Path(file).name}.gz"], tuple(reader.mirrors), {file: md5})
-            for file, md5 in IDX_MD5[name].items()]
+    return [
+        Archive(f"{Path(file).name}.gz", packed[f"{Path(file).name}.gz"], tuple(reader.mirrors), {file: md5})
+        for file, md5 in IDX_MD5[name].items()
+    ]
 
 
 def md5_of(path: Path) -> str:
@@ -87,7 +89,7 @@ def unpack(archive: Archive, path: Path, root: Path) -> None:
     To be called with the lock held. Raises SuiteError (DATA) if a member would land elsewhere, or if one is missing.
     """
     if not archive.name.endswith(".tar.gz"):
-        file, = archive.files
+        (file,) = archive.files
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         with gzip.open(path) as source, replacing(root / file) as target:
             shutil.copyfileobj(source, target)
@@ -101,8 +103,9 @@ def unpack(archive: Archive, path: Path, root: Path) -> None:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (directory / file).replace(root / file)
     except (tarfile.TarError, FileNotFoundError) as error:
-        raise SuiteError(f"cannot unpack {archive.name}", str(error), "get it from elsewhere with --data-url",
-                         DATA) from None
+        raise SuiteError(
+            f"cannot unpack {archive.name}", str(error), "get it from elsewhere with --data-url", DATA
+        ) from None
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -119,8 +122,12 @@ def only_one_process(root: Path):
             print(f"Waiting for another process, which puts data into {root}", file=sys.stderr, flush=True)
             lock.acquire()
     except OSError as error:
-        raise SuiteError(f"cannot put data into {root}", error.strerror or str(error),
-                         "name another directory with --data-root", DATA) from None
+        raise SuiteError(
+            f"cannot put data into {root}",
+            error.strerror or str(error),
+            "name another directory with --data-root",
+            DATA,
+        ) from None
     try:
         yield
     finally:

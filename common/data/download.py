@@ -37,9 +37,13 @@ def download(urls: list[str], path: Path, md5: str) -> None:
                 problems.append(f"{url}: its md5 is {digest} instead of {md5}{page}")
     if part.exists():
         problems.append(f"{part.stat().st_size} bytes are kept in {part}, the next attempt goes on from there")
-    raise SuiteError(f"cannot download {path.name}", "; ".join(problems),
-                     "connect to the network, name another place with --data-url, copy the files to --data-root, or "
-                     "train on a set that needs none: --dataset synthetic-mnist or synthetic-cifar10", DATA)
+    raise SuiteError(
+        f"cannot download {path.name}",
+        "; ".join(problems),
+        "connect to the network, name another place with --data-url, copy the files to --data-root, or "
+        "train on a set that needs none: --dataset synthetic-mnist or synthetic-cifar10",
+        DATA,
+    )
 
 
 def _fetch(url, part, begun):

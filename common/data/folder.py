@@ -24,18 +24,27 @@ def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...
     be read.
     """
     if not root.is_dir():
-        raise SuiteError(f"--dataset folder:{root}", "no such directory", "see how it is laid out in docs/extending.md",
-                         DATA)
+        raise SuiteError(
+            f"--dataset folder:{root}", "no such directory", "see how it is laid out in docs/extending.md", DATA
+        )
     tests = [root / name for name in TEST_NAMES if (root / name).is_dir()]
     missing = [name for name, there in (("train", (root / "train").is_dir()), ("test (or val)", tests)) if not there]
     if missing:
-        raise SuiteError(f"{root} has no folder {' and no folder '.join(missing)}", "it needs train/CLASS/*.png and "
-                         "test/CLASS/*.png", "see docs/extending.md", DATA)
+        raise SuiteError(
+            f"{root} has no folder {' and no folder '.join(missing)}",
+            "it needs train/CLASS/*.png and test/CLASS/*.png",
+            "see docs/extending.md",
+            DATA,
+        )
     train, test = (_open(part) for part in (root / "train", tests[0]))
     if train.classes != test.classes:
         only = sorted(set(train.classes) ^ set(test.classes))
-        raise SuiteError(f"{root / 'train'} and {tests[0]} have different classes", f"only one of them has "
-                         f"{', '.join(only)}", "give both the same folders", DATA)
+        raise SuiteError(
+            f"{root / 'train'} and {tests[0]} have different classes",
+            f"only one of them has {', '.join(only)}",
+            "give both the same folders",
+            DATA,
+        )
     images, labels = _decode(train, size)
     order = np.random.default_rng(0).permutation(len(labels))  # or --train-size would take the first classes alone
     return [images[order], labels[order], *_decode(test, size)], tuple(train.classes)
@@ -47,8 +56,12 @@ def _open(part):
     try:
         return ImageFolder(str(part))
     except (FileNotFoundError, OSError) as error:  # no classes, or one without an image
-        raise SuiteError(f"{part} is no folder of images", str(error).splitlines()[0], "put a folder with images there "
-                         "for each class", DATA) from None
+        raise SuiteError(
+            f"{part} is no folder of images",
+            str(error).splitlines()[0],
+            "put a folder with images there for each class",
+            DATA,
+        ) from None
 
 
 def _decode(part, size):
@@ -62,8 +75,12 @@ def _decode(part, size):
             with Image.open(regular(path), formats=FORMATS) as image:
                 images[index] = np.asarray(fit(_rgb(image)))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise SuiteError(f"cannot read the image {path}", f"{type(error).__name__}: {error}", "delete it, or put a "
-                             "whole one in its place", DATA) from None
+            raise SuiteError(
+                f"cannot read the image {path}",
+                f"{type(error).__name__}: {error}",
+                "delete it, or put a whole one in its place",
+                DATA,
+            ) from None
     return images, np.array(part.targets, np.int64)
 
 

@@ -28,8 +28,9 @@ STATISTICS = {
 }
 CLASSES = {
     "cifar10": tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
-    "mnist": tuple("0 - zero,1 - one,2 - two,3 - three,4 - four,5 - five,6 - six,7 - seven,8 - eight,9 - nine"
-                   .split(",")),
+    "mnist": tuple(
+        "0 - zero,1 - one,2 - two,3 - three,4 - four,5 - five,6 - six,7 - seven,8 - eight,9 - nine".split(",")
+    ),
     "fashion-mnist": tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
 }
 # checksum() of each, decoded from files with the published md5.
@@ -93,12 +94,13 @@ def load_image_set(config: RunConfig) -> ImageSet:
     if size is None:
         return image_set
     if size > len(image_set.train_labels):
-        raise SuiteError(f"--train-size {size} is more than {config.dataset} has",
-                         f"{len(image_set.train_labels)} training images", "give less, or leave the flag out",
-                         DATA)
-    return replace(
-        image_set, train_images=image_set.train_images[:size], train_labels=image_set.train_labels[:size]
-    )
+        raise SuiteError(
+            f"--train-size {size} is more than {config.dataset} has",
+            f"{len(image_set.train_labels)} training images",
+            "give less, or leave the flag out",
+            DATA,
+        )
+    return replace(image_set, train_images=image_set.train_images[:size], train_labels=image_set.train_labels[:size])
 
 
 def _check(image_set, root):
@@ -111,8 +113,12 @@ def _check(image_set, root):
             mismatch = f"labels from {labels.min()} to {labels.max()} for {len(image_set.classes)} classes"
         else:
             continue
-        raise SuiteError(f"data set {image_set.name} in {root} is damaged", f"its {split} part has {mismatch}",
-                         "delete it and run again", DATA)
+        raise SuiteError(
+            f"data set {image_set.name} in {root} is damaged",
+            f"its {split} part has {mismatch}",
+            "delete it and run again",
+            DATA,
+        )
 
 
 def _load_synthetic(name, root):
@@ -194,9 +200,12 @@ def _load_real(name, root, data_url):
         raise SuiteError(*problem, "delete it and run again", DATA)
     image_set = _real_set(name, _decode(name, root, files))
     if (found := checksum(image_set)) != SHA256[name]:
-        raise SuiteError(f"data set {name} in {root} comes out wrong, although its files are right",
-                         f"decoded, it has the SHA-256 {found} instead of {SHA256[name]}",
-                         "run again, and test this machine's memory if it happens again", DATA)
+        raise SuiteError(
+            f"data set {name} in {root} comes out wrong, although its files are right",
+            f"decoded, it has the SHA-256 {found} instead of {SHA256[name]}",
+            "run again, and test this machine's memory if it happens again",
+            DATA,
+        )
     with contextlib.suppress(OSError, SuiteError):  # a full disk, say: decoded again next time
         _keep_decoded(image_set, root)
     return image_set
@@ -217,8 +226,11 @@ def _decode(name, root, files):
         train, test = CIFAR10(root, train=True), CIFAR10(root, train=False)
     except RuntimeError as error:  # it sums the files again, before it unpickles them
         raise SuiteError(f"data set {name} in {root} is damaged", str(error), "delete it and run again", DATA) from None
-    return [np.ascontiguousarray(values)  # torchvision's images are a transposed view
-            for split in (train, test) for values in (split.data, split.targets)]
+    return [
+        np.ascontiguousarray(values)  # torchvision's images are a transposed view
+        for split in (train, test)
+        for values in (split.data, split.targets)
+    ]
 
 
 def _decoded_files(name, root):
@@ -238,8 +250,9 @@ def _read_decoded(name, root):
     Every byte is read for that, so that it does not matter what has become of the files that were decoded.
     """
     try:
-        image_set = _real_set(name, [np.asarray(np.load(regular(file), mmap_mode="c"))
-                                     for file in _decoded_files(name, root)])
+        image_set = _real_set(
+            name, [np.asarray(np.load(regular(file), mmap_mode="c")) for file in _decoded_files(name, root)]
+        )
         return image_set if checksum(image_set) == SHA256[name] else None
     except Exception:  # what NumPy raises for a damaged header is of many kinds
         return None

@@ -93,9 +93,17 @@ class ResidentLoader:
     sampler: decides which images, in which order; without one, all of them as they are.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, image_set: ImageSet, batch_size: int,
-                 device: torch.device, augment: bool = False, sampler: DistributedSampler | None = None,
-                 crop_padding: str = "zeros"):
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        image_set: ImageSet,
+        batch_size: int,
+        device: torch.device,
+        augment: bool = False,
+        sampler: DistributedSampler | None = None,
+        crop_padding: str = "zeros",
+    ):
         channels = len(image_set.mean)
         images = images.reshape(*images.shape[:3], channels)  # (N, H, W, C) uint8
         _check_memory(peak_bytes(images.shape, augment, crop_padding), device)
@@ -162,13 +170,17 @@ def _check_memory(size, device):
     """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
     free = free_memory(device)
     if size > free:
-        raise SuiteError(f"the data set does not fit into the memory of {device}", f"{size / 2**20:,.0f} MiB needed, "
-                         f"{free / 2**20:,.0f} MiB free", "type --loader workers, or give a smaller --train-size",
-                         MACHINE)
+        raise SuiteError(
+            f"the data set does not fit into the memory of {device}",
+            f"{size / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free",
+            "type --loader workers, or give a smaller --train-size",
+            MACHINE,
+        )
 
 
-def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler,
-                 labels_only: bool = False):
+def make_loaders(
+    image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler, labels_only: bool = False
+):
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
     device: where it trains. sampler: which of the training images it sees, `rank` of `num_replicas` shares, shuffled by
@@ -182,8 +194,9 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     cropped; (MACHINE) if a resident data set does not fit.
     """
     if config.crop_padding != "zeros" and image_set.image_shape[0] != 3:
-        raise SuiteError("--crop-padding is for colour images, which are cropped", "these are grey", "leave it out",
-                         USAGE)
+        raise SuiteError(
+            "--crop-padding is for colour images, which are cropped", "these are grey", "leave it out", USAGE
+        )
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
         image_set, config = replace(image_set, **pixels), replace(config, loader="resident", augment=False)
@@ -193,18 +206,28 @@ def make_loaders(image_set: ImageSet, config: RunConfig, device: torch.device, s
     images, labels = image_set.train_images, image_set.train_labels
     fewest = min(len(labels), len(image_set.test_labels))
     if fewest < shares:
-        raise SuiteError("every rank needs an image, to train with and to test with", f"{fewest} images for {shares} "
-                         "ranks", "give a larger --train-size, or start fewer ranks", USAGE)
+        raise SuiteError(
+            "every rank needs an image, to train with and to test with",
+            f"{fewest} images for {shares} ranks",
+            "give a larger --train-size, or start fewer ranks",
+            USAGE,
+        )
     if config.loader == "resident":
-        train_loader = ResidentLoader(images, labels, image_set, batch_size, device, config.augment, sampler,
-                                      config.crop_padding)
+        train_loader = ResidentLoader(
+            images, labels, image_set, batch_size, device, config.augment, sampler, config.crop_padding
+        )
     else:
         most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
-            AugmentedImages(image_set, config.augment, config.seed, config.crop_padding), batch_size,
-            sampler=KeySampler(sampler, most), collate_fn=_as_it_is, num_workers=workers,
-            pin_memory=device.type == "cuda", persistent_workers=workers > 0,
-            worker_init_fn=partial(_begin, config.worker_nice), multiprocessing_context=FORK if workers else None,
+            AugmentedImages(image_set, config.augment, config.seed, config.crop_padding),
+            batch_size,
+            sampler=KeySampler(sampler, most),
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=workers > 0,
+            worker_init_fn=partial(_begin, config.worker_nice),
+            multiprocessing_context=FORK if workers else None,
             generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)

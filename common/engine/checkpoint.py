@@ -22,10 +22,27 @@ from common.models.sharded import cut_like
 from common.settings.config import FLAGS, RunConfig, flags_that, option
 from common.words import count
 
-DAMAGED = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, LookupError, TypeError,
-           AttributeError, ArithmeticError)  # what reading something else as a checkpoint may raise
-PARTS = {"config": dict, "content": dict, "model": dict, "optimizer": dict, "schedule": dict, "records": list,
-         "random": list, "begun": list}
+DAMAGED = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+)  # what reading something else as a checkpoint may raise
+PARTS = {
+    "config": dict,
+    "content": dict,
+    "model": dict,
+    "optimizer": dict,
+    "schedule": dict,
+    "records": list,
+    "random": list,
+    "begun": list,
+}
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
 FORMAT = 3  # 3 added begun; 2, which is still read, added content
@@ -41,8 +58,16 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
     return content
 
 
-def save_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], states: dict[str, dict], schedule,
-                    records: list[EpochRecord], random_states: list[dict], begun: Iterable = ()) -> None:
+def save_checkpoint(
+    config: RunConfig,
+    options: Namespace,
+    content: dict[str, str],
+    states: dict[str, dict],
+    schedule,
+    records: list[EpochRecord],
+    random_states: list[dict],
+    begun: Iterable = (),
+) -> None:
     """Write what is known after an epoch, or in one, to `config.checkpoint`, all or nothing.
 
     options: the script's own flags. content: what content_of() gave when the training began. states: the state_dicts of
@@ -77,23 +102,32 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
     if not Path(path).exists():
         if path == config.checkpoint:
             return None
-        raise SuiteError(f"cannot resume from {path}", "no such file", "check its name, or give --checkpoint the same "
-                         "name to begin with it", USAGE)
+        raise SuiteError(
+            f"cannot resume from {path}",
+            "no such file",
+            "check its name, or give --checkpoint the same name to begin with it",
+            USAGE,
+        )
     changed = []
     try:
         state, wrong = _load(path)
         if not wrong:
             changed = _differences(state, _decisive(config, options), content, config.epochs, world_size)
     except OSError as error:
-        raise SuiteError(f"cannot read the checkpoint {path}", error.strerror or str(error), "check its rights",
-                         USAGE) from None
+        raise SuiteError(
+            f"cannot read the checkpoint {path}", error.strerror or str(error), "check its rights", USAGE
+        ) from None
     except DAMAGED as error:
         wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
     if wrong:
         raise SuiteError(f"cannot resume from {path}", wrong, ANEW, DATA)
     if changed:
-        raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed),
-                         f"type the flags of then, with the files of then, or {ANEW}", USAGE)
+        raise SuiteError(
+            f"cannot resume from {path}: that was another training",
+            "; ".join(changed),
+            f"type the flags of then, with the files of then, or {ANEW}",
+            USAGE,
+        )
     return state
 
 
@@ -103,11 +137,15 @@ def _differences(state, now, content, epochs_now, world_size):
     ranks, epochs = len(state["random"]), len(state["records"])
     names = [name for name in {**now, **before} if name in now or name not in FLAGS]  # other FLAGS decide no longer
     pairs = [(name, before.get(name, getattr(DEFAULTS, name, None)), now.get(name)) for name in names]
-    changed = [f"{option(name)} {then} → {value}" for name, then, value in pairs
-               if then != value and (then or value)]  # a switch that is off is as good as one that was not there
+    changed = [
+        f"{option(name)} {then} → {value}" for name, then, value in pairs if then != value and (then or value)
+    ]  # a switch that is off is as good as one that was not there
     if not changed:
-        changed = [f"{name} {content_before.get(name)} → {found}" for name, found in content.items()
-                   if content_before.get(name) != found]
+        changed = [
+            f"{name} {content_before.get(name)} → {found}"
+            for name, found in content.items()
+            if content_before.get(name) != found
+        ]
     if ranks != world_size:
         changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
     if epochs + bool(begun) > epochs_now:
@@ -147,8 +185,9 @@ def place_of(epochs: int, begun: list[Training]) -> str:
     return f"after epoch {epochs}" if epochs else "before its first epoch"
 
 
-def restore(config: RunConfig, state: dict, rank: int, gpus: list[torch.device], load,
-            schedule) -> tuple[list[EpochRecord], Training | None]:
+def restore(
+    config: RunConfig, state: dict, rank: int, gpus: list[torch.device], load, schedule
+) -> tuple[list[EpochRecord], Training | None]:
     """Put a training back to where `state` was saved.
 
     gpus: this process's. load(states): takes the states that save_checkpoint() was given. Returns the records of the
@@ -158,9 +197,12 @@ def restore(config: RunConfig, state: dict, rank: int, gpus: list[torch.device],
     try:
         then, now = length_of(state["schedule"]), length_of(schedule.state_dict())
         if then != now:
-            raise SuiteError(f"cannot resume from {config.resume} with --epochs {config.epochs}", f"its --schedule "
-                             f"{config.schedule} ends after {then} steps, this one after {now}",
-                             f"type the --epochs of then, or {ANEW}", USAGE)
+            raise SuiteError(
+                f"cannot resume from {config.resume} with --epochs {config.epochs}",
+                f"its --schedule {config.schedule} ends after {then} steps, this one after {now}",
+                f"type the --epochs of then, or {ANEW}",
+                USAGE,
+            )
         load(state)
         schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"][rank]["cpu"])
@@ -170,8 +212,9 @@ def restore(config: RunConfig, state: dict, rank: int, gpus: list[torch.device],
     except torch.OutOfMemoryError:
         raise
     except DAMAGED as error:
-        raise SuiteError(f"cannot resume from {config.resume}", f"it is damaged ({type(error).__name__})", ANEW,
-                         DATA) from None
+        raise SuiteError(
+            f"cannot resume from {config.resume}", f"it is damaged ({type(error).__name__})", ANEW, DATA
+        ) from None
 
 
 def load_states(model: nn.Module, optimizer, states: dict[str, dict]) -> None:
@@ -179,9 +222,15 @@ def load_states(model: nn.Module, optimizer, states: dict[str, dict]) -> None:
     own = model.state_dict()
     model.load_state_dict({name: cut_like(value, own.get(name)) for name, value in states["model"].items()})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    optimizer.load_state_dict({**states["optimizer"], "state": {
-        number: {name: cut_like(value, parameters[number]) for name, value in values.items()}
-        for number, values in states["optimizer"]["state"].items()}})
+    optimizer.load_state_dict(
+        {
+            **states["optimizer"],
+            "state": {
+                number: {name: cut_like(value, parameters[number]) for name, value in values.items()}
+                for number, values in states["optimizer"]["state"].items()
+            },
+        }
+    )
 
 
 def states_on_cpu(model: nn.Module, optimizer) -> dict[str, dict]:
@@ -214,10 +263,15 @@ def part_of_states(states: dict[str, dict], part: nn.Module, before: int) -> dic
     """Return what join_states() was given for one part of a network; before: how many parameters precede it."""
     numbers = range(sum(1 for _ in part.parameters()))
     (group,) = states["optimizer"]["param_groups"]
-    state = {number: states["optimizer"]["state"][before + number] for number in numbers
-             if before + number in states["optimizer"]["state"]}
-    return {"model": {name: states["model"][name] for name in part.state_dict()},
-            "optimizer": {"state": state, "param_groups": [{**group, "params": [*numbers]}]}}
+    state = {
+        number: states["optimizer"]["state"][before + number]
+        for number in numbers
+        if before + number in states["optimizer"]["state"]
+    }
+    return {
+        "model": {name: states["model"][name] for name in part.state_dict()},
+        "optimizer": {"state": state, "param_groups": [{**group, "params": [*numbers]}]},
+    }
 
 
 def random_state(gpus: list[torch.device]) -> dict:

@@ -94,8 +94,10 @@ def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optim
     That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one
     thing matters: the step computes no gradients.
     """
-    methods = {name: inspect.unwrap(getattr(optimizer, name))
-               for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")}
+    methods = {
+        name: inspect.unwrap(getattr(optimizer, name))
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    }
     return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
 
 
@@ -116,8 +118,9 @@ def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
         return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps_per_epoch)
     if config.schedule == "one-cycle":
         steps = max(5, config.epochs * steps_per_epoch)  # OneCycleLR divides by 0 at 4
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=steps, pct_start=0.25,
-                                                   anneal_strategy="linear", cycle_momentum=False)
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, config.lr, total_steps=steps, pct_start=0.25, anneal_strategy="linear", cycle_momentum=False
+        )
     milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
 
@@ -135,8 +138,16 @@ def steps_of(loader, config: RunConfig) -> int:
     return min(len(loader), config.max_steps or len(loader))
 
 
-def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, loader, config: RunConfig,
-                    begun: Training | None = None, timer: PhaseTimer | None = None) -> Training:
+def train_one_epoch(
+    context: ParallelContext,
+    train_step,
+    optimizer,
+    schedule,
+    loader,
+    config: RunConfig,
+    begun: Training | None = None,
+    timer: PhaseTimer | None = None,
+) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
 
     begun: what was done of this epoch when a signal ended the run, which this one resumes; it is part of what is
@@ -169,13 +180,24 @@ def train_one_epoch(context: ParallelContext, train_step, optimizer, schedule, l
             if told() and context.all_end_after(step):
                 break
     now = timer.milliseconds()
-    milliseconds = {name: begun.phase_milliseconds.get(name, 0.0) + now.get(name, 0.0)
-                    for name in {**begun.phase_milliseconds, **now}}
+    milliseconds = {
+        name: begun.phase_milliseconds.get(name, 0.0) + now.get(name, 0.0)
+        for name in {**begun.phase_milliseconds, **now}
+    }
     queue_seconds = cores.queue_seconds
     if begun.queue_seconds is not None and queue_seconds is not None:
         queue_seconds += begun.queue_seconds
-    return Training(context.data_rank, begun.seconds + watch.seconds, loss_sum.item(), samples, step, milliseconds,
-                    begun.cpu_seconds + cores.cpu_seconds, queue_seconds, start)
+    return Training(
+        context.data_rank,
+        begun.seconds + watch.seconds,
+        loss_sum.item(),
+        samples,
+        step,
+        milliseconds,
+        begun.cpu_seconds + cores.cpu_seconds,
+        queue_seconds,
+        start,
+    )
 
 
 def _after(loader, steps):
@@ -222,8 +244,17 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
 
 
 def fit(
-    context: ParallelContext, train_step, optimizer, schedule, loaders, config: RunConfig, earlier: list[EpochRecord],
-    after_epoch, wait_for_turn: Callable[[], None] = lambda: None, begun: Training | None = None, when_told=None
+    context: ParallelContext,
+    train_step,
+    optimizer,
+    schedule,
+    loaders,
+    config: RunConfig,
+    earlier: list[EpochRecord],
+    after_epoch,
+    wait_for_turn: Callable[[], None] = lambda: None,
+    begun: Training | None = None,
+    when_told=None,
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
@@ -251,8 +282,9 @@ def fit(
             end_if_told(begun)  # this also waits for rank 0, or its writing would count as the others' epoch
             wait_for_turn()
             context.before_epoch(epoch)
-            trainings = end_if_told(train_one_epoch(
-                context, train_step, optimizer, schedule, train_loader, config, begun))
+            trainings = end_if_told(
+                train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun)
+            )
             begun = None
             context.before_evaluation()
             evaluations = context.gather(evaluate(context, test_loader))

@@ -44,11 +44,17 @@ def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str,
     """
     parameters = [parameter for parameter in model.parameters() if parameter.device == device]
     optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
-    state = [value for values in optimizer.state.values() for value in values.values()
-             if isinstance(value, torch.Tensor) and value.device == device]
-    return {"parameters": _bytes(parameters),
-            "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),
-            "optimizer state": _bytes(state)}
+    state = [
+        value
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, torch.Tensor) and value.device == device
+    ]
+    return {
+        "parameters": _bytes(parameters),
+        "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),
+        "optimizer state": _bytes(state),
+    }
 
 
 def _bytes(tensors):

@@ -70,5 +70,5 @@ def _adam(weights, state, lr, weight_decay):
     step = state["step"].item()  # lies on the CPU
     mean = state["mean"].lerp_(gradient, 1 - MEAN_DECAY)
     square = state["square"].lerp_(gradient.square(), 1 - SQUARE_DECAY)
-    deviation = square.div(1 - SQUARE_DECAY ** step).sqrt_().add_(EPSILON)
-    weights.addcdiv_(mean, deviation, value=-lr / (1 - MEAN_DECAY ** step))
+    deviation = square.div(1 - SQUARE_DECAY**step).sqrt_().add_(EPSILON)
+    weights.addcdiv_(mean, deviation, value=-lr / (1 - MEAN_DECAY**step))

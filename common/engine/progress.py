@@ -26,7 +26,8 @@ class Progress:
         if self._step >= self._steps or (now := time.monotonic()) < self._next:
             return
         left = (now - self._begun) / self._step * (self._steps - self._step)
-        self._say(f"Epoch [{self._epoch}/{self._epochs}], step {self._step} of {self._steps}, about {duration(left)} "
-                  "left")
+        self._say(
+            f"Epoch [{self._epoch}/{self._epochs}], step {self._step} of {self._steps}, about {duration(left)} left"
+        )
         self._wait *= 2
         self._next = now + self._wait

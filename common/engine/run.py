@@ -71,8 +71,12 @@ def _run(context, train_step, model, optimizer, loaders, image_set, config, opti
     records, begun, state = [], None, read_checkpoint(config, options, content, context.world_size)
     place = place_of(len(state["records"]), state["begun"]) if state else "missing"
     if len(set(context.gather(place))) > 1:
-        raise SuiteError("the ranks found different checkpoints", f"{config.resume} on rank {context.rank} is {place}",
-                         "put the file where all machines see it", USAGE)
+        raise SuiteError(
+            "the ranks found different checkpoints",
+            f"{config.resume} on rank {context.rank} is {place}",
+            "put the file where all machines see it",
+            USAGE,
+        )
     if state:
         if context.data_ranks > 1:
             _settle(context, train_step, image_set.image_shape, optimizer)
@@ -136,8 +140,19 @@ def _run(context, train_step, model, optimizer, loaders, image_set, config, opti
 
     turns = Turns(context.rank, context.world_size)
     with end_workers_of(loaders[0]):
-        records, evaluations = fit(context, train_step, optimizer, schedule, loaders, config, records, after_epoch,
-                                   turns.wait, begun, when_told)
+        records, evaluations = fit(
+            context,
+            train_step,
+            optimizer,
+            schedule,
+            loaders,
+            config,
+            records,
+            after_epoch,
+            turns.wait,
+            begun,
+            when_told,
+        )
     result = _after(context, model, optimizer, image_set, evaluations, turns, result)
     result = replace(result, epochs=tuple(records))
     if not is_finite(records[-1]):
@@ -170,8 +185,12 @@ def _run(context, train_step, model, optimizer, loaders, image_set, config, opti
     if context.rank == 0 and result.status == "diverged":
         raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
     if context.rank == 0 and result.status == "not reached":
-        raise SuiteError(f"--target-accuracy {config.target_accuracy} was not reached", result.reason,
-                         "give more --epochs, or a lower target", FAILED)
+        raise SuiteError(
+            f"--target-accuracy {config.target_accuracy} was not reached",
+            result.reason,
+            "give more --epochs, or a lower target",
+            FAILED,
+        )
     return result
 
 
@@ -184,6 +203,7 @@ def _settle(context, train_step, image_shape, optimizer):
 
 def _with_progress(context, progress):
     """The same context, but `progress` is told of every epoch and batch."""
+
     def before_epoch(epoch):
         progress.begin(epoch)
         context.before_epoch(epoch)
@@ -252,8 +272,10 @@ def _after(context, model, optimizer, image_set, evaluations, turns, result):
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    own = [(peak_memory(device), reserved_memory(device), memory_parts(model, optimizer, device))
-           for device in context.devices]
+    own = [
+        (peak_memory(device), reserved_memory(device), memory_parts(model, optimizer, device))
+        for device in context.devices
+    ]
     memory = [numbers for every in context.gather(own) for numbers in every]
     peaks, reserved, parts = zip(*memory, strict=True)
     return replace(

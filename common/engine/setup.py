@@ -14,8 +14,9 @@ from common.machine.environment import available_cores, device_name
 from common.settings.config import RunConfig
 
 
-def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1,
-                    tune: bool = True) -> RunConfig:
+def prepare_process(
+    config: RunConfig, device: torch.device, number: int = 0, processes: int = 1, tune: bool = True
+) -> RunConfig:
     """Make this process ready to train on `device`; return what it is to do.
 
     It is number `number` of `processes` that may use the same cores. What it is to do is `config`, but without loader
@@ -49,8 +50,12 @@ def threads_of(config: RunConfig, processes: int) -> int:
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
     most = int(limit) if limit.isdecimal() and int(limit) else math.inf
     if config.threads and config.threads > most:
-        raise SuiteError(f"--threads {config.threads} cannot be had", f"the environment has OMP_THREAD_LIMIT={limit}",
-                         f"unset it, or type --threads {limit}", USAGE)
+        raise SuiteError(
+            f"--threads {config.threads} cannot be had",
+            f"the environment has OMP_THREAD_LIMIT={limit}",
+            f"unset it, or type --threads {limit}",
+            USAGE,
+        )
     return config.threads or max(1, min(available_cores() // processes, most))
 
 
@@ -70,8 +75,12 @@ def keep_freed_memory() -> None:
 def check_memory_limit(config: RunConfig, device: torch.device) -> None:
     """Raise SuiteError (USAGE) if there is a --memory-limit on a GPU, whose own memory is the limit."""
     if config.memory_limit and device.type == "cuda":
-        raise SuiteError("--memory-limit is for a CPU", f"the run is on {device_name(device)}",
-                         "leave it out, or type --device cpu", USAGE)
+        raise SuiteError(
+            "--memory-limit is for a CPU",
+            f"the run is on {device_name(device)}",
+            "leave it out, or type --device cpu",
+            USAGE,
+        )
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
@@ -87,9 +96,12 @@ def check_bf16(device: torch.device) -> None:
     """
     fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
     if bf16 > 1.1 * fp32:  # less may be noise
-        raise SuiteError(f"--precision bf16 is slower than fp32 on {device_name(device)}",
-                         f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long",
-                         "leave it out, or type --allow-slow-precision to go on", MACHINE)
+        raise SuiteError(
+            f"--precision bf16 is slower than fp32 on {device_name(device)}",
+            f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long",
+            "leave it out, or type --allow-slow-precision to go on",
+            MACHINE,
+        )
 
 
 def _product_seconds(dtype, device):

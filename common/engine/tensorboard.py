@@ -10,8 +10,9 @@ from common.files.results import EpochRecord
 def check_tensorboard() -> None:
     """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
     if not importlib.util.find_spec("tensorboard"):
-        raise SuiteError("--tensorboard needs a package", "tensorboard is not installed",
-                         "type: pip install tensorboard", MACHINE)
+        raise SuiteError(
+            "--tensorboard needs a package", "tensorboard is not installed", "type: pip install tensorboard", MACHINE
+        )
 
 
 class EpochLog:
@@ -29,8 +30,12 @@ class EpochLog:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._directory), purge_step=record.epoch)
-        for name, value in (("loss/train", record.train_loss), ("loss/test", record.test_loss),
-                            ("accuracy/test", record.test_accuracy), ("time/seconds", record.train_seconds),
-                            ("time/images per second", record.samples / record.train_seconds)):
+        for name, value in (
+            ("loss/train", record.train_loss),
+            ("loss/test", record.test_loss),
+            ("accuracy/test", record.test_accuracy),
+            ("time/seconds", record.train_seconds),
+            ("time/images per second", record.samples / record.train_seconds),
+        ):
             self._writer.add_scalar(name, value, record.epoch)
         self._writer.flush()

@@ -132,8 +132,11 @@ class PhaseTimer:
     def spans(self) -> list[tuple[str, float, float]]:
         """Return every phase as (name, start, end), in milliseconds from the first mark. On GPUs, as milliseconds()."""
         times = [self._elapsed(self._marks[0][1], mark) for _, mark in self._marks]
-        return [(name, start, end) for (name, _), (start, end)
-                in zip(self._marks[1:], itertools.pairwise(times), strict=True) if name]
+        return [
+            (name, start, end)
+            for (name, _), (start, end) in zip(self._marks[1:], itertools.pairwise(times), strict=True)
+            if name
+        ]
 
     def _elapsed(self, before, after):
         return before.elapsed_time(after) if self.devices else (after - before) * 1000
@@ -170,8 +173,11 @@ class LastGradient:
     """
 
     def __init__(self, model: nn.Module):
-        self._hooks = {parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
-                       for parameter in model.parameters() if parameter.requires_grad}
+        self._hooks = {
+            parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        }
         self._last = None
 
     def will_mark(self, mark: Callable[[str], None], phase: str) -> None:

@@ -48,8 +48,12 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
         file = Path(directory, "trace.json")
         profiler.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    own = RankTrace(time.time() - (time.perf_counter() - timer.began), timer.spans(),
-                    trace.get("baseTimeNanoseconds", 0), trace["traceEvents"])
+    own = RankTrace(
+        time.time() - (time.perf_counter() - timer.began),
+        timer.spans(),
+        trace.get("baseTimeNanoseconds", 0),
+        trace["traceEvents"],
+    )
     return context.gather(own)
 
 
@@ -64,8 +68,11 @@ def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
                 spans.append(Span(rank, lane, event["name"], start, start + event["dur"] / 1e3))
     warm = [_end_of_warm_up(rank, spans) for rank in range(len(traces))]
     begin = max(warm)
-    return tuple(replace(span, start=max(0.0, span.start - begin), end=span.end - begin)
-                 for span in spans if span.end > begin and span.start >= warm[span.rank])
+    return tuple(
+        replace(span, start=max(0.0, span.start - begin), end=span.end - begin)
+        for span in spans
+        if span.end > begin and span.start >= warm[span.rank]
+    )
 
 
 def _on_one_clock(trace, traces):
@@ -97,16 +104,29 @@ def write_trace(traces: list[RankTrace], path: Path) -> Path:
         late, threads = (trace.base - base) / 1e3, {("phases", ""): 0}  # microseconds
         events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
         began = 1e6 * trace.began - base / 1e3
-        events += [{"ph": "X", "cat": "phase", "name": name, "pid": rank, "tid": 0, "ts": began + 1e3 * start,
-                    "dur": 1e3 * (end - start)} for name, start, end in trace.phases if end > start]
+        events += [
+            {
+                "ph": "X",
+                "cat": "phase",
+                "name": name,
+                "pid": rank,
+                "tid": 0,
+                "ts": began + 1e3 * start,
+                "dur": 1e3 * (end - start),
+            }
+            for name, start, end in trace.phases
+            if end > start
+        ]
         for event in trace.events:
             if event.get("ph") == "M" or event.get("cat") == "Trace":  # names of processes, which are ranks here
                 continue
             thread = threads.setdefault((event.get("pid"), event.get("tid")), len(threads))
             own = {"id": f"{rank}.{event['id']}"} if "id" in event else {}  # arrows stay within a rank
             events.append({**event, **own, "pid": rank, "tid": thread, "ts": event["ts"] + late})
-        events += [{"ph": "M", "name": "thread_name", "pid": rank, "tid": number,
-                    "args": {"name": " ".join(map(str, thread))}} for thread, number in threads.items()]
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": " ".join(map(str, thread))}}
+            for thread, number in threads.items()
+        ]
     with replacing(path) as file:
         file.write(gzip.compress(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()))
     return path

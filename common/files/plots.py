@@ -10,8 +10,15 @@ from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
 # Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
-SHADES_AND_HATCHES = ((0.0, ""), (0.25, "////"), (0.5, ""), (0.75, "...."), (0.0, "oo"),
-                      (1.0, "\\\\\\\\"), (0.6, "xxxx"))
+SHADES_AND_HATCHES = (
+    (0.0, ""),
+    (0.25, "////"),
+    (0.5, ""),
+    (0.75, "...."),
+    (0.0, "oo"),
+    (1.0, "\\\\\\\\"),
+    (0.6, "xxxx"),
+)
 PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
 
@@ -79,8 +86,9 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
         if span.lane == "step":
             shade, hatch = PHASE_LOOK[span.name]
             color, name = matplotlib.colormaps["cividis"](shade), span.name
-            (bar,) = axis.barh(place, length, 0.4, span.start, color=color, hatch=hatch, edgecolor="white",
-                               linewidth=0.5)
+            (bar,) = axis.barh(
+                place, length, 0.4, span.start, color=color, hatch=hatch, edgecolor="white", linewidth=0.5
+            )
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
             (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
@@ -97,8 +105,14 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
     epochs = [record.epoch for record in result.epochs]
     loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **LOOK, label="training")
-    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **LOOK, linestyle="--",
-                   markerfacecolor="white", label="test")
+    loss_axis.plot(
+        epochs,
+        [record.test_loss for record in result.epochs],
+        **LOOK,
+        linestyle="--",
+        markerfacecolor="white",
+        label="test",
+    )
     loss_axis.set(ylabel="cross-entropy loss (nats per image)", ylim=(0, None))
     loss_axis.legend()
     accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **LOOK)
@@ -109,7 +123,10 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     devices = f"{len(result.devices)} × {result.devices[0]}"
     label = "SIMULATED: " if result.simulated else ""
     last = result.epochs[-1]
-    figure.suptitle(f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
-                    f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
-                    + (f"\n{label}{result.reason}" if result.reason else ""), fontsize=11)
+    figure.suptitle(
+        f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
+        f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
+        + (f"\n{label}{result.reason}" if result.reason else ""),
+        fontsize=11,
+    )
     return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

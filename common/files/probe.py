@@ -110,9 +110,17 @@ def probe_from_dict(values: dict) -> Probe:
 
     Raises TypeError for missing or unknown fields.
     """
-    parts = {name: tuple(kind(**part) for part in as_tuple(values[name]))
-             for name, kind in (("steps", StepTime), ("models", _model_link), ("loaders", LoaderSpeed),
-                                ("memory", MemoryUse), ("blocks", BlockTime)) if name in values}
+    parts = {
+        name: tuple(kind(**part) for part in as_tuple(values[name]))
+        for name, kind in (
+            ("steps", StepTime),
+            ("models", _model_link),
+            ("loaders", LoaderSpeed),
+            ("memory", MemoryUse),
+            ("blocks", BlockTime),
+        )
+        if name in values
+    }
     return Probe(**{**values, **parts})
 
 

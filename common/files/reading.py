@@ -13,8 +13,13 @@ import zipfile
 from pathlib import Path
 
 LARGEST_TEXT = 2**28  # bytes; a results.json of a thousand runs has 20 MB
-KINDS = {stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO",
-         stat.S_IFSOCK: "a socket"}
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class _Missing:

@@ -171,8 +171,9 @@ def read_result(path: str | Path) -> RunResult:
     try:
         return result_from_dict(json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise SuiteError(f"cannot read the result file {path}", f"{type(error).__name__}: {error}",
-                         "run it again", FAILED) from None
+        raise SuiteError(
+            f"cannot read the result file {path}", f"{type(error).__name__}: {error}", "run it again", FAILED
+        ) from None
 
 
 def result_from_dict(values: dict) -> RunResult:
@@ -184,8 +185,10 @@ def result_from_dict(values: dict) -> RunResult:
     if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
     epochs = tuple(epoch_from_dict(epoch) for epoch in as_tuple(values["epochs"]))
-    tuples = {key: as_tuple(values.get(key, ()))
-              for key in ("devices", "peak_memory_bytes", "gpu_uuids", "reserved_memory_bytes")}
+    tuples = {
+        key: as_tuple(values.get(key, ()))
+        for key in ("devices", "peak_memory_bytes", "gpu_uuids", "reserved_memory_bytes")
+    }
     result = RunResult(**{**values, **tuples, "epochs": epochs, "timeline": spans_from(values)})
     check_types(result, RunResult, "result")
     if not result.devices:
@@ -200,10 +203,12 @@ def spans_from(values: dict) -> tuple[Span, ...]:
 
 def epoch_from_dict(values: dict) -> EpochRecord:
     """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
-    numbers = {key: float("nan") if value is None and key != "start" else value
-               for key, value in values.items()}  # NaN became null
-    ranks = tuple(RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])})
-                  for rank in as_tuple(values.get("ranks", ())))
+    numbers = {
+        key: float("nan") if value is None and key != "start" else value for key, value in values.items()
+    }  # NaN became null
+    ranks = tuple(
+        RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])}) for rank in as_tuple(values.get("ranks", ()))
+    )
     return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"]), "ranks": ranks})
 
 

@@ -68,8 +68,9 @@ def file_behind(path: str | Path, flag: str = "") -> Path:
     except (FileNotFoundError, NotADirectoryError):
         kind = stat.S_IFREG
     except (OSError, ValueError) as error:  # a circle of links; a name that is too long, or has a 0 in it
-        raise SuiteError(f"cannot write {path}", getattr(error, "strerror", None) or str(error),
-                         f"name another file{by_flag}", USAGE) from None
+        raise SuiteError(
+            f"cannot write {path}", getattr(error, "strerror", None) or str(error), f"name another file{by_flag}", USAGE
+        ) from None
     if kind != stat.S_IFREG:
         raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", f"name a file instead{by_flag}", USAGE)
     return Path(os.path.realpath(path))
@@ -104,7 +105,7 @@ def _new_part(path):
 
 
 def _shortened(name):
-    return os.fsdecode(os.fsencode(name)[:LONGEST_NAME - len("12345678.part")])
+    return os.fsdecode(os.fsencode(name)[: LONGEST_NAME - len("12345678.part")])
 
 
 def short_name(name: str) -> str:
@@ -155,5 +156,9 @@ def check_writable(directory: str | Path, flag: str) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise SuiteError(f"cannot write to {directory}", error.strerror or str(error),
-                         f"name another directory with {flag}, or free this one", USAGE) from None
+        raise SuiteError(
+            f"cannot write to {directory}",
+            error.strerror or str(error),
+            f"name another directory with {flag}, or free this one",
+            USAGE,
+        ) from None

@@ -55,15 +55,18 @@ def share_of(cores: set[int], number: int, processes: int) -> set[int]:
     order = sorted(cores, key=_place)
     if processes > len(order):
         return {order[number % len(order)]}
-    return {*order[number * len(order) // processes:(number + 1) * len(order) // processes]}
+    return {*order[number * len(order) // processes : (number + 1) * len(order) // processes]}
 
 
 def _place(core):
     """Where a core is: its socket, the first of the threads that share its units, its number."""
     topology = SYSFS / f"devices/system/cpu/cpu{core}/topology"
     try:
-        return (int((topology / "physical_package_id").read_text()),
-                min(cores_in((topology / "thread_siblings_list").read_text())), core)
+        return (
+            int((topology / "physical_package_id").read_text()),
+            min(cores_in((topology / "thread_siblings_list").read_text())),
+            core,
+        )
     except (OSError, ValueError):
         return 0, core, core
 
@@ -86,7 +89,7 @@ def short_slices(wanted: bool = True) -> Iterator[None]:
     before = slice_attributes() if wanted else None
     shortens = before is not None and before[POLICY] == os.SCHED_OTHER
     if shortens:
-        _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1:]))
+        _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]))
     try:
         yield
     finally:

@@ -11,16 +11,7 @@ import sys
 import time
 from traceback import walk_tb
 
-from common.errors import (
-    FAILED,
-    INTERRUPTED,
-    MACHINE,
-    OUT_OF_MEMORY,
-    READER_GONE,
-    USAGE,
-    SuiteError,
-    is_out_of_memory,
-)
+from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
 from common.machine.ending import end_at_once
 from common.words import printable
 
@@ -120,15 +111,24 @@ def explained(error: Exception) -> SuiteError:
     message = f"{type(error).__name__}: {error}"
     for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return SuiteError(f"cannot write all of {cause.filename or 'a file'}", os.strerror(cause.errno),
-                              "free some space, or write elsewhere", FAILED)
+            return SuiteError(
+                f"cannot write all of {cause.filename or 'a file'}",
+                os.strerror(cause.errno),
+                "free some space, or write elsewhere",
+                FAILED,
+            )
         if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
             return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
         if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
-            return SuiteError("there is no place for temporary files", cause.strerror,
-                              "let TMPDIR name a directory that can be written", MACHINE)
+            return SuiteError(
+                "there is no place for temporary files",
+                cause.strerror,
+                "let TMPDIR name a directory that can be written",
+                MACHINE,
+            )
     if isinstance(error, (OSError, EOFError)) and any(  # its DataLoader does not know yet that the worker is gone
-            frame.f_code.co_filename.endswith(HANDED_OVER_IN) for frame, _ in walk_tb(error.__traceback__)):
+        frame.f_code.co_filename.endswith(HANDED_OVER_IN) for frame, _ in walk_tb(error.__traceback__)
+    ):
         return SuiteError("a loader worker died", message, WORKER_ADVICE, FAILED)
     if "DataLoader worker" in message and ("Caught" not in message or re.search(NOT_HANDED_OVER, message)):
         advice = WORKER_ADVICE
@@ -137,5 +137,6 @@ def explained(error: Exception) -> SuiteError:
         return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
-    return SuiteError(f"unexpected {type(error).__name__}", str(error) or "no message",
-                      "add --debug to see where it happened", FAILED)
+    return SuiteError(
+        f"unexpected {type(error).__name__}", str(error) or "no message", "add --debug to see where it happened", FAILED
+    )

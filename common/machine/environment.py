@@ -89,8 +89,12 @@ def available_devices(kind: str, instead: str = "--device cpu") -> list:
     if kind == "gpu":
         raise SuiteError("--device gpu needs a GPU", cause, f"type {instead}, or check with nvidia-smi", MACHINE)
     if there and not hidden:
-        raise SuiteError("this machine has a GPU that PyTorch cannot use", cause,
-                         f"mend that, or type {instead} to do without", MACHINE)
+        raise SuiteError(
+            "this machine has a GPU that PyTorch cannot use",
+            cause,
+            f"mend that, or type {instead} to do without",
+            MACHINE,
+        )
     return [torch.device("cpu")]
 
 
@@ -145,8 +149,9 @@ def rounds_to_tf32(device) -> bool:
     """
     import torch
 
-    return (device.type == "cuda" and torch.backends.cudnn.allow_tf32
-            and torch.cuda.get_device_capability(device) >= (8, 0))
+    return (
+        device.type == "cuda" and torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def require_torchvision() -> None:
@@ -161,9 +166,12 @@ def require_torchvision() -> None:
         mixed = [name for name in ("torch", "torchvision") if "+cpu" in (_version(name) or "")]
         if len(mixed) == 1:
             versions += f", of which only {mixed[0]} is built for the CPU alone"
-        raise SuiteError("torchvision cannot be imported", f"{versions}: {error}",
-                         "install a matched pair into a fresh environment: pip install -r requirements.txt",
-                         MACHINE) from None
+        raise SuiteError(
+            "torchvision cannot be imported",
+            f"{versions}: {error}",
+            "install a matched pair into a fresh environment: pip install -r requirements.txt",
+            MACHINE,
+        ) from None
 
 
 def describe_environment() -> dict:
@@ -199,8 +207,10 @@ def _links(machine: list[str], visible: list[str]) -> list[str]:
     if len(matrix) != len(machine) or not {*visible} <= {*machine}:
         return []
     places = [machine.index(uuid) for uuid in visible]
-    return [f"GPU{first}-GPU{second} {matrix[places[first]][1 + places[second]]}"
-            for first, second in itertools.combinations(range(len(places)), 2)]
+    return [
+        f"GPU{first}-GPU{second} {matrix[places[first]][1 + places[second]]}"
+        for first, second in itertools.combinations(range(len(places)), 2)
+    ]
 
 
 def gpu_uuid(device) -> str:

@@ -74,8 +74,9 @@ def guard() -> subprocess.Popen:
 
     The kernel's way (end_with_parent) begins too late in a rank that --spawn starts: it imports torch first.
     """
-    return subprocess.Popen([sys.executable, "-P", __file__, own_name()], stdin=subprocess.PIPE,
-                            start_new_session=True)  # no Ctrl-C reaches it there
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, own_name()], stdin=subprocess.PIPE, start_new_session=True
+    )  # no Ctrl-C reaches it there
 
 
 @contextlib.contextmanager

@@ -27,5 +27,6 @@ def hold_to(limit: int) -> None:
     """
     peak = peak_resident_bytes()
     if peak > limit:
-        raise MemoryError(f"this process has had {peak / 2**20:,.0f} MiB, --memory-limit allows "
-                          f"{limit / 2**20:,.0f} MiB")
+        raise MemoryError(
+            f"this process has had {peak / 2**20:,.0f} MiB, --memory-limit allows {limit / 2**20:,.0f} MiB"
+        )

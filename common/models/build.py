@@ -41,8 +41,9 @@ class Network(nn.Sequential):
         return part
 
 
-def build_model(name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32",
-                classes: int = 10) -> Network:
+def build_model(
+    name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32", classes: int = 10
+) -> Network:
     """Return the network `name` on the CPU, with the same weights for the same seed.
 
     name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
@@ -94,15 +95,27 @@ def _of_torchvision(name, image_shape, classes):
 
     if name not in models.list_models(module=models):
         near = difflib.get_close_matches(name, models.list_models(module=models), n=1)
-        raise SuiteError(f"torchvision has no classifier {name}", "see torchvision.models.list_models()",
-                         f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50", USAGE)
+        raise SuiteError(
+            f"torchvision has no classifier {name}",
+            "see torchvision.models.list_models()",
+            f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50",
+            USAGE,
+        )
     if image_shape[0] != 3:
-        raise SuiteError(f"torchvision:{name} takes colour images", f"these have {image_shape[0]} channel",
-                         "type --dataset cifar10, or a folder of your own", USAGE)
+        raise SuiteError(
+            f"torchvision:{name} takes colour images",
+            f"these have {image_shape[0]} channel",
+            "type --dataset cifar10, or a folder of your own",
+            USAGE,
+        )
     if name in AUXILIARY:
         made = f"torchvision.models.{name}(num_classes=classes, aux_logits=False, init_weights=True)"
-        raise SuiteError(f"torchvision:{name} returns more than logits in training", "it has auxiliary classifiers",
-                         f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}", USAGE)
+        raise SuiteError(
+            f"torchvision:{name} returns more than logits in training",
+            "it has auxiliary classifiers",
+            f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}",
+            USAGE,
+        )
     return models.get_model(name, weights=None, num_classes=classes)
 
 
@@ -126,11 +139,16 @@ def _of_file(path, function, image_shape, classes):
         with contextlib.redirect_stdout(sys.stderr):
             module = build(image_shape, classes)
     except Exception as error:
-        raise SuiteError(f"{wanted} failed", f"{type(error).__name__}: {error}", f"mend {path}: it is called as "
-                         f"{function}(image_shape={image_shape}, classes={classes})", USAGE) from None
+        raise SuiteError(
+            f"{wanted} failed",
+            f"{type(error).__name__}: {error}",
+            f"mend {path}: it is called as {function}(image_shape={image_shape}, classes={classes})",
+            USAGE,
+        ) from None
     if not isinstance(module, nn.Module):
-        raise SuiteError(f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", f"mend {path}",
-                         USAGE)
+        raise SuiteError(
+            f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", f"mend {path}", USAGE
+        )
     return module
 
 
@@ -143,22 +161,34 @@ def _try(network, name, image_shape, classes):
             outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"--model {name} does not take images of shape {tuple(image_shape)}", cause,
-                         "see --dataset and --image-size, or mend it", USAGE) from None
+        raise SuiteError(
+            f"--model {name} does not take images of shape {tuple(image_shape)}",
+            cause,
+            "see --dataset and --image-size, or mend it",
+            USAGE,
+        ) from None
     for logits in outputs:
         if getattr(logits, "shape", None) != (2, classes):
             alone = isinstance(logits, torch.Tensor)
-            raise SuiteError(f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
-                             f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
-                             "let its last layer have one output for each class" if alone else
-                             "return the logits alone, in training too", USAGE)
+            raise SuiteError(
+                f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
+                f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
+                "let its last layer have one output for each class"
+                if alone
+                else "return the logits alone, in training too",
+                USAGE,
+            )
 
 
 def refuse_uncut(model: nn.Sequential) -> None:
     """Raise SuiteError (USAGE) for a network that has one block alone."""
     if len(model) < 2:
-        raise SuiteError("this model cannot be cut", "it is no plain nn.Sequential of two parts or more",
-                         "return nn.Sequential(first, second) from your function, or leave the cut out", USAGE)
+        raise SuiteError(
+            "this model cannot be cut",
+            "it is no plain nn.Sequential of two parts or more",
+            "return nn.Sequential(first, second) from your function, or leave the cut out",
+            USAGE,
+        )
 
 
 def split_index(model: nn.Sequential, block: str) -> int:
@@ -168,8 +198,12 @@ def split_index(model: nn.Sequential, block: str) -> int:
     """
     names = block_names(model)
     if block not in names[1:]:
-        raise SuiteError("--split-at needs the name of the second stage's first block", f"found {block!r}",
-                         f"choose from {', '.join(names[1:])}", USAGE)
+        raise SuiteError(
+            "--split-at needs the name of the second stage's first block",
+            f"found {block!r}",
+            f"choose from {', '.join(names[1:])}",
+            USAGE,
+        )
     return names.index(block)
 
 
@@ -184,7 +218,7 @@ def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) 
     calls = CALLS[images.device.type]
     for index in range(len(model)):
         # a slice, which computes in the model's precision
-        block, times = copy.deepcopy(model[index:index + 1]).to(images.device).train(), []
+        block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []
         images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:

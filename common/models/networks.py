@@ -124,5 +124,13 @@ def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
 
 
-BUILDERS = {"lenet": _lenet, "mlp": _mlp, "strided": _strided, "vgg": _vgg, "resnet8": _resnet8,
-            "airbench": _airbench, "airbench-wide": partial(_airbench, widths=(128, 384, 384)), "resnet18": _resnet18}
+BUILDERS = {
+    "lenet": _lenet,
+    "mlp": _mlp,
+    "strided": _strided,
+    "vgg": _vgg,
+    "resnet8": _resnet8,
+    "airbench": _airbench,
+    "airbench-wide": partial(_airbench, widths=(128, 384, 384)),
+    "resnet18": _resnet18,
+}

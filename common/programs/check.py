@@ -60,8 +60,12 @@ def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[
         for place in available_devices(device):
             _compute(place)
         environment = describe_environment()
-        checks += [Check("torch", OK, f"torch {environment['torch']}, torchvision {environment['torchvision']}"),
-                   _gpus(environment), _backends(environment), *_data(data_root)]
+        checks += [
+            Check("torch", OK, f"torch {environment['torch']}, torchvision {environment['torchvision']}"),
+            _gpus(environment),
+            _backends(environment),
+            *_data(data_root),
+        ]
     except SuiteError as error:
         checks.append(Check(name, BAD, *str(error).rsplit("; ", 1)))
     checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
@@ -86,8 +90,12 @@ def _compute(device):
     except RuntimeError as error:
         wrong = str(error).partition("\n")[0]
     if wrong:
-        raise SuiteError(f"{device_name(device)} cannot be used", wrong, "install a PyTorch that supports it, leave it "
-                         "out with CUDA_VISIBLE_DEVICES, or type --device cpu", MACHINE)
+        raise SuiteError(
+            f"{device_name(device)} cannot be used",
+            wrong,
+            "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu",
+            MACHINE,
+        )
 
 
 def _gpus(environment):
@@ -95,9 +103,12 @@ def _gpus(environment):
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
     for index in range(len(environment["gpus"])):
         if (used := _used_on(index)) > BUSY_GPU_BYTES:
-            return Check("GPUs", BAD, f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which "
-                         "disturb the times", "close them (nvidia-smi names them), or leave it out with "
-                         "CUDA_VISIBLE_DEVICES")
+            return Check(
+                "GPUs",
+                BAD,
+                f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which disturb the times",
+                "close them (nvidia-smi names them), or leave it out with CUDA_VISIBLE_DEVICES",
+            )
     links = ", ".join(environment["links"])
     return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
 
@@ -113,8 +124,10 @@ def _used_on(index):
 def _backends(environment):
     import torch.distributed as dist
 
-    there = {"gloo": dist.is_available() and dist.is_gloo_available(),
-             "NCCL": dist.is_available() and dist.is_nccl_available()}
+    there = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "NCCL": dist.is_available() and dist.is_nccl_available(),
+    }
     needed = "NCCL" if environment["gpus"] else "gloo"
     backends = ", ".join(name for name, here in there.items() if here) or "none"
     if not there[needed]:
@@ -133,8 +146,12 @@ def _shared_memory():
         return Check("/dev/shm", NOTE, "there is none")
     free = shutil.disk_usage("/dev/shm").free
     if free < SHARED_MEMORY_BYTES:
-        return Check("/dev/shm", BAD, f"{free / 1e6:,.0f} MB free, loader workers hand over their batches there",
-                     "in docker: --shm-size=1g; or type --num-workers 0")
+        return Check(
+            "/dev/shm",
+            BAD,
+            f"{free / 1e6:,.0f} MB free, loader workers hand over their batches there",
+            "in docker: --shm-size=1g; or type --num-workers 0",
+        )
     return Check("/dev/shm", OK, f"{free / 1e6:,.0f} MB free")
 
 
@@ -162,8 +179,12 @@ def _directories(data_root, output_dir):
             yield Check(f"write to {directory}", status, error.strerror or str(error), "name another directory")
             continue
         free = shutil.disk_usage(existing).free
-        yield Check(f"write to {directory}", OK if free >= FREE_DISK_BYTES else BAD, f"{free / 1e9:,.1f} GB free",
-                    "" if free >= FREE_DISK_BYTES else "free some space, or name another directory")
+        yield Check(
+            f"write to {directory}",
+            OK if free >= FREE_DISK_BYTES else BAD,
+            f"{free / 1e9:,.1f} GB free",
+            "" if free >= FREE_DISK_BYTES else "free some space, or name another directory",
+        )
 
 
 def _running():
@@ -175,11 +196,20 @@ def _running():
             parent, _, _ = rest.partition("-")
             if process.pid != os.getpid() and parent.isdecimal():
                 runs[parent].append(process.pid)
-    stray = [str(pid) for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids
-             if _same_namespace(pid)]
+    stray = [
+        str(pid)
+        for parent, pids in runs.items()
+        if not psutil.pid_exists(int(parent))
+        for pid in pids
+        if _same_namespace(pid)
+    ]
     if stray:
-        return Check("other runs", BAD, f"processes {' '.join(stray)} are left of an earlier run",
-                     f"type kill -9 {' '.join(stray)}")
+        return Check(
+            "other runs",
+            BAD,
+            f"processes {' '.join(stray)} are left of an earlier run",
+            f"type kill -9 {' '.join(stray)}",
+        )
     if runs:
         return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
     return Check("other runs", OK, "none")
@@ -199,13 +229,22 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
-    parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE",
-                        help="that another machine has and this one must see")
+    parser.add_argument(
+        "--sees",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="that another machine has and this one must see",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
-    checks += [Check("shared files", BAD, f"{file.parent} is not the same directory on every machine",
-                     "name one that all see") for file in arguments.sees if not file.exists()]
+    checks += [
+        Check("shared files", BAD, f"{file.parent} is not the same directory on every machine", "name one that all see")
+        for file in arguments.sees
+        if not file.exists()
+    ]
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org

@@ -1,6 +1,6 @@
 """Download or generate a data set ahead of time; the training scripts do the same when they need it.
 
-    python -m common.programs.fetch --dataset mnist --data-root ./data
+python -m common.programs.fetch --dataset mnist --data-root ./data
 """
 
 from common.data.image_set import load_image_set

@@ -23,16 +23,20 @@ def main() -> None:
     image_set, networks = load_image_set(arguments), {}
     for name in arguments.model or [default_model(arguments.dataset)]:
         network = build_model(name, image_set.image_shape, arguments.seed, classes=len(image_set.classes))
-        networks[name] = {"parameters": sum(parameter.numel() for parameter in network.parameters()),
-                       "blocks": block_names(network)}
+        networks[name] = {
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "blocks": block_names(network),
+        }
     if arguments.json:
         print(json.dumps(networks))
         return
     for name, numbers in networks.items():
         blocks = numbers["blocks"]
         cut = f"it can be cut before {', '.join(blocks[1:])}" if len(blocks) > 1 else "it cannot be cut"
-        print(f"{name}: {numbers['parameters']:,} parameters, images {image_set.image_shape}, "
-              f"{len(image_set.classes)} classes; {cut}")
+        print(
+            f"{name}: {numbers['parameters']:,} parameters, images {image_set.image_shape}, "
+            f"{len(image_set.classes)} classes; {cut}"
+        )
 
 
 if __name__ == "__main__":

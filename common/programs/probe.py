@@ -151,12 +151,22 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
         torch.cuda.set_device(device)
     prepare_process(arguments, device, rank, ranks)
     with short_slices(arguments.bind and not on_gpu):
-        dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", rank=rank,
-                                world_size=ranks, device_id=device if on_gpu else None)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            f"file://{directory}/rendezvous",
+            rank=rank,
+            world_size=ranks,
+            device_id=device if on_gpu else None,
+        )
     model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
     model.to(device)
-    step = random_step(model, build_optimizer(model.parameters(), arguments), image_set,
-                       max(1, arguments.batch_size[0] // ranks), device)
+    step = random_step(
+        model,
+        build_optimizer(model.parameters(), arguments),
+        image_set,
+        max(1, arguments.batch_size[0] // ranks),
+        device,
+    )
     gradients, message = (torch.ones(max(1, count // 4), device=device) for count in (size, SHORT))
     exchanges, spent = [], 0.0
     while wants_more(len(exchanges), spent):
@@ -186,8 +196,11 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
     It fills a bucket in the order in which the backward pass computes them, until it has its full size or more.
     """
     names = {parameter: str(number) for number, parameter in enumerate(model.parameters())}
-    hooks = [parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
-             for parameter in names if parameter.requires_grad]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
+        for parameter in names
+        if parameter.requires_grad
+    ]
     passes = []
     for _ in range(7):
         timer = PhaseTimer([device])
@@ -236,8 +249,9 @@ def measure(arguments, image_set: ImageSet) -> Probe:
     sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
 
     def loaders_of(kind, workers):
-        config = argparse.Namespace(**{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": kind,
-                                       "num_workers": workers})
+        config = argparse.Namespace(
+            **{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": kind, "num_workers": workers}
+        )
         return make_loaders(image_set, config, device, sampler)
 
     own_loaders = loaders_of(arguments.loader, 0)  # all the time, so that the peak of the memory contains the images
@@ -251,8 +265,10 @@ def measure(arguments, image_set: ImageSet) -> Probe:
             images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
             with suppress_out_of_memory():
                 seconds = block_seconds(model, images)
-                blocks += [BlockTime(name, block, 1000 * value)
-                           for block, value in zip(block_names(model), seconds, strict=True)]
+                blocks += [
+                    BlockTime(name, block, 1000 * value)
+                    for block, value in zip(block_names(model), seconds, strict=True)
+                ]
         if arguments.compile:
             model.compile()
         optimizer = build_optimizer(model.parameters(), arguments)
@@ -262,19 +278,36 @@ def measure(arguments, image_set: ImageSet) -> Probe:
         fits = arguments.batch_size[0] not in set(arguments.sizes) - set(times)  # or half of it may not fit either
         if arguments.link and fits:
             step = random_step(model, optimizer, image_set, arguments.batch_size[0], device)
-            models.append(ModelLink(name, size, *exchange(arguments, name, size, image_set, device.type),
-                                    gradient_buckets(model, step, device)))
+            models.append(
+                ModelLink(
+                    name,
+                    size,
+                    *exchange(arguments, name, size, image_set, device.type),
+                    gradient_buckets(model, step, device),
+                )
+            )
         else:
             models.append(ModelLink(name, size, None))
 
-    loaders = [loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
-               for workers in (arguments.num_workers if arguments.ceiling else ())]
+    loaders = [
+        loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
+        for workers in (arguments.num_workers if arguments.ceiling else ())
+    ]
     resident = None
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
             resident = loader_speed(loaders_of("resident", 0)[0], 0, device).images_per_second
-    return Probe(len(image_set.train_labels), len(image_set.test_labels), startup_seconds, tuple(steps), tuple(models),
-                 tuple(loaders), resident, memory=memory_use(device), blocks=tuple(blocks))
+    return Probe(
+        len(image_set.train_labels),
+        len(image_set.test_labels),
+        startup_seconds,
+        tuple(steps),
+        tuple(models),
+        tuple(loaders),
+        resident,
+        memory=memory_use(device),
+        blocks=tuple(blocks),
+    )
 
 
 def main() -> None:

@@ -22,9 +22,12 @@ def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor
     shapes, other_shapes = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
     if shapes != other_shapes:
         name = next(name for name in {**shapes, **other_shapes} if shapes.get(name) != other_shapes.get(name))
-        raise SuiteError("the weights are of two different models",
-                         f"{name}: {shapes.get(name)}, {other_shapes.get(name)}", "give two files of the same model",
-                         FAILED)
+        raise SuiteError(
+            "the weights are of two different models",
+            f"{name}: {shapes.get(name)}, {other_shapes.get(name)}",
+            "give two files of the same model",
+            FAILED,
+        )
     parameters = [name for name in reference if not _is_statistic(name)]
     distances = [(reference[name].double() - other[name].double()).abs().max() for name in parameters]
     return torch.stack(distances).max().item()
@@ -37,8 +40,12 @@ def _is_statistic(name):
 def main() -> None:
     """Compare the two files named on the command line."""
     if len(sys.argv) != 3:
-        raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given",
-                         "type: python -m common.programs.weights reference.pth other.pth", USAGE)
+        raise SuiteError(
+            "common.programs.weights compares two files",
+            f"{len(sys.argv) - 1} given",
+            "type: python -m common.programs.weights reference.pth other.pth",
+            USAGE,
+        )
     reference, other = (torch.load(path, weights_only=True) for path in sys.argv[1:])
     print(json.dumps({"difference": difference(reference, other)}))
 

@@ -16,8 +16,9 @@ from common.machine.environment import gpu_uuid
 from common.settings.config import FLAGS, RunConfig, option
 
 
-def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig,
-                           options, image_set: ImageSet) -> None:
+def refuse_different_ranks(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig, options, image_set: ImageSet
+) -> None:
     """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
 
     They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
@@ -25,8 +26,10 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
     """
     if world_size == 1:
         return
-    own = {"gpu": gpu_uuid(device) if device.type == "cuda" else None,
-           "start": _start_of(device, config, options, image_set)}
+    own = {
+        "gpu": gpu_uuid(device) if device.type == "cuda" else None,
+        "start": _start_of(device, config, options, image_set),
+    }
     told = [json.loads(text) for text in tell_all(store, "start", json.dumps(own), rank, world_size)]
     starts, gpus = ([part[name] for part in told] for name in ("start", "gpu"))
     differences = []
@@ -36,12 +39,20 @@ def refuse_different_ranks(store: dist.Store, rank: int, world_size: int, device
         if other is not None:
             differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
     if differences:
-        raise SuiteError("ranks were started differently", "; ".join(differences),
-                         "start all ranks with the same flags, data and code", USAGE)
+        raise SuiteError(
+            "ranks were started differently",
+            "; ".join(differences),
+            "start all ranks with the same flags, data and code",
+            USAGE,
+        )
     for other, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) < other:
-            raise SuiteError("every rank needs a GPU of its own", f"ranks {gpus.index(gpu)} and {other} have one "
-                             f"together, {gpu}", "start fewer ranks, or show each a GPU of its own", MACHINE)
+            raise SuiteError(
+                "every rank needs a GPU of its own",
+                f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}",
+                "start fewer ranks, or show each a GPU of its own",
+                MACHINE,
+            )
 
 
 def _start_of(device, config, options, image_set):

@@ -25,9 +25,14 @@ def join_group(place: Place, device: torch.device, bound: bool) -> None:
     if on_gpu:
         torch.cuda.set_device(device)  # collectives of objects use the current device
     with short_slices(bound and not on_gpu):
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=place.store, rank=place.rank,
-                                world_size=place.world_size, timeout=group_timeout(place.timeout, on_gpu),
-                                device_id=device if on_gpu else None)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=place.store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=group_timeout(place.timeout, on_gpu),
+            device_id=device if on_gpu else None,
+        )
     group_store()  # now, while all ranks are here
 
 
@@ -44,9 +49,14 @@ def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
 
     They evaluate the plain `model`, after rank 0's buffers went to all.
     """
-    return {**group_traits(rank, world_size, next(model.parameters()).device), "data_rank": rank,
-            "data_ranks": world_size, "data_parallel_size": world_size, "evaluation_model": model,
-            "before_evaluation": lambda: broadcast_buffers(model)}
+    return {
+        **group_traits(rank, world_size, next(model.parameters()).device),
+        "data_rank": rank,
+        "data_ranks": world_size,
+        "data_parallel_size": world_size,
+        "evaluation_model": model,
+        "before_evaluation": lambda: broadcast_buffers(model),
+    }
 
 
 def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
@@ -66,9 +76,15 @@ def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
         beat()
         shutdown()
 
-    return {"rank": rank, "world_size": world_size, "launched": has_launcher(), "gather": beat_and_gather,
-            "shutdown": beat_and_shut_down, "all_end_after": end_together(rank, world_size, device),
-            "after_batch": beat}
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "launched": has_launcher(),
+        "gather": beat_and_gather,
+        "shutdown": beat_and_shut_down,
+        "all_end_after": end_together(rank, world_size, device),
+        "after_batch": beat,
+    }
 
 
 def group_store() -> dist.Store:

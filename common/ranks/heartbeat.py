@@ -55,8 +55,11 @@ class Heartbeat:
             if int(text) != self.moved[rank][0]:
                 self.moved[rank] = int(text), now
         beats, patience = [beats for beats, _ in self.moved.values()], self.store.timeout.total_seconds()
-        return [rank for rank, (come, since) in self.moved.items()
-                if come == min(beats) < max(beats) and now - since > patience]
+        return [
+            rank
+            for rank, (come, since) in self.moved.items()
+            if come == min(beats) < max(beats) and now - since > patience
+        ]
 
     def _watch(self):
         with contextlib.suppress(RuntimeError):  # the store is gone, with the process that had it
@@ -70,8 +73,15 @@ class Heartbeat:
         """Name the ranks that are lost, end those that hang, and this process: its main thread waits for a GPU."""
         if not told():
             where = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
-            tell(SuiteError("lost contact with another rank", where,
-                            "see the log of that rank, or give it more time with --dist-timeout", FAILED), as_rank=True)
+            tell(
+                SuiteError(
+                    "lost contact with another rank",
+                    where,
+                    "see the log of that rank, or give it more time with --dist-timeout",
+                    FAILED,
+                ),
+                as_rank=True,
+            )
         kill_ranks(self.store, lost)
         os._exit(128 + told() if told() else FAILED)
 

@@ -37,8 +37,12 @@ def name_lost_ranks(train: Callable) -> Callable:
             if missing:
                 atexit.register(kill_ranks, group_store(), missing)  # after the line about it
                 cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
-            lost = SuiteError("lost contact with another rank", cause,
-                              "see the log of that rank, or give it more time with --dist-timeout", FAILED)
+            lost = SuiteError(
+                "lost contact with another rank",
+                cause,
+                "see the log of that rank, or give it more time with --dist-timeout",
+                FAILED,
+            )
             for note in getattr(error, "__notes__", ()):
                 lost.add_note(note)
             raise lost from error

@@ -13,10 +13,13 @@ def become_rank() -> None:
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2:
         return
     job, step = (int(os.environ[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    told = {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_RANK": os.environ["SLURM_LOCALID"],
-            "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
-            "MASTER_PORT": str(20000 + (16 * job + step) % 10000)}
+    told = {
+        "RANK": os.environ["SLURM_PROCID"],
+        "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(20000 + (16 * job + step) % 10000),
+    }
     os.environ.update({**told, **{name: os.environ[name] for name in told if os.environ.get(name)}})
 
 
@@ -26,8 +29,16 @@ def srun(nodes: int, tasks: int) -> tuple[str, ...]:
     Each may use all cores that the job has on its node: how many threads it has is its own flag's business. With
     --cpus-per-task, which is therefore left out, a step would get exactly so many. All end when one fails.
     """
-    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", "--overlap",
-            "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1")
+    return (
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * tasks}",
+        f"--ntasks-per-node={tasks}",
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+    )
 
 
 def first_host(hosts: str) -> str:

@@ -50,8 +50,12 @@ def refuse_without_ranks(options) -> None:
     become_rank()
     if "RANK" not in os.environ:
         script = Path(sys.argv[0]).name
-        raise SuiteError(f"{script} runs one process per device", "found neither torchrun, nor srun, nor --spawn",
-                         f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2", USAGE)
+        raise SuiteError(
+            f"{script} runs one process per device",
+            "found neither torchrun, nor srun, nor --spawn",
+            f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2",
+            USAGE,
+        )
 
 
 def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: bool = False) -> torch.device:
@@ -65,8 +69,12 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
     if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
         return devices[0]
     if local_world_size > len(devices):
-        raise SuiteError("every rank needs a GPU of its own", f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
-                         "start fewer ranks, or type --device cpu", MACHINE)
+        raise SuiteError(
+            "every rank needs a GPU of its own",
+            f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
+            "start fewer ranks, or type --device cpu",
+            MACHINE,
+        )
     return devices[local_rank]
 
 
@@ -119,8 +127,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 sys.exit(128 + told())
             killed = error.exit_code == -signal.SIGKILL
             advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
-            raise SuiteError(f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice,
-                             FAILED) from None
+            raise SuiteError(
+                f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice, FAILED
+            ) from None
         finally:
             for process in ranks.processes:
                 process.terminate()
@@ -134,8 +143,12 @@ def _refuse_too_many(ranks):
     """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
     own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
     if ranks * own > free:
-        raise SuiteError(f"{ranks} ranks do not fit into memory", f"each takes at least {own / 2**20:,.0f} MiB, "
-                         f"{free / 2**20:,.0f} MiB are free", "start fewer ranks", MACHINE)
+        raise SuiteError(
+            f"{ranks} ranks do not fit into memory",
+            f"each takes at least {own / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free",
+            "start fewer ranks",
+            MACHINE,
+        )
 
 
 def _start_rank(rank, train, config, options, directory, parent):
@@ -176,8 +189,9 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Place:
     """
     rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
     if rank >= world_size:
-        raise SuiteError("RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}",
-                         "number the ranks from 0", USAGE)
+        raise SuiteError(
+            "RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}", "number the ranks from 0", USAGE
+        )
     if init_method == "env://":
         _variable("MASTER_ADDR")
         _whole_number("MASTER_PORT")
@@ -206,8 +220,11 @@ def sharing_cores(store: dist.Store, rank: int, world_size: int) -> tuple[int, i
     """
     own_host, own_cores = socket.gethostname(), usable_cores()
     told = tell_all(store, "cores", json.dumps([own_host, [*own_cores]]), rank, world_size)
-    sharing = [other for other, (host, cores) in enumerate(map(json.loads, told))
-               if host == own_host and not own_cores.isdisjoint(cores)]
+    sharing = [
+        other
+        for other, (host, cores) in enumerate(map(json.loads, told))
+        if host == own_host and not own_cores.isdisjoint(cores)
+    ]
     return sharing.index(rank), len(sharing)
 
 

@@ -15,7 +15,7 @@ ELSEWHERE = {  # what other training scripts call a flag: what to type here
     "--learning-rate": "type --lr LR",
     "--local-rank": "leave it out, and start the script with torchrun --standalone --nproc_per_node=N",
     "--mode": "for base type python data_parallel_train.py, for DP python data_parallel_train.py --use-parallel, for "
-              "DDP torchrun --standalone --nproc_per_node=N ddp_train.py",
+    "DDP torchrun --standalone --nproc_per_node=N ddp_train.py",
     "--momentum": "type --optimizer sgd or --optimizer nesterov, whose momentum is 0.9",
     "--no-cuda": "type --device cpu",
     "--use-model-parallel": "type python model_parallel_train.py --use-model-parallel",
@@ -37,8 +37,10 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Take underscores for dashes in flags; refuse a value of --, which argparse drops (python/cpython#59317)."""
-        typed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text)
-                 for text in (sys.argv[1:] if args is None else args)]
+        typed = [
+            re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text)
+            for text in (sys.argv[1:] if args is None else args)
+        ]
         for text in typed:
             if re.fullmatch(r"--[\w-]+=--", text):
                 self.error(f"argument {text.removesuffix('=--')}: needs a value, found '--'")
@@ -57,14 +59,20 @@ class OneLineParser(argparse.ArgumentParser):
 
 class _HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text, width, indent):
-        return "\n\n".join(_commands(paragraph, width) if paragraph.startswith(" ") else
-                           textwrap.fill(paragraph, width, break_on_hyphens=False) for paragraph in text.split("\n\n"))
+        return "\n\n".join(
+            _commands(paragraph, width)
+            if paragraph.startswith(" ")
+            else textwrap.fill(paragraph, width, break_on_hyphens=False)
+            for paragraph in text.split("\n\n")
+        )
 
 
 def _commands(paragraph, width):
     """Return commands in lines of at most `width` columns, those that are too long with backslashes."""
-    lines = (textwrap.wrap(line, width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False)
-             for line in paragraph.splitlines())
+    lines = (
+        textwrap.wrap(line, width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False)
+        for line in paragraph.splitlines()
+    )
     return "\n".join(" \\\n".join(parts) for parts in lines)
 
 
@@ -96,15 +104,23 @@ def fraction(text: str) -> float:
 def seconds(text: str) -> float:
     """Parse a time, e.g. "90", "90s", "20m" or "1.5h", and return seconds."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    return (unit or 1) * _number(text[:-1] if unit else text, float, lambda value: math.isfinite(value) and value > 0,
-                                 "a time above 0, e.g. 90s, 20m or 2h")
+    return (unit or 1) * _number(
+        text[:-1] if unit else text,
+        float,
+        lambda value: math.isfinite(value) and value > 0,
+        "a time above 0, e.g. 90s, 20m or 2h",
+    )
 
 
 def memory(text: str) -> int:
     """Parse an amount of memory, e.g. "800MiB" or "2GiB", and return bytes."""
     unit = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.get(text[-3:], 1)
-    amount = _number(text[:-3] if unit > 1 else text, float, lambda value: 1 <= value * unit < 2**63,
-                     "an amount of memory of at least a byte, e.g. 800MiB or 2GiB")
+    amount = _number(
+        text[:-3] if unit > 1 else text,
+        float,
+        lambda value: 1 <= value * unit < 2**63,
+        "an amount of memory of at least a byte, e.g. 800MiB or 2GiB",
+    )
     return int(unit * amount)
 
 

@@ -61,8 +61,20 @@ class Flag:
     by_rank: bool
 
 
-def flag(default, help, parse=None, metavar="N", *, nargs=None, decides=False, equal=False, shared=True, own=False,
-         several=False, by_rank=False):
+def flag(
+    default,
+    help,
+    parse=None,
+    metavar="N",
+    *,
+    nargs=None,
+    decides=False,
+    equal=False,
+    shared=True,
+    own=False,
+    several=False,
+    by_rank=False,
+):
     """Return the field of a RunConfig whose value a flag sets (see Flag)."""
     about = Flag(help, parse, metavar, nargs, decides, equal, shared, own, several, by_rank)
     return field(default=default, metadata={"flag": about})
@@ -82,99 +94,185 @@ class RunConfig:
     """
 
     dataset: str = flag(
-        "cifar10", " | ".join(DATASETS) + f" | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
-        one_of(DATASETS, OWN_DATA), "NAME", **TRAINS)
+        "cifar10",
+        " | ".join(DATASETS) + f" | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
+        one_of(DATASETS, OWN_DATA),
+        "NAME",
+        **TRAINS,
+    )
     image_size: int | None = flag(
-        None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS)
+        None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS
+    )
     recipe: str | None = flag(
-        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", one_of(RECIPES),
-        "NAME")
+        None,
+        "fast: other defaults for the flags below, for the shortest training (docs/flags.md)",
+        one_of(RECIPES),
+        "NAME",
+    )
     data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
     data_url: str | None = flag(
-        None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True)
+        None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True
+    )
     train_size: int | None = flag(None, "use only the first N training images", positive_int, **TRAINS)
     loader: str = flag(
-        "workers", "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
-        "device, augmented there a batch at a time", one_of(LOADERS), "NAME", **TRAINS)
+        "workers",
+        "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
+        "device, augmented there a batch at a time",
+        one_of(LOADERS),
+        "NAME",
+        **TRAINS,
+    )
     num_workers: int | None = flag(
-        None, "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
+        None,
+        "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
         "on a CPU that has no core for each of them besides one for each rank)",
-        non_negative_int, own=True, several=True)
+        non_negative_int,
+        own=True,
+        several=True,
+    )
     worker_nice: int = flag(
-        10, "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
-        "(%(default)s)", niceness, equal=True)
+        10,
+        "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
+        "(%(default)s)",
+        niceness,
+        equal=True,
+    )
     augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
     crop_padding: str = flag(
-        "zeros", "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
-        "which mirror the edge", one_of(CROP_PADDING), "NAME", **TRAINS)
+        "zeros",
+        "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
+        "which mirror the edge",
+        one_of(CROP_PADDING),
+        "NAME",
+        **TRAINS,
+    )
     model: str | None = flag(
-        None, " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
-        one_of(MODELS, OWN_MODELS), "NAME", several=True, **TRAINS)
+        None,
+        " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
+        one_of(MODELS, OWN_MODELS),
+        "NAME",
+        several=True,
+        **TRAINS,
+    )
     precision: str = flag(
-        "fp32", "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
-        one_of(("fp32", "bf16", "fp64")), "TYPE", own=True, **TRAINS)
+        "fp32",
+        "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
+        one_of(("fp32", "bf16", "fp64")),
+        "TYPE",
+        own=True,
+        **TRAINS,
+    )
     allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
-    compile: bool = flag(
-        False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)
-    cuda_graph: bool = flag(
-        False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
+    compile: bool = flag(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)
+    cuda_graph: bool = flag(False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
     optimizer: str = flag(
-        "adam", "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
-        "filters of convolutions", one_of(OPTIMIZERS), "NAME", **TRAINS)
+        "adam",
+        "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
+        "filters of convolutions",
+        one_of(OPTIMIZERS),
+        "NAME",
+        **TRAINS,
+    )
     lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
     weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
     schedule: str = flag(
-        "steps", "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
-        "to 0 | linear: from --lr straight to 0", one_of(SCHEDULES), "NAME", **TRAINS)
+        "steps",
+        "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
+        "to 0 | linear: from --lr straight to 0",
+        one_of(SCHEDULES),
+        "NAME",
+        **TRAINS,
+    )
     lr_milestones: tuple[int, ...] | None = flag(
-        None, "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
-        positive_int, "EPOCH", nargs="+", **TRAINS)
+        None,
+        "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
+        positive_int,
+        "EPOCH",
+        nargs="+",
+        **TRAINS,
+    )
     label_smoothing: float = flag(0.0, "in the training loss (%(default)s)", fraction, "X", **TRAINS)
     epochs: int = flag(10, "(%(default)s)", positive_int, equal=True)
     target_accuracy: float | None = flag(
-        None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True)
+        None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True
+    )
     batch_size: int = flag(
-        128, "images per optimizer step, in total over all devices (128)", positive_int, decides=True, own=True,
-        several=True)
+        128,
+        "images per optimizer step, in total over all devices (128)",
+        positive_int,
+        decides=True,
+        own=True,
+        several=True,
+    )
     max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
     eval_mode: bool = flag(
-        False, "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
-        shared=False, **TRAINS)
+        False,
+        "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
+        shared=False,
+        **TRAINS,
+    )
     seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
     device: str = flag(
-        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(("auto", "cpu", "gpu"), also={"cuda": "gpu"}),
-        "KIND")
+        "auto",
+        "auto (a GPU where there is one) | cpu | gpu",
+        one_of(("auto", "cpu", "gpu"), also={"cuda": "gpu"}),
+        "KIND",
+    )
     memory_limit: int | None = flag(
-        None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
-        memory, "SIZE", equal=True)
+        None,
+        "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
+        memory,
+        "SIZE",
+        equal=True,
+    )
     bind: bool = flag(
-        False, "keep every process, and its loader workers, on CPU cores of its own: those next to its GPU (its NUMA "
-        "node), or its share of all, where what ranks send one another then also comes first", equal=True)
+        False,
+        "keep every process, and its loader workers, on CPU cores of its own: those next to its GPU (its NUMA "
+        "node), or its share of all, where what ranks send one another then also comes first",
+        equal=True,
+    )
     threads: int | None = flag(
-        None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True)
+        None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True
+    )
     profile: int | None = flag(
-        None, "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
-        "file for ui.perfetto.dev, beside the curves", positive_int, shared=False)
+        None,
+        "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
+        "file for ui.perfetto.dev, beside the curves",
+        positive_int,
+        shared=False,
+    )
     output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
     curves: bool = flag(True, "draw loss and accuracy over the epochs", **PRIVATE)
     figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
     tensorboard: str | None = flag(
-        None, "add every epoch to the TensorBoard log in this directory (pip install tensorboard)", str, "DIR",
-        **PRIVATE)
-    save: str | None = flag(
-        None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
+        None,
+        "add every epoch to the TensorBoard log in this directory (pip install tensorboard)",
+        str,
+        "DIR",
+        **PRIVATE,
+    )
+    save: str | None = flag(None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
     checkpoint: str | None = flag(
-        None, "after every epoch, and when told to end, write all that is needed to go on to this file", str, "FILE",
-        **PRIVATE)
+        None,
+        "after every epoch, and when told to end, write all that is needed to go on to this file",
+        str,
+        "FILE",
+        **PRIVATE,
+    )
     resume: str | None = flag(
-        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE)
+        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE
+    )
     quiet: bool = flag(False, "print nothing but errors", **PRIVATE)
     debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
 
 
 # The groups of --help, each under the name of its first flag.
-GROUPS = {"dataset": "what to train on", "model": "what to train, and how", "device": "on which device",
-          "profile": "what comes out"}
+GROUPS = {
+    "dataset": "what to train on",
+    "model": "what to train, and how",
+    "device": "on which device",
+    "profile": "what comes out",
+}
 FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields(RunConfig)}
 
 
@@ -203,9 +301,14 @@ def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: 
             group.add_argument(option(name), action=action, default=default, help=about.help)
             continue
         many = several and about.several
-        group.add_argument(option(name), type=about.parse, metavar=about.metavar, help=about.help,
-                           nargs="+" if many else about.nargs,
-                           default=[default] if many and default is not None else default)
+        group.add_argument(
+            option(name),
+            type=about.parse,
+            metavar=about.metavar,
+            help=about.help,
+            nargs="+" if many else about.nargs,
+            default=[default] if many and default is not None else default,
+        )
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -222,8 +325,13 @@ def script_parser(description: str) -> OneLineParser:
 
 def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --dist-timeout."""
-    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S",
-                        help="give up when another rank does not answer for so many seconds (%(default)g)")
+    parser.add_argument(
+        "--dist-timeout",
+        type=positive_float,
+        default=120.0,
+        metavar="S",
+        help="give up when another rank does not answer for so many seconds (%(default)g)",
+    )
 
 
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
@@ -276,8 +384,12 @@ def _check_files(config):
         file = file_behind(path, typed)
         check_writable(file.parent, typed)
         if not os.access(file, os.W_OK) and file.exists():
-            raise SuiteError(f"cannot write {path}", "it may only be read",
-                             f"name another file with {typed}, or change its rights", USAGE)
+            raise SuiteError(
+                f"cannot write {path}",
+                "it may only be read",
+                f"name another file with {typed}, or change its rights",
+                USAGE,
+            )
         other = taken.get(str(file))
         if other and (typed, other) != ("--checkpoint", "--resume"):
             raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
@@ -292,5 +404,9 @@ def default_model(dataset: str) -> str:
 def check_image_size(dataset: str, image_size: int | None) -> None:
     """Raise SuiteError (USAGE) if a data set whose images have a size is given another."""
     if image_size is not None and not dataset.startswith(FOLDER):
-        raise SuiteError("--image-size is for a folder of images", f"the images of {dataset} have a size",
-                         f"leave it out, or type --dataset {FOLDER}PATH", USAGE)
+        raise SuiteError(
+            "--image-size is for a folder of images",
+            f"the images of {dataset} have a size",
+            f"leave it out, or type --dataset {FOLDER}PATH",
+            USAGE,
+        )

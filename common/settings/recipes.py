@@ -5,10 +5,29 @@ in docs/performance.md.
 """
 
 _FAST = {"loader": "resident", "precision": "bf16"}
-_MNIST = {**_FAST, "model": "strided", "augment": False, "optimizer": "muon", "schedule": "linear", "lr": 0.007,
-          "label_smoothing": 0.05, "batch_size": 256, "epochs": 1, "max_steps": 160}
-_CIFAR10 = {**_FAST, "model": "airbench", "crop_padding": "reflect", "optimizer": "muon", "schedule": "linear",
-            "lr": 0.012, "label_smoothing": 0.2, "batch_size": 512, "epochs": 4}
+_MNIST = {
+    **_FAST,
+    "model": "strided",
+    "augment": False,
+    "optimizer": "muon",
+    "schedule": "linear",
+    "lr": 0.007,
+    "label_smoothing": 0.05,
+    "batch_size": 256,
+    "epochs": 1,
+    "max_steps": 160,
+}
+_CIFAR10 = {
+    **_FAST,
+    "model": "airbench",
+    "crop_padding": "reflect",
+    "optimizer": "muon",
+    "schedule": "linear",
+    "lr": 0.012,
+    "label_smoothing": 0.2,
+    "batch_size": 512,
+    "epochs": 4,
+}
 
 RECIPES = {
     "fast": {
@@ -17,5 +36,5 @@ RECIPES = {
         "fashion-mnist": _MNIST,
         "synthetic-cifar10": _CIFAR10,
         "synthetic-mnist": _MNIST,
-    },
+    }
 }

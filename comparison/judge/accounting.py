@@ -38,8 +38,9 @@ class Excess:
         return Excess(self.name, self.value * factor, low, high)
 
     def __str__(self) -> str:
-        return f"{abs(self.value):.{self._decimals}f}" + ("" if self.low is None
-                                                          else f" ± {self.margin:.{self._decimals}f}")
+        return f"{abs(self.value):.{self._decimals}f}" + (
+            "" if self.low is None else f" ± {self.margin:.{self._decimals}f}"
+        )
 
     @property
     def _decimals(self):

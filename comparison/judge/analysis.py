@@ -94,18 +94,29 @@ def analyse(report: Report) -> Analysis:
     standings = compare_with_baselines(report)
     rows = tuple(analyse_row(report, row, standings[row.configuration.name], summaries) for row in report.rows)
     sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(report, rows, name))
-    return Analysis(report, rows, sweeps, project(report, summaries), tuple(choose(report, rows)),
-                    _resolution(report), {role: _pairs(report, rows, role, summaries) for role in (TWIN, BEFORE)})
+    return Analysis(
+        report,
+        rows,
+        sweeps,
+        project(report, summaries),
+        tuple(choose(report, rows)),
+        _resolution(report),
+        {role: _pairs(report, rows, role, summaries) for role in (TWIN, BEFORE)},
+    )
 
 
 def _pairs(report, rows, role, summaries):
     """The intervals of all pairs of a role together have the report's confidence (Bonferroni's inequality)."""
     by_name = {entry.row.configuration.name: entry for entry in rows if entry.row.results}
-    couples = [(by_name[other.configuration.against], other) for other in report.counterparts
-               if other.configuration.role == role and other.results and other.configuration.against in by_name]
+    couples = [
+        (by_name[other.configuration.against], other)
+        for other in report.counterparts
+        if other.configuration.role == role and other.results and other.configuration.against in by_name
+    ]
     confidence = 1 - (1 - confidence_of(report)) / max(1, len(couples))
-    return tuple(_pair(report, entry, other, summaries[other.configuration.name], confidence)
-                 for entry, other in couples)
+    return tuple(
+        _pair(report, entry, other, summaries[other.configuration.name], confidence) for entry, other in couples
+    )
 
 
 def _pair(report, entry, other, summary, confidence):
@@ -123,8 +134,10 @@ def _resolution(report):
     if noise is None:
         return None
     (measured, columns), (deviation, _) = times.shape, noise
-    shares = {blocks: resolution(deviation, blocks, columns, len(report.rows) - 1, confidence_of(report))
-              for blocks in sorted({measured, 10})}
+    shares = {
+        blocks: resolution(deviation, blocks, columns, len(report.rows) - 1, confidence_of(report))
+        for blocks in sorted({measured, 10})
+    }
     return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})
 
 

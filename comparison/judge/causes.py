@@ -36,8 +36,12 @@ OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the passes through the network, per device
 
 PLACES = {
-    "data": "in waiting for data", "transfer": "in the transfer to the device", "forward": "in the forward pass",
-    "backward": "in the backward pass", "exchange": "in the exchange of gradients", "update": "in the update",
+    "data": "in waiting for data",
+    "transfer": "in the transfer to the device",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "exchange": "in the exchange of gradients",
+    "update": "in the update",
     OUTSIDE: "in none of the phases",
 }
 WAITING_FOR_STAGES = "in waiting for the other stages and sending to them"
@@ -91,9 +95,17 @@ def find_causes(
         return ()
     own = summaries[row.configuration.name]
     causes = (
-        _unequal(standing), _noise(row, standing), *_parts_of_steps(report, row, accounts.steps, summaries),
-        _waiting(report, row, own, accounts.steps, summaries), _straggler(row, own), _queued(row), _idle_threads(row),
-        _growth(row, standing), _resident(report, row, own), _overhead(row, own), _idle_stage(row, own),
+        _unequal(standing),
+        _noise(row, standing),
+        *_parts_of_steps(report, row, accounts.steps, summaries),
+        _waiting(report, row, own, accounts.steps, summaries),
+        _straggler(row, own),
+        _queued(row),
+        _idle_threads(row),
+        _growth(row, standing),
+        _resident(report, row, own),
+        _overhead(row, own),
+        _idle_stage(row, own),
         _bubble(row),
         *_parts_of_runs(row, standing, accounts.runs, summaries),
     )
@@ -111,8 +123,11 @@ def _noise(row, standing):
         return None
     seconds = run_seconds(row), run_seconds(standing.baseline)
     spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in seconds)
-    return Cause("noise", f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
-                          "difference may be chance; more --repeats would narrow it.")
+    return Cause(
+        "noise",
+        f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
+        "difference may be chance; more --repeats would narrow it.",
+    )
 
 
 def _parts_of_steps(report, row, steps, summaries):
@@ -131,8 +146,11 @@ def _waiting(report, row, own, steps, summaries):
     """What an account cannot show, as the row is compared with none."""
     if steps or own.waiting_share < WAITING:
         return None
-    return Cause("waiting for data", f"Waiting for data takes {own.phases.data:.1f} of {own.step_milliseconds:.1f} ms "
-                 f"per step ({own.waiting_share:.0%}): {_loading_advice(report, row, summaries)}.")
+    return Cause(
+        "waiting for data",
+        f"Waiting for data takes {own.phases.data:.1f} of {own.step_milliseconds:.1f} ms "
+        f"per step ({own.waiting_share:.0%}): {_loading_advice(report, row, summaries)}.",
+    )
 
 
 def _loading_advice(report, row, summaries):
@@ -141,18 +159,27 @@ def _loading_advice(report, row, summaries):
     if result.config["loader"] == "resident":
         return "batches are cut out of memory, so that the network is small beside its data"
     workers = result.loader_workers
-    more = [other for other in report.rows if other.results and other.configuration.method == row.configuration.method
-            and other.configuration.planned.num_workers > planned.num_workers
-            and replace(other.configuration.planned, num_workers=planned.num_workers) == planned]
+    more = [
+        other
+        for other in report.rows
+        if other.results
+        and other.configuration.method == row.configuration.method
+        and other.configuration.planned.num_workers > planned.num_workers
+        and replace(other.configuration.planned, num_workers=planned.num_workers) == planned
+    ]
     if more:
-        seconds, best = min((summaries[other.configuration.name].epoch_seconds, other.configuration.planned.num_workers)
-                            for other in more)
+        seconds, best = min(
+            (summaries[other.configuration.name].epoch_seconds, other.configuration.planned.num_workers)
+            for other in more
+        )
         return f"with {best} workers instead of {workers} an epoch was measured at {seconds:.2f} s"
     left = row.cores - workers - _computing_threads(result)
     if left > 0:
         return f"{count(left, 'core')} of {row.cores} {'is' if left == 1 else 'are'} left for more --num-workers"
-    return (f"{count(_computing_threads(result), 'thread')} and {count(workers, 'loader worker')} have the "
-            f"{count(row.cores, 'core')} already, so that more workers would take from the computation")
+    return (
+        f"{count(_computing_threads(result), 'thread')} and {count(workers, 'loader worker')} have the "
+        f"{count(row.cores, 'core')} already, so that more workers would take from the computation"
+    )
 
 
 def _computing_threads(result):
@@ -167,8 +194,11 @@ def _straggler(row, own):
     advice = "look for what its core or device has to do besides"
     if method_of(row.configuration.method).staged:
         advice = "another --split-at may give the stages more equal parts"
-    return Cause("straggler", f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
-                 f"which wait for it, most of it {PLACES[straggler.phase]}: {advice}.")
+    return Cause(
+        "straggler",
+        f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
+        f"which wait for it, most of it {PLACES[straggler.phase]}: {advice}.",
+    )
 
 
 def _queued(row):
@@ -178,16 +208,24 @@ def _queued(row):
         return None
     words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
     if workers and threads + workers > row.cores:
-        return Cause("too many workers", f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
-                     f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.")
+        return Cause(
+            "too many workers",
+            f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
+            f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.",
+        )
     if threads > row.cores:
-        return Cause("shared cores", f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
-                     "more cores, or fewer processes or threads.")
+        return Cause(
+            "shared cores",
+            f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
+            "more cores, or fewer processes or threads.",
+        )
     advice = "look for other programs, and for what binds processes to the same cores"
     if result.world_size > 1 and result.devices[0] == "cpu":
-        advice = ("look for other programs; what sends for a rank has no cores but the rank's own"
-                  if result.config.get("bind") else
-                  "look for other programs, or type --bind, which gives every rank cores of its own")
+        advice = (
+            "look for other programs; what sends for a rank has no cores but the rank's own"
+            if result.config.get("bind")
+            else "look for other programs, or type --bind, which gives every rank cores of its own"
+        )
     return Cause("shared cores", f"{words}, of {row.cores}: {advice}.")
 
 
@@ -197,9 +235,12 @@ def _idle_threads(row):
         return None
     if cores.high > (1 - IDLE_THREADS) * threads:
         return None
-    return Cause("idle threads", f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
-                 "its operations are too small to share, or something limits them (a quota, a library that sets their "
-                 "number).")
+    return Cause(
+        "idle threads",
+        f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
+        "its operations are too small to share, or something limits them (a quota, a library that sets their "
+        "number).",
+    )
 
 
 def _growth(row, standing):
@@ -209,8 +250,11 @@ def _growth(row, standing):
     if not _grows(share) or not _grows(beside):
         return None
     more = "" if beside is share else "more than the baseline's "
-    return Cause("growing", f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
-                 "from the first that counts to the last: a longer training would not go on at this speed.")
+    return Cause(
+        "growing",
+        f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
+        "from the first that counts to the last: a longer training would not go on at this speed.",
+    )
 
 
 def _grows(share):
@@ -225,9 +269,12 @@ def _resident(report, row, own):
     saved = own.phases.data - needed
     if saved / step < SAVED:
         return None
-    return Cause("resident loader", f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
-                 f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
-                 f"{needed:.2f} ms for a step's.")
+    return Cause(
+        "resident loader",
+        f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
+        f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
+        f"{needed:.2f} ms for a step's.",
+    )
 
 
 def _own_milliseconds(row, names):
@@ -247,8 +294,11 @@ def _overhead(row, own):
     parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
     where = "Carried out on one device, " if row.simulated else ""
     name = method_of(row.configuration.method).called or row.label
-    return Cause("scatter, replicate, gather", f"{where}{name}'s own work takes {sum(times):.1f} of {step:.1f} ms per "
-                 f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.")
+    return Cause(
+        "scatter, replicate, gather",
+        f"{where}{name}'s own work takes {sum(times):.1f} of {step:.1f} ms per "
+        f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.",
+    )
 
 
 def _idle_stage(row, own):
@@ -264,9 +314,12 @@ def _idle_stage(row, own):
     if idle < IDLE:
         return None
     how = "computed, not measured, for two devices from" if row.simulated else "measured, with"
-    return Cause("idle stage", f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
-                 f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
-                 f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
+    return Cause(
+        "idle stage",
+        f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
+        f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
+        f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.",
+    )
 
 
 def _bubble(row):
@@ -280,9 +333,12 @@ def _bubble(row):
         return None
     stages, micro_batches = len(ranks), row.results[0].config["micro_batches"]
     ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019
-    return Cause("bubble", "From the first forward pass of a batch to its last backward pass, the stages wait and send "
-                 f"for {waiting / (waiting + computing):.0%} of the time, ideally {ideal:.0%}, (P-1)/(M+P-1) with "
-                 f"P = {stages} stages and M = {count(micro_batches, 'micro-batch', 'es')}.")
+    return Cause(
+        "bubble",
+        "From the first forward pass of a batch to its last backward pass, the stages wait and send "
+        f"for {waiting / (waiting + computing):.0%} of the time, ideally {ideal:.0%}, (P-1)/(M+P-1) with "
+        f"P = {stages} stages and M = {count(micro_batches, 'micro-batch', 'es')}.",
+    )
 
 
 def _parts_of_runs(row, standing, runs, summaries):
@@ -290,8 +346,9 @@ def _parts_of_runs(row, standing, runs, summaries):
     for part in runs.proved if runs else ():
         if part.name in STAGES and abs(part.value) >= WORTH * runs.value:
             pays = _pays_from(row, standing, part.value, summaries) if part.name == "start-up" else ""
-            yield Cause(part.name, f"{STAGES[part.name]} takes {part} s {'more' if part.value > 0 else 'less'}{pays}",
-                        "run")
+            yield Cause(
+                part.name, f"{STAGES[part.name]} takes {part} s {'more' if part.value > 0 else 'less'}{pays}", "run"
+            )
 
 
 def _pays_from(row, standing, extra, summaries):

@@ -41,8 +41,11 @@ def choose(report: Report, rows: tuple[RowAnalysis, ...]) -> list[Recommendation
     groups: dict[str, list[RowAnalysis]] = {}
     for entry in rows:
         if entry.rivals_baseline:
-            trained = [f"{SWEEPS[name].lower()} {value}" for name, value in entry.row.configuration.values.items()
-                       if name in settings]
+            trained = [
+                f"{SWEEPS[name].lower()} {value}"
+                for name, value in entry.row.configuration.values.items()
+                if name in settings
+            ]
             groups.setdefault(", ".join(trained), []).append(entry)
     if not groups:
         return [Recommendation("not measured")]
@@ -53,8 +56,9 @@ def choose(report: Report, rows: tuple[RowAnalysis, ...]) -> list[Recommendation
 
 def _recommend(report, trained, judged, every):
     """judged: rows with a speed-up that trained the same; every: all rows of the comparison."""
-    compared = tuple({entry.label: entry for pair in judged
-                      for entry in (pair, entry_of(every, pair.standing.baseline))}.values())
+    compared = tuple(
+        {entry.label: entry for pair in judged for entry in (pair, entry_of(every, pair.standing.baseline))}.values()
+    )
     whole = min((entry for entry in compared if entry.row.all_cores), key=_asked, default=None)
     proved = [entry for entry in judged if entry.standing.speed_up.low is not None]
     if whole and whole.standing.speed_up.low is None and not whole.is_baseline:
@@ -65,25 +69,44 @@ def _recommend(report, trained, judged, every):
         return Recommendation("all cores", trained, compared)
     if not proved:
         return Recommendation("few runs", trained, compared, shown=max(judged, key=_speed_up))
-    winners = [entry for entry in proved if entry.standing.speed_up.words == FASTER and not entry.standing.accuracy
-               and _reliable(report, entry, compared)]
+    winners = [
+        entry
+        for entry in proved
+        if entry.standing.speed_up.words == FASTER
+        and not entry.standing.accuracy
+        and _reliable(report, entry, compared)
+    ]
     beaten = [entry.standing.baseline for entry in winners]
     baselines = [entry for entry in compared if entry.is_baseline and entry.row not in beaten]
-    best = min(tied_for_fastest(report, [*winners, *baselines]), key=lambda entry: (
-        method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds))
-    equals = _tied(report, best, [entry for entry in compared if entry is not best and not entry.standing.accuracy
-                                  and entry.row not in beaten])
+    best = min(
+        tied_for_fastest(report, [*winners, *baselines]),
+        key=lambda entry: (method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds),
+    )
+    equals = _tied(
+        report,
+        best,
+        [entry for entry in compared if entry is not best and not entry.standing.accuracy and entry.row not in beaten],
+    )
     if best not in winners:
         return Recommendation("stay", trained, compared, best, shown=max(proved, key=_speed_up), equals=tuple(equals))
-    return Recommendation("use", trained, compared, best, best, whole,
-                          whole and ratio_of(report, whole.row, best.row, asked_seconds(report)), tuple(equals))
+    return Recommendation(
+        "use",
+        trained,
+        compared,
+        best,
+        best,
+        whole,
+        whole and ratio_of(report, whole.row, best.row, asked_seconds(report)),
+        tuple(equals),
+    )
 
 
 def _reliable(report, entry, compared):
     """Whether all runs of a row ended well, or it is proved to be faster than every row of which that is true."""
     sound = [other.row for other in compared if not other.row.troubles]
     return not entry.row.troubles or all(
-        ratio.inverse.words == FASTER for ratio in ratios_of(report, entry.row, sound, asked_seconds(report)))
+        ratio.inverse.words == FASTER for ratio in ratios_of(report, entry.row, sound, asked_seconds(report))
+    )
 
 
 def tied_for_fastest(report: Report, entries: Sequence[RowAnalysis]) -> list[RowAnalysis]:

@@ -28,7 +28,8 @@ def find_costs(report: Report, row: Row) -> Costs:
     if not parts or not row.results:
         return Costs()
     without, one_rank, no_exchange = (
-        _equal_partner(report, row, method) for method in (parts.without, parts.one_rank, parts.no_exchange))
+        _equal_partner(report, row, method) for method in (parts.without, parts.one_rank, parts.no_exchange)
+    )
     return Costs(
         without and one_rank and ratio_of(report, one_rank, without),
         one_rank and no_exchange and ratio_of(report, no_exchange, one_rank),

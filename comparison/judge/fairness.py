@@ -57,16 +57,25 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one
     step: that is no difference.
     """
-    mine, theirs = ({**{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
-                     "torch": run.environment["torch"], **vars(effective(run)), "images": run.epochs[-1].samples}
-                    for run in (result, reference))
+    mine, theirs = (
+        {
+            **{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
+            "torch": run.environment["torch"],
+            **vars(effective(run)),
+            "images": run.epochs[-1].samples,
+        }
+        for run in (result, reference)
+    )
     may_differ = {*MAY_DIFFER[scaling], *exempt}
     if equal_images((result, reference)):
         may_differ.add("images")
     if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
         may_differ.add("steps_per_epoch")
-    return [f"{words_of(name)} {mine[name]} instead of {theirs[name]}" for name in mine
-            if name not in may_differ and mine[name] != theirs[name]]
+    return [
+        f"{words_of(name)} {mine[name]} instead of {theirs[name]}"
+        for name in mine
+        if name not in may_differ and mine[name] != theirs[name]
+    ]
 
 
 def equal_images(results: Iterable[RunResult]) -> bool:
@@ -87,9 +96,12 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
         for name, value in vars(configuration.planned).items() if other else ():
             theirs = getattr(other.planned, name)
             if name not in may_differ and theirs != value:
-                raise SuiteError("unequal rows are no comparison",
-                                 f"{words_of(name)}: “{other.label}” has {theirs}, “{configuration.label}” {value}",
-                                 "give both the same, or type --allow-unequal to run and mark them", USAGE)
+                raise SuiteError(
+                    "unequal rows are no comparison",
+                    f"{words_of(name)}: “{other.label}” has {theirs}, “{configuration.label}” {value}",
+                    "give both the same, or type --allow-unequal to run and mark them",
+                    USAGE,
+                )
 
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
@@ -141,8 +153,11 @@ def compare_with_baselines(report: Report) -> dict[str, Standing]:
         for row, speed_up in zip(rows, speed_ups, strict=True):
             share = units(baseline.results[0]) / units(row.results[0])
             standings[row.configuration.name] = replace(
-                standings[row.configuration.name], speed_up=speed_up, efficiency=speed_up.times(share),
-                accuracy=less_accurate(report, row, baseline, speed_up))
+                standings[row.configuration.name],
+                speed_up=speed_up,
+                efficiency=speed_up.times(share),
+                accuracy=less_accurate(report, row, baseline, speed_up),
+            )
     return standings
 
 
@@ -158,8 +173,9 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     rows = tuple(other for other in report.rows if not other.times_only)
     columns = {other.configuration.name: column for column, other in enumerate(rows)}
     accuracies = block_times(rows, lambda outcome: 100 * outcome.result.epochs[-1].test_accuracy)
-    value, low, high = mean_difference(accuracies, *(columns[some.configuration.name] for some in (row, baseline)),
-                                       2 * CONFIDENCE - 1)
+    value, low, high = mean_difference(
+        accuracies, *(columns[some.configuration.name] for some in (row, baseline)), 2 * CONFIDENCE - 1
+    )
     margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
     if low >= -margin:
         return ""
@@ -193,8 +209,13 @@ def _before_times(report, row):
         if check and check.status == "failed":
             return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
         if checked.missed:
-            return Standing(baseline, None, f"“{checked.label}” missed the target accuracy in {len(checked.missed)} of "
-                            f"{count(len(checked.outcomes), 'run')}", unequal)
+            return Standing(
+                baseline,
+                None,
+                f"“{checked.label}” missed the target accuracy in {len(checked.missed)} of "
+                f"{count(len(checked.outcomes), 'run')}",
+                unequal,
+            )
     return Standing(baseline, None, "", unequal)
 
 

@@ -39,5 +39,8 @@ class Foreign:
 def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:
     """Return what other programs used during those of some runs that ended well, on so many cores."""
     whole = [outcome for outcome in outcomes if outcome.status == "ok"]
-    return Foreign(max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0), cores,
-                   max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0))
+    return Foreign(
+        max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0),
+        cores,
+        max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0),
+    )

@@ -107,8 +107,9 @@ def summarize(report: Report) -> dict[str, Summary]:
     """Return the numbers of every row, by its configuration's name."""
     measures = (asked_seconds(report), image_seconds, whole_training, lambda outcome: outcome.wall_seconds)
     means = zip(*(adjusted_means(block_times(report.all_rows, measure)) for measure in measures), strict=True)
-    return {row.configuration.name: _summary(row, *map(float, own))
-            for row, own in zip(report.all_rows, means, strict=True)}
+    return {
+        row.configuration.name: _summary(row, *map(float, own)) for row, own in zip(report.all_rows, means, strict=True)
+    }
 
 
 def _summary(row, asked, per_image, training, total):
@@ -132,9 +133,14 @@ def _summary(row, asked, per_image, training, total):
         training_interval=mean_interval([training_seconds(result) for result in row.results], training),
         startup_seconds=statistics.median(
             result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
-            for result, own in zip(row.results, seconds, strict=True)),
-        phases=PhaseTimes(**{name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
-                             for name in epochs[0].phases.known}),
+            for result, own in zip(row.results, seconds, strict=True)
+        ),
+        phases=PhaseTimes(
+            **{
+                name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
+                for name in epochs[0].phases.known
+            }
+        ),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
     )
@@ -142,8 +148,11 @@ def _summary(row, asked, per_image, training, total):
 
 def _images_per_joule(row):
     """None unless the energy of every GPU of every run is known."""
-    runs = [(outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
-            for outcome in row.outcomes if outcome.status == "ok"]
+    runs = [
+        (outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
+        for outcome in row.outcomes
+        if outcome.status == "ok"
+    ]
     if not all(joules and all(joules) for _, joules in runs):
         return None
     return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
@@ -154,14 +163,23 @@ def _memory(results):
     if not devices:
         return None
     peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
-    return Memory(statistics.median(peaks), min(peaks), max(peaks), statistics.median(map(sum, devices)),
-                  parts if any(parts.values()) else {})  # older results counted none of Accelerate's on a CPU
+    return Memory(
+        statistics.median(peaks),
+        min(peaks),
+        max(peaks),
+        statistics.median(map(sum, devices)),
+        parts if any(parts.values()) else {},
+    )  # older results counted none of Accelerate's on a CPU
 
 
 def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = image_seconds) -> np.ndarray:
     """Return what is measured of every run that ended well, (blocks, rows), nan where there is none."""
-    cells = {(outcome.block, column): measure(outcome) for column, row in enumerate(rows)
-             for outcome in row.outcomes if outcome.status == "ok"}
+    cells = {
+        (outcome.block, column): measure(outcome)
+        for column, row in enumerate(rows)
+        for outcome in row.outcomes
+        if outcome.status == "ok"
+    }
     blocks = sorted({block for block, _ in cells})
     values = [[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks]
     return np.array(values).reshape(len(blocks), len(rows))
@@ -188,8 +206,11 @@ def noise_blocks_of(report: Report) -> int | None:
 
 
 def ratios_of(
-    report: Report, numerator: Row, denominators: list[Row], seconds: Callable[[Outcome], float] = image_seconds,
-    confidence: float | None = None
+    report: Report,
+    numerator: Row,
+    denominators: list[Row],
+    seconds: Callable[[Outcome], float] = image_seconds,
+    confidence: float | None = None,
 ) -> list[Ratio]:
     """Return the ratios of the times of one row and each of several; all their intervals together have `confidence`.
 
@@ -201,8 +222,10 @@ def ratios_of(
     within = report.settings.get("equal_within", EQUAL_WITHIN)
     confidence = confidence or confidence_of(report)
     results = ratios(block_times(report.all_rows, seconds), reference, others, confidence, noise_blocks_of(report))
-    return [replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
-            for row, ratio in zip(denominators, results, strict=True)]
+    return [
+        replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
+        for row, ratio in zip(denominators, results, strict=True)
+    ]
 
 
 def ratio_of(
@@ -219,20 +242,32 @@ def unsteadiness(row: Row) -> list[str]:
         return reasons
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
-        reasons.append(f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
-                       "s per epoch): something else used the machine, or it changed its speed; close other programs, "
-                       "or give more --repeats or a longer --budget")
-    reasons += [f"in block {outcome.block}, {words}; what counts is the mean" for outcome in row.outcomes
-                if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))]
-    first = [result.epochs[0].train_seconds / mean for result, mean in zip(row.results, seconds, strict=True)
-             if len(result.epochs) > 1]
+        reasons.append(
+            f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
+            "s per epoch): something else used the machine, or it changed its speed; close other programs, "
+            "or give more --repeats or a longer --budget"
+        )
+    reasons += [
+        f"in block {outcome.block}, {words}; what counts is the mean"
+        for outcome in row.outcomes
+        if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))
+    ]
+    first = [
+        result.epochs[0].train_seconds / mean
+        for result, mean in zip(row.results, seconds, strict=True)
+        if len(result.epochs) > 1
+    ]
     if first and statistics.median(first) > 1.5:
-        reasons.append(f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
-                       "which is left out of the times; give more --epochs, so that more of them count")
+        reasons.append(
+            f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
+            "which is left out of the times; give more --epochs, so that more of them count"
+        )
     held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
     if held > MOST_HELD_DOWN:
-        reasons.append(f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
-                       "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which")
+        reasons.append(
+            f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
+            "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which"
+        )
     return reasons
 
 
@@ -244,6 +279,8 @@ def _odd_epochs(epochs):
         return ""
     sign = 1 if mean > median else -1
     odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
-    numbers, times = (", ".join(texts) for texts in zip(*(
-        (str(epoch.epoch), f"{epoch.train_seconds:.2f}") for epoch in odd), strict=True))
+    numbers, times = (
+        ", ".join(texts)
+        for texts in zip(*((str(epoch.epoch), f"{epoch.train_seconds:.2f}") for epoch in odd), strict=True)
+    )
     return f"epoch{'s' * (len(odd) > 1)} {numbers} took {times} s, where the median epoch took {median:.2f} s"

@@ -82,8 +82,9 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
     points = []
     for devices in counts:
         step, measured = _step(basis, devices), _measured(report, devices, summaries)
-        speed_up, tree = (_step(basis, 1).milliseconds / _step(basis, devices, along).milliseconds
-                          for along in (Link.ring, Link.tree))
+        speed_up, tree = (
+            _step(basis, 1).milliseconds / _step(basis, devices, along).milliseconds for along in (Link.ring, Link.tree)
+        )
         seconds = step.milliseconds / 1000 * steps
         error = seconds / measured - 1 if measured and devices > 1 else None
         points.append(Projected(devices, step, seconds, speed_up, tree, measured, error))
@@ -125,10 +126,19 @@ def _basis(report):
     if old := per_image is None:
         per_image = max(1, min(planned.num_workers, cores)) / loader.images_per_second
     return _Basis(
-        planned.model, planned.batch_size, planned.num_workers, planned.threads,
-        cores if planned.device == "cpu" else None, probe.step_milliseconds(planned.model),
-        model.buckets or (Bucket(model.gradient_bytes, None),), _link(report, model), _wait(report, model),
-        1000 * planned.batch_size / loader.images_per_second, 1000 * planned.batch_size * per_image, old)
+        planned.model,
+        planned.batch_size,
+        planned.num_workers,
+        planned.threads,
+        cores if planned.device == "cpu" else None,
+        probe.step_milliseconds(planned.model),
+        model.buckets or (Bucket(model.gradient_bytes, None),),
+        _link(report, model),
+        _wait(report, model),
+        1000 * planned.batch_size / loader.images_per_second,
+        1000 * planned.batch_size * per_image,
+        old,
+    )
 
 
 def _link(report, model):
@@ -144,9 +154,15 @@ def _link(report, model):
         waiting = _bus_milliseconds(model, ranks)
         rest = (model.long_milliseconds or waiting) - short  # what a short exchange takes, a long one does too
         gbps = model.link_gbps * waiting / rest if rest > 0 else math.inf
-    return Link(short / (2 * (ranks - 1) * segments), gbps, segments, at_once,
-                report.environment["cores"] if on_cpu else None, report.settings.get("link_ms") or 0.0,
-                given or math.inf)
+    return Link(
+        short / (2 * (ranks - 1) * segments),
+        gbps,
+        segments,
+        at_once,
+        report.environment["cores"] if on_cpu else None,
+        report.settings.get("link_ms") or 0.0,
+        given or math.inf,
+    )
 
 
 def _wait(report, model):
@@ -169,8 +185,13 @@ def _step(basis, devices, along=Link.ring):
     compute, loading = basis.factor * basis.steps[basis.batch // devices], basis.factor * basis.loading
     cores = basis.cores and (basis.factor * basis.cpu + devices * basis.threads * compute) / basis.cores
     exchange = basis.link.waited_for(basis.buckets, max(compute, cores or 0.0), devices, along)
-    return ModelledStep(compute, exchange + (basis.wait if devices > 1 else 0.0),
-                        loading if basis.workers else loading / devices, basis.workers > 0, cores)
+    return ModelledStep(
+        compute,
+        exchange + (basis.wait if devices > 1 else 0.0),
+        loading if basis.workers else loading / devices,
+        basis.workers > 0,
+        cores,
+    )
 
 
 def _steps(report, batch):
@@ -184,28 +205,37 @@ def _measured(report, devices, summaries):
     for row in report.rows:
         method = method_of(row.configuration.method)
         wanted = method.baseline if devices == 1 else method.projected
-        if (wanted and row.results and len(row.results[0].devices) == devices
-                and replace(row.configuration.planned, per_device_batch_size=part) == report.first):
+        if (
+            wanted
+            and row.results
+            and len(row.results[0].devices) == devices
+            and replace(row.configuration.planned, per_device_batch_size=part) == report.first
+        ):
             return summaries[row.configuration.name].epoch_seconds
     return None
 
 
 def _assumptions(report, basis, factor):
     rate = 1000 * basis.batch / basis.loading
-    loader = (f"{count(basis.workers, 'loader worker')} can deliver at most {rate:,.0f} images/s, measured with no "
-              "training beside them: with as many workers, a step takes no less on any number of devices.")
+    loader = (
+        f"{count(basis.workers, 'loader worker')} can deliver at most {rate:,.0f} images/s, measured with no "
+        "training beside them: with as many workers, a step takes no less on any number of devices."
+    )
     if not basis.workers:
-        loader = (f"Without workers, each process loads its own part before every step, at the measured {rate:,.0f} "
-                  "images/s.")
+        loader = (
+            f"Without workers, each process loads its own part before every step, at the measured {rate:,.0f} images/s."
+        )
     sharing = "The devices take nothing from one another (power, the cores that feed them)."
     if basis.cores:
         how = "measured"
         if basis.old:
             how = "its workers being busy all the time, which an older probe did not measure"
-        sharing = (f"All processes share {count(basis.cores, 'core')}: before the all-reduce, a step takes what "
-                   f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
-                   f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
-                   "nothing else from one another (memory, power).")
+        sharing = (
+            f"All processes share {count(basis.cores, 'core')}: before the all-reduce, a step takes what "
+            f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
+            f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
+            "nothing else from one another (memory, power)."
+        )
     link, speed, wire = basis.link, basis.link.gbps, ()
     how = f"measured here between {_ranks_here(report)} ranks that train"
     if basis.old:
@@ -216,8 +246,10 @@ def _assumptions(report, basis, factor):
         wire = (f"Besides, each message goes over a link of {link.wire:.2f} Gbit/s, as given.",)
     scale = "No row shows what one device takes, to adjust this to."
     if factor:
-        scale = (f"One device was measured to take {factor:.2f} times what this makes of its own step and loader; "
-                 "both are multiplied by that here.")
+        scale = (
+            f"One device was measured to take {factor:.2f} times what this makes of its own step and loader; "
+            "both are multiplied by that here."
+        )
     return (
         f"{LABEL}: {basis.model}, global batch {basis.batch}; {projected_method().called} with the batch divided by "
         "the number of devices.",
@@ -229,9 +261,14 @@ def _assumptions(report, basis, factor):
         f"per step at {speed:.2f} Gbit/s ({how}), round a ring.",
         *wire,
         f"A ring's {2 * link.segments} (N-1) messages follow one another, and each takes {link.message(1):.2f} "
-        "ms to start." if link.message(1) else "That messages take time to start is not in it.",
-        *(["Where ranks share a core, what each does for the exchange takes as many times as long."]
-          if link.cores else ()),
+        "ms to start."
+        if link.message(1)
+        else "That messages take time to start is not in it.",
+        *(
+            ["Where ranks share a core, what each does for the exchange takes as many times as long."]
+            if link.cores
+            else ()
+        ),
         *([f"Besides, ranks wait {basis.wait:.2f} ms for one another, as measured here."] if basis.wait else ()),
         _overlap(basis.buckets),
         f"What this makes of up to {TESTED} devices was set beside measurements over links of known speed; of more, "
@@ -242,8 +279,10 @@ def _assumptions(report, basis, factor):
 
 def _overlap(buckets):
     if len(buckets) > 1:
-        return (f"The exchange begins in the backward pass, when the first {buckets[0].size:,} bytes are computed: "
-                f"{buckets[0].left:.0%} of a step before that pass ends.")
+        return (
+            f"The exchange begins in the backward pass, when the first {buckets[0].size:,} bytes are computed: "
+            f"{buckets[0].left:.0%} of a step before that pass ends."
+        )
     if buckets[0].left is None:
         return "All of it comes after the backward pass: overlap would make it cheaper."
     return "All of it comes after the backward pass, as the gradients fit into the first bucket."

@@ -24,9 +24,7 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 
 @functools.cache
-def dunnett_quantile(
-    comparisons: int, freedom: int, confidence: float = CONFIDENCE, correlation: float = 0.5
-) -> float:
+def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDENCE, correlation: float = 0.5) -> float:
     """Return the d with P(all |T| < d) = confidence, for `comparisons` of one reference.
 
     Each T is a normal variable, any two with the given correlation (1/2 where all have as many runs), divided by one
@@ -46,8 +44,9 @@ def dunnett_quantile(
 
     def probability(critical):
         reach = critical * deviations[:, None]
-        inside = (_normal_probability((reach + loading * common) / rest)
-                  - _normal_probability((loading * common - reach) / rest))
+        inside = _normal_probability((reach + loading * common) / rest) - _normal_probability(
+            (loading * common - reach) / rest
+        )
         return density @ inside**comparisons @ shares
 
     low, high = 0.0, 1.0
@@ -80,7 +79,7 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], confidenc
         low, high = 0.0, 40 * math.sqrt(count)
         while high - low > 1e-9 * high:
             bound = (low + high) / 2
-            outside = (_normal_probability((places - bound) / step) + _normal_probability((-places - bound) / step))
+            outside = _normal_probability((places - bound) / step) + _normal_probability((-places - bound) / step)
             low, high = (bound, high) if outside @ masses > error - earlier else (low, bound)
         inside = bound * nodes
         density = np.exp(-(((inside[:, None] - places) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))

@@ -68,8 +68,11 @@ def _predicted(entry, cause):
         return Excess("data", entry.summary.phases.data)
     if cause.kind == "too many workers":
         return queued_share(entry.row.results).times(step)
-    return next((part for part in entry.accounts.steps.parts if part.name == cause.kind), None) \
-        if cause.of == "step" else None
+    return (
+        next((part for part in entry.accounts.steps.parts if part.name == cause.kind), None)
+        if cause.of == "step"
+        else None
+    )
 
 
 def _change(entry, cause):
@@ -100,11 +103,23 @@ def plan_proof(analysis: Analysis) -> Report | None:
     if not remedies:
         return None
     plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration))
-    settings = {**report.settings, "repeats": report.wanted_blocks, "check_maths": False, "project": [],
-                **dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict"))}
+    settings = {
+        **report.settings,
+        "repeats": report.wanted_blocks,
+        "check_maths": False,
+        "project": [],
+        **dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict")),
+    }
     order = make_order([row.name for row in plan], report.wanted_blocks, settings["seed"])
-    return Report(report.command, settings, report.environment, report.probe, plan, tuple(order),
-                  in_turns=not why_not_in_turns(plan, report.probe))
+    return Report(
+        report.command,
+        settings,
+        report.environment,
+        report.probe,
+        plan,
+        tuple(order),
+        in_turns=not why_not_in_turns(plan, report.probe),
+    )
 
 
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:

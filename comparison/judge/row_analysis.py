@@ -48,18 +48,22 @@ class RowAnalysis:
     @property
     def rivals_baseline(self) -> bool:
         """Whether it could be used instead of its baseline: it trains, equally, and has a speed-up."""
-        return bool(self.standing.speed_up) and not (
-            self.is_baseline or self.standing.unequal or self.row.times_only)
+        return bool(self.standing.speed_up) and not (self.is_baseline or self.standing.unequal or self.row.times_only)
 
 
 def analyse_row(report: Report, row: Row, standing: Standing, summaries: dict[str, Summary]) -> RowAnalysis:
     """Return what is derived from a row. summaries: of all rows, by their configuration's name."""
     accounts = find_accounts(row, standing)
     return RowAnalysis(
-        row=row, summary=summaries[row.configuration.name], standing=standing,
-        costs=find_costs(report, row), accounts=accounts,
-        causes=find_causes(report, row, standing, accounts, summaries), warnings=tuple(unsteadiness(row)),
-        result=_result(report, row, standing), memory_ratio=_memory_ratio(row, standing, summaries),
+        row=row,
+        summary=summaries[row.configuration.name],
+        standing=standing,
+        costs=find_costs(report, row),
+        accounts=accounts,
+        causes=find_causes(report, row, standing, accounts, summaries),
+        warnings=tuple(unsteadiness(row)),
+        result=_result(report, row, standing),
+        memory_ratio=_memory_ratio(row, standing, summaries),
     )
 
 

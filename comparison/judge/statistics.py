@@ -95,8 +95,11 @@ def mean_difference(values: np.ndarray, first: int, second: int, confidence: flo
 
 
 def ratios(
-    times: np.ndarray, reference: int, others: list[int], confidence: float = CONFIDENCE,
-    noise_blocks: int | None = None
+    times: np.ndarray,
+    reference: int,
+    others: list[int],
+    confidence: float = CONFIDENCE,
+    noise_blocks: int | None = None,
 ) -> list[Ratio]:
     """Return how many times as long the column `reference` takes as each of the columns `others`.
 
@@ -166,7 +169,7 @@ def _fit(values):
     residuals = observed - in_block @ to_effects @ observed - in_column @ to_means @ observed
     means = np.where(in_column.any(axis=0), to_means @ observed, np.nan)
     freedom = len(observed) - len(set(columns)) - int(np.linalg.matrix_rank(within, tol=ROUNDING))
-    return _Fit(means, to_means @ to_means.T, float((residuals ** 2).sum()), freedom)
+    return _Fit(means, to_means @ to_means.T, float((residuals**2).sum()), freedom)
 
 
 class _Difference(NamedTuple):

@@ -37,8 +37,9 @@ def rank_means(result: RunResult) -> list[RankMeans]:
 
 def _means(times, steps):
     """times: one rank's RankTimes; steps: how many each epoch had."""
-    train, cpu = (1000 * sum(getattr(epoch, name) for epoch in times) / sum(steps) for name in (
-        "train_seconds", "cpu_seconds"))
+    train, cpu = (
+        1000 * sum(getattr(epoch, name) for epoch in times) / sum(steps) for name in ("train_seconds", "cpu_seconds")
+    )
     queued = None
     if all(epoch.queue_seconds is not None for epoch in times):
         queued = 1000 * sum(epoch.queue_seconds for epoch in times) / sum(steps)
@@ -50,8 +51,10 @@ def _means(times, steps):
 def _mean_phases(phases, steps):
     """The mean over all steps of each phase that is known in every epoch."""
     names = [name for name in phase_names() if name != "rest" and all(name in epoch.known for epoch in phases)]
-    return {name: sum(getattr(epoch, name) * weight for epoch, weight in zip(phases, steps, strict=True)) / sum(steps)
-            for name in names}
+    return {
+        name: sum(getattr(epoch, name) * weight for epoch, weight in zip(phases, steps, strict=True)) / sum(steps)
+        for name in names
+    }
 
 
 def mean_ranks(results: Sequence[RunResult]) -> tuple[RankMeans, ...]:
@@ -87,8 +90,10 @@ def step_time(result: RunResult) -> Time:
     parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
         parts = {"exchange": 0.0, **parts}
-    return Time(1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps),
-                {name: parts[name] for name in phase_names() if name in parts})
+    return Time(
+        1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps),
+        {name: parts[name] for name in phase_names() if name in parts},
+    )
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,10 @@ def find_straggler(results: Sequence[RunResult]) -> Straggler | None:
         return None
 
     def longer(rank, measure):
-        return [measure(means[rank]) - statistics.mean(measure(other) for other in means if other is not means[rank])
-                for means in runs]
+        return [
+            measure(means[rank]) - statistics.mean(measure(other) for other in means if other is not means[rank])
+            for means in runs
+        ]
 
     slowest = max(range(ranks), key=lambda rank: sum(longer(rank, lambda means: means.work)))
     phases = set.intersection(*({*means.phases} for means in runs[0])) - {"exchange"}
@@ -128,9 +135,13 @@ def queued_share(results: Sequence[RunResult]) -> Excess | None:
     runs = [rank_means(result) for result in results]
     if not all(runs) or any(means.queued is None for ranks in runs for means in ranks):
         return None
-    return mean_excess("queued", [
-        statistics.mean(means.queued / means.step for means in ranks) / result.threads_per_process
-        for ranks, result in zip(runs, results, strict=True)])
+    return mean_excess(
+        "queued",
+        [
+            statistics.mean(means.queued / means.step for means in ranks) / result.threads_per_process
+            for ranks, result in zip(runs, results, strict=True)
+        ],
+    )
 
 
 def cores_computing(results: Sequence[RunResult]) -> Excess | None:
@@ -193,8 +204,10 @@ def account_for_runs(row: Row, baseline: Row) -> Account | None:
 
 def _pairs(row, baseline, measure):
     """What is measured of both rows' runs that ended well, block by block."""
-    own, other = ({outcome.block: measure(outcome.result) for outcome in some.outcomes if outcome.status == "ok"}
-                  for some in (row, baseline))
+    own, other = (
+        {outcome.block: measure(outcome.result) for outcome in some.outcomes if outcome.status == "ok"}
+        for some in (row, baseline)
+    )
     return [(own[block], other[block]) for block in own if block in other]
 
 
@@ -209,7 +222,12 @@ def run_time(result: RunResult) -> Time:
     """
     seconds = sum(epoch.train_seconds for epoch in result.epochs)
     training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
-    return Time(result.total_seconds, {
-        "start-up": result.startup_seconds, "warm-up": seconds - training, "training": training,
-        "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
-    })
+    return Time(
+        result.total_seconds,
+        {
+            "start-up": result.startup_seconds,
+            "warm-up": seconds - training,
+            "training": training,
+            "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
+        },
+    )

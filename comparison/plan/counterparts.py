@@ -15,10 +15,18 @@ from comparison.results_file import read_results, without_home
 TWIN, BEFORE, REMEDY = "twin", "before", "remedy"
 # How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
 # data are is a matter of this machine.
-PARSERS = {"nproc": positive_int, "nodes": positive_int, "micro_batches": positive_int,
-           "threads_per_device": positive_int, "scaling": one_of(("strong", "weak")),
-           **{name: about.parse or {"True": True, "False": False}.__getitem__ for name, about in FLAGS.items()
-              if about.shared and not about.by_rank}}
+PARSERS = {
+    "nproc": positive_int,
+    "nodes": positive_int,
+    "micro_batches": positive_int,
+    "threads_per_device": positive_int,
+    "scaling": one_of(("strong", "weak")),
+    **{
+        name: about.parse or {"True": True, "False": False}.__getitem__
+        for name, about in FLAGS.items()
+        if about.shared and not about.by_rank
+    },
+}
 LISTS = (*SWEEPS, *(name for name, about in FLAGS.items() if about.nargs))
 
 
@@ -45,19 +53,30 @@ def before(plan: list[Configuration], path: Path, arguments, machine: Machine) -
     if (path / "compare_parallel.py").is_file():
         rows = [counterpart(row, BEFORE, BEFORE, _in_checkout(row.command, path)) for row in able]
     elif path.is_dir():
-        raise SuiteError(f"--against {path} is no checkout of this project", "it has no compare_parallel.py",
-                         "name a checkout, or a results.json", USAGE)
+        raise SuiteError(
+            f"--against {path} is no checkout of this project",
+            "it has no compare_parallel.py",
+            "name a checkout, or a results.json",
+            USAGE,
+        )
     else:
         then = read_results(path)
         earlier = {row.name for row in then.plan}
-        again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path)
-                 if row.name in earlier and not row.skip}
-        rows = [counterpart(again[row.name], BEFORE, BEFORE, again[row.name].command) for row in able
-                if row.name in again]
+        again = {
+            row.name: row
+            for row in _planned_again(then.settings, arguments, machine, path)
+            if row.name in earlier and not row.skip
+        }
+        rows = [
+            counterpart(again[row.name], BEFORE, BEFORE, again[row.name].command) for row in able if row.name in again
+        ]
     if not rows:
-        raise SuiteError(f"--against {path}: no row in common", f"found {', '.join(sorted(earlier))} there and "
-                         f"{', '.join(row.name for row in able)} here", "give the same --methods and sweeps as then",
-                         USAGE)
+        raise SuiteError(
+            f"--against {path}: no row in common",
+            f"found {', '.join(sorted(earlier))} there and {', '.join(row.name for row in able)} here",
+            "give the same --methods and sweeps as then",
+            USAGE,
+        )
     return rows
 
 
@@ -65,8 +84,12 @@ def _in_checkout(command, path):
     """The command with the scripts of another checkout."""
     own = {text: Path(os.path.relpath(path / Path(text).name)) for text in command if _is_script(text)}
     if missing := [file for file in own.values() if not file.is_file()]:
-        raise SuiteError(f"--against {path} is without {missing[0].name}", "it was written later",
-                         "leave that method out of --methods", DATA)
+        raise SuiteError(
+            f"--against {path} is without {missing[0].name}",
+            "it was written later",
+            "leave that method out of --methods",
+            DATA,
+        )
     return tuple(str(own.get(text, text)) for text in command)
 
 
@@ -77,21 +100,34 @@ def _planned_again(settings, arguments, machine, path):
     """
     try:
         typed = {name: _typed(name, settings[name]) for name in PARSERS if name in settings}
-        then = argparse.Namespace(**{**vars(arguments), **vars(RunConfig(data_root=arguments.data_root,
-                                                                         data_url=arguments.data_url)), **typed})
+        then = argparse.Namespace(
+            **{
+                **vars(arguments),
+                **vars(RunConfig(data_root=arguments.data_root, data_url=arguments.data_url)),
+                **typed,
+            }
+        )
         own = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
         for name in (*then.model, then.dataset):
             if (".py:" in name or name.startswith(FOLDER)) and name not in own:
-                raise SuiteError(f"--against {path} names {name}", "what only a results.json names is not opened",
-                                 "if you trust it, name it with --model or --dataset too", USAGE)
+                raise SuiteError(
+                    f"--against {path} names {name}",
+                    "what only a results.json names is not opened",
+                    "if you trust it, name it with --model or --dataset too",
+                    USAGE,
+                )
         then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}
         shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
         shared = {name: value for name, value in shared.items() if value is not None}
         return make_plan(then, machine, type_flags(shared))
     except (argparse.ArgumentTypeError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SuiteError(f"--against {path} has settings that cannot be typed", f"{type(error).__name__}: {error}",
-                         "name the results.json of a comparison", DATA) from None
+        raise SuiteError(
+            f"--against {path} has settings that cannot be typed",
+            f"{type(error).__name__}: {error}",
+            "name the results.json of a comparison",
+            DATA,
+        ) from None
 
 
 def _typed(name, value):

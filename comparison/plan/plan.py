@@ -19,12 +19,23 @@ from common.settings.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
 
 # Flags that make a sweep when they get several values, and how their column is headed.
-SWEEPS = {"model": "Model", "batch_size": "Batch size", "num_workers": "Workers", "nodes": "Nodes", "nproc": "--nproc",
-          "micro_batches": "Micro-batches"}
+SWEEPS = {
+    "model": "Model",
+    "batch_size": "Batch size",
+    "num_workers": "Workers",
+    "nodes": "Nodes",
+    "nproc": "--nproc",
+    "micro_batches": "Micro-batches",
+}
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
 # What a person reads for a setting, where that is not its field's name.
-WORDS = {"batch_size": "global batch", "per_device_batch_size": "per-device batch", "num_workers": "workers",
-         "threads": "threads per device", "steps_per_epoch": "steps per epoch"}
+WORDS = {
+    "batch_size": "global batch",
+    "per_device_batch_size": "per-device batch",
+    "num_workers": "workers",
+    "threads": "threads per device",
+    "steps_per_epoch": "steps per epoch",
+}
 
 
 @dataclass(frozen=True)
@@ -128,16 +139,20 @@ def make_plan(
     devices = [number * own for number in nodes for own in nproc]
     resident = arguments.loader == "resident"
     if not resident and not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
-        raise SuiteError("--num-workers is a total and must divide by every --nproc", f"{math.lcm(*devices)} workers "
-                         "would be the fewest", "type --num-workers 0, or numbers of processes with a common multiple",
-                         USAGE)
+        raise SuiteError(
+            "--num-workers is a total and must divide by every --nproc",
+            f"{math.lcm(*devices)} workers would be the fewest",
+            "type --num-workers 0, or numbers of processes with a common multiple",
+            USAGE,
+        )
     workers = arguments.num_workers or [0 if resident else total_workers(None, math.lcm(*devices))]
     share = arguments.threads_per_device or max(1, machine.cores // max(nproc))
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": nproc, "num_workers": workers}
     swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
     if len({file_name(Path(model).name) for model in swept["model"]}) < len(swept["model"]):
-        raise SuiteError("two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files",
-                         USAGE)
+        raise SuiteError(
+            "two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files", USAGE
+        )
     rows: dict[str, Configuration] = {}
     for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:
         names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
@@ -146,8 +161,15 @@ def make_plan(
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
             threads = machine.cores if METHODS[method].all_cores else share
-            choice = {**vars(arguments), "share": share, "threads": threads, "blocks": blocks or {},
-                      **{name: swept[name][0] for name in SWEEPS}, **values, **own}
+            choice = {
+                **vars(arguments),
+                "share": share,
+                "threads": threads,
+                "blocks": blocks or {},
+                **{name: swept[name][0] for name in SWEEPS},
+                **values,
+                **own,
+            }
             configurations.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
         errors = [error for _, error in configurations if error]
         wasted = [error for row, error in configurations if error and row.nodes > 1]
@@ -173,29 +195,45 @@ def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
     stages = devices if kind.staged else 2 if kind.cuts else 1
     blocks = choice["blocks"].get(choice["model"], stages)
     if blocks < stages:
-        skip = (f"{choice['model']} has {blocks} blocks, too few for {stages} stages" if blocks > 1 else
-                f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more")
+        skip = (
+            f"{choice['model']} has {blocks} blocks, too few for {stages} stages"
+            if blocks > 1
+            else f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more"
+        )
     skip = kind.missing or skip
     try:
         check_workers(choice["loader"], choice["num_workers"])
         for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):
             per_process(flag, value, devices if kind.divides else 1)
         if "micro_batches" in kind.uses and choice["micro_batches"] > batch:
-            raise SuiteError("a micro-batch needs an image", f"--micro-batches {choice['micro_batches']}, --batch-size "
-                             f"{batch}", "give fewer micro-batches", USAGE)
+            raise SuiteError(
+                "a micro-batch needs an image",
+                f"--micro-batches {choice['micro_batches']}, --batch-size {batch}",
+                "give fewer micro-batches",
+                USAGE,
+            )
         if kind.one_each and choice["micro_batches"] < stages:
-            raise SuiteError("1F1B needs a micro-batch for every stage", f"--micro-batches {choice['micro_batches']}, "
-                             f"{stages} stages", "give more micro-batches", USAGE)
+            raise SuiteError(
+                "1F1B needs a micro-batch for every stage",
+                f"--micro-batches {choice['micro_batches']}, {stages} stages",
+                "give more micro-batches",
+                USAGE,
+            )
     except SuiteError as refusal:
         skip, error = str(refusal), refusal
     name = row_name(method, {**shown, **own})
     label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
-    settings = {**choice, "batch_size": batch, "device": "gpu" if machine.gpus else "cpu",
-                "per_device_batch_size": -(-batch // shares)}
+    settings = {
+        **choice,
+        "batch_size": batch,
+        "device": "gpu" if machine.gpus else "cpu",
+        "per_device_batch_size": -(-batch // shares),
+    }
     planned = Planned(**{field.name: settings[field.name] for field in fields(Planned)})
     typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
-    return Configuration(name, method, label, shown, planned, typed, skip, stages, nodes=nodes,
-                         tasks=tasks if nodes > 1 else 1), error
+    return Configuration(
+        name, method, label, shown, planned, typed, skip, stages, nodes=nodes, tasks=tasks if nodes > 1 else 1
+    ), error
 
 
 def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
@@ -245,14 +283,19 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
 
     Of several (`--methods single:num-workers=4 single`), the first that is planned equal, or else the first.
     """
-    candidates = [other for other in plan if other.method == baseline and all(
-        configuration.values.get(name, value) == value for name, value in other.values.items())]
+    candidates = [
+        other
+        for other in plan
+        if other.method == baseline
+        and all(configuration.values.get(name, value) == value for name, value in other.values.items())
+    ]
     plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
     if configuration.method == baseline and plain:  # a row of the baseline's method with a value of its own
         return plain
     part = configuration.planned.per_device_batch_size  # which follows from the number of devices
-    equal = (other for other in candidates
-             if replace(other.planned, per_device_batch_size=part) == configuration.planned)
+    equal = (
+        other for other in candidates if replace(other.planned, per_device_batch_size=part) == configuration.planned
+    )
     return next(equal, candidates[0] if candidates else None)
 
 
@@ -261,8 +304,9 @@ def row_name(method: str, values: dict[str, object]) -> str:
 
     Of a reader's own file the name alone: its path may name the user.
     """
-    return "-".join([method, *(f"{name}={Path(value).name if name == 'model' else value}"
-                               for name, value in values.items())])
+    return "-".join(
+        [method, *(f"{name}={Path(value).name if name == 'model' else value}" for name, value in values.items())]
+    )
 
 
 def file_name(name: str) -> str:

@@ -102,10 +102,13 @@ class CardWatch:
 
     def uses(self, result: RunResult) -> tuple[CardUse, ...]:
         """Return what the cards of a run did in its timed epochs, one CardUse for each of its devices on a GPU."""
-        windows = [(epoch.start, epoch.start + epoch.train_seconds) for epoch in result.timed_epochs
-                   if epoch.start is not None]
-        return tuple(self._use(device.partition(" (")[0], self._moments.get(uuid, []), windows)
-                     for device, uuid in zip(result.devices, result.gpu_uuids, strict=False))
+        windows = [
+            (epoch.start, epoch.start + epoch.train_seconds) for epoch in result.timed_epochs if epoch.start is not None
+        ]
+        return tuple(
+            self._use(device.partition(" (")[0], self._moments.get(uuid, []), windows)
+            for device, uuid in zip(result.devices, result.gpu_uuids, strict=False)
+        )
 
     def _look_until(self, over):
         while not over.wait(LOOK_EVERY):
@@ -163,9 +166,16 @@ class CardWatch:
             values = known(name)
             return statistics.mean(values) if values else None
 
-        return CardUse(device, mean("busy"), max(known("memory_bytes"), default=None), mean("watts"),
-                       _joules(moments, windows), mean("megahertz"), mean("held_down"),
-                       self._foreign(known("programs")))
+        return CardUse(
+            device,
+            mean("busy"),
+            max(known("memory_bytes"), default=None),
+            mean("watts"),
+            _joules(moments, windows),
+            mean("megahertz"),
+            mean("held_down"),
+            self._foreign(known("programs")),
+        )
 
     def _foreign(self, programs):
         """None too where the run's own processes were never seen: a container may not know its processes' numbers."""

@@ -19,9 +19,7 @@ TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
 
 
-def check_equivalence(
-    plan: list[Configuration], shared_flags: list[str], train_images: int
-) -> dict[str, Equivalence]:
+def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_images: int) -> dict[str, Equivalence]:
     """Train every configuration and one device from the same weights on the same batches, and compare the weights.
 
     No augmentation, and SGD instead of Adam, which turns rounding into whole steps. In evaluation mode, because
@@ -63,12 +61,32 @@ def check_equivalence(
 def _train(command, row, train_images, file):
     """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
     steps = min(STEPS, max(1, train_images // row.planned.batch_size))  # whole batches, as many on every rank
-    changed = ("--eval-mode", "--no-augment", "--optimizer", "sgd", "--lr", 0.01,
-               "--weight-decay", 0, "--schedule", "steps", "--label-smoothing", 0, "--epochs", -(-STEPS // steps),
-               "--max-steps", steps, "--save", file, "--figure-dir", file.parent, "--no-curves")
+    changed = (
+        "--eval-mode",
+        "--no-augment",
+        "--optimizer",
+        "sgd",
+        "--lr",
+        0.01,
+        "--weight-decay",
+        0,
+        "--schedule",
+        "steps",
+        "--label-smoothing",
+        0,
+        "--epochs",
+        -(-STEPS // steps),
+        "--max-steps",
+        steps,
+        "--save",
+        file,
+        "--figure-dir",
+        file.parent,
+        "--no-curves",
+    )
     if "--target-accuracy" in command:  # which so short a training would miss
         place = command.index("--target-accuracy")
-        command = (*command[:place], *command[place + 2:])
+        command = (*command[:place], *command[place + 2 :])
     log = file.with_suffix(".log")
     code = run_child((*command, *map(str, changed)), log, NO_TF32)
     if code and ran_out_of_memory(why := cause(code, log)):
@@ -85,5 +103,9 @@ def _judge(difference, rounds, in_float32=None):
         if in_float32 is not None:
             reason = f"it is that in double precision; in float32 it is {in_float32:.1e}, by rounding alone"
         return Equivalence(difference, "ok", reason)
-    return Equivalence(difference, "failed", f"after {STEPS} steps its weights differ from one device's by "
-                       f"{difference:.1e}, more than rounding ({tolerance:.0e})")
+    return Equivalence(
+        difference,
+        "failed",
+        f"after {STEPS} steps its weights differ from one device's by "
+        f"{difference:.1e}, more than rounding ({tolerance:.0e})",
+    )

@@ -72,14 +72,31 @@ def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Pa
     settings: the comparison's, with the limit of memory of which MARGIN is left.
     """
     fitted, limit = with_batch(row, batch_size), settings.get("memory_limit")
-    command = (*fitted.command, "--epochs", "1", "--max-steps", str(STEPS),
-               *(type_flags({"memory_limit": round((1 - MARGIN) * limit)}) if limit else ()))
-    outcome = run_once(replace(fitted, name=f"{row.name}-fit", command=command), batch_size, settings["seed"],
-                       directory, settings["timeout"])
+    command = (
+        *fitted.command,
+        "--epochs",
+        "1",
+        "--max-steps",
+        str(STEPS),
+        *(type_flags({"memory_limit": round((1 - MARGIN) * limit)}) if limit else ()),
+    )
+    outcome = run_once(
+        replace(fitted, name=f"{row.name}-fit", command=command),
+        batch_size,
+        settings["seed"],
+        directory,
+        settings["timeout"],
+    )
     if outcome.result is None:
         return Trial(row.name, batch_size, outcome.status, outcome.reason)
-    return Trial(row.name, batch_size, outcome.status, outcome.reason, outcome.result.epochs[-1].samples,
-                 max(outcome.result.peak_memory_bytes))
+    return Trial(
+        row.name,
+        batch_size,
+        outcome.status,
+        outcome.reason,
+        outcome.result.epochs[-1].samples,
+        max(outcome.result.peak_memory_bytes),
+    )
 
 
 def with_batch(row: Configuration, batch_size: int) -> Configuration:
@@ -105,9 +122,16 @@ def _with_largest(row, results):
 def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> list[Trial]:
     """Return as trials the runs that memory did not suffice for."""
     rows = {row.name: row for row in plan}
-    return [Trial(rows[outcome.configuration].against or outcome.configuration,
-                  rows[outcome.configuration].planned.batch_size, outcome.status, outcome.reason)
-            for outcome in outcomes if outcome.status == OUT_OF_MEMORY]
+    return [
+        Trial(
+            rows[outcome.configuration].against or outcome.configuration,
+            rows[outcome.configuration].planned.batch_size,
+            outcome.status,
+            outcome.reason,
+        )
+        for outcome in outcomes
+        if outcome.status == OUT_OF_MEMORY
+    ]
 
 
 def with_peaks(probe: Probe, trials: Sequence[Trial]) -> Probe:

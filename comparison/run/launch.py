@@ -68,11 +68,23 @@ class Run:
     ):
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
-        self._command = (*configuration.launched, "--seed", str(seed), "--output", str(self._file), "--figure-dir",
-                         str(directory), "--no-curves")
+        self._command = (
+            *configuration.launched,
+            "--seed",
+            str(seed),
+            "--output",
+            str(self._file),
+            "--figure-dir",
+            str(directory),
+            "--no-curves",
+        )
         self._planned, self._here = configuration.planned, configuration.nodes == 1
-        self._known = {"configuration": configuration.name, "block": block, "command": shlex.join(self._command),
-                       "log": str(self._log)}
+        self._known = {
+            "configuration": configuration.name,
+            "block": block,
+            "command": shlex.join(self._command),
+            "log": str(self._log),
+        }
         self._timeout, self._wall_seconds, self._busy_seconds, self._unseen_seconds = timeout, 0.0, 0.0, 0.0
         self._child, self._gate, self._resources, self._cards = None, None, contextlib.ExitStack(), CardWatch()
         self._oom_kills = 0  # when it began
@@ -135,8 +147,12 @@ class Run:
         return self._child.returncode
 
     def _outcome(self, exit_code, foreign_cores):
-        known = {**self._known, "exit_code": exit_code, "wall_seconds": self._wall_seconds,
-                 "foreign_cores": foreign_cores}
+        known = {
+            **self._known,
+            "exit_code": exit_code,
+            "wall_seconds": self._wall_seconds,
+            "foreign_cores": foreign_cores,
+        }
         timed_out = exit_code == TIMED_OUT and self._timeout and self._wall_seconds >= self._timeout
         status, why = "failed", cause(exit_code, self._log)
         if timed_out:
@@ -156,8 +172,9 @@ class Run:
         if result.status == "failed" or (result.status == "ok" and exit_code != 0):
             after = f"after {len(result.epochs)} of {result.config['epochs']} epochs"
             return Outcome(status=status, reason=f"{why}, {after} (log: {self._log})", **known)
-        return Outcome(status=result.status, reason=result.reason, result=result, cards=self._cards.uses(result),
-                       **known)
+        return Outcome(
+            status=result.status, reason=result.reason, result=result, cards=self._cards.uses(result), **known
+        )
 
 
 def run_once(
@@ -195,8 +212,13 @@ def started(
     with temporary_directory() as temporary, _new_file(log) as file:
         own = {**(environment or {}), **_use(temporary), TAG: tag}
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **own}, preexec_fn=end_with_parent,  # should the guard be killed too
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **own},
+            preexec_fn=end_with_parent,  # should the guard be killed too
         )
         try:
             yield child
@@ -210,8 +232,9 @@ def _new_file(path):
         path.unlink(missing_ok=True)
         return open(path, "xb")
     except OSError as error:
-        raise SuiteError(f"cannot write {path}", error.strerror or str(error), "free it, or name another --output-dir",
-                         USAGE) from None
+        raise SuiteError(
+            f"cannot write {path}", error.strerror or str(error), "free it, or name another --output-dir", USAGE
+        ) from None
 
 
 def _use(temporary):
@@ -233,11 +256,20 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     with temporary_directory() as temporary:
         own = {"PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
-        done = subprocess.run((*launcher, python(), "-m", module, *flags), stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, **own}, preexec_fn=end_with_parent)
+        done = subprocess.run(
+            (*launcher, python(), "-m", module, *flags),
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **own},
+            preexec_fn=end_with_parent,
+        )
     if done.returncode < 0:
-        raise SuiteError(f"{module} ended without a word", describe_exit(done.returncode),
-                         "try it again, or with a smaller --batch-size", FAILED)
+        raise SuiteError(
+            f"{module} ended without a word",
+            describe_exit(done.returncode),
+            "try it again, or with a smaller --batch-size",
+            FAILED,
+        )
     if done.returncode not in fine:
         raise HelperFailed(done.returncode)
     return done.stdout

@@ -35,11 +35,15 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
 
 def tell_cuts(report: Report) -> None:
     """Print where networks are cut into stages, and by which times."""
-    cuts = {(row.planned.model, row.stages): with_cut(row, report.probe).command[1 - row.stages:]
-            for row in report.plan if row.stages > 1 and not row.skip}
+    cuts = {
+        (row.planned.model, row.stages): with_cut(row, report.probe).command[1 - row.stages :]
+        for row in report.plan
+        if row.stages > 1 and not row.skip
+    }
     for (model, stages), blocks in cuts.items():
-        times = ", ".join(f"{block.block} {block.milliseconds:.1f}" for block in report.probe.blocks
-                          if block.model == model)
+        times = ", ".join(
+            f"{block.block} {block.milliseconds:.1f}" for block in report.probe.blocks if block.model == model
+        )
         if times:
             print(f"{model} in {stages} stages is cut before {', '.join(blocks)}: its blocks take {times} ms")
 
@@ -56,7 +60,9 @@ def starved(report: Report) -> list[str]:
         trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
         if speed < trained:
             train = "one GPU trains" if planned.shares == 1 else f"{planned.shares} GPUs train"
-            sentences.append(f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, of which "
-                             f"{train} {trained:,.0f} ({planned.model}): these rows would compare loaders; "
-                             "type --loader resident, or more --num-workers")
+            sentences.append(
+                f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, of which "
+                f"{train} {trained:,.0f} ({planned.model}): these rows would compare loaders; "
+                "type --loader resident, or more --num-workers"
+            )
     return list(dict.fromkeys(sentences))

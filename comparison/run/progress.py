@@ -39,10 +39,10 @@ def seconds_left(left, outcomes: tuple[Outcome, ...], guesses: dict[str, float])
         seen.setdefault(outcome.configuration, []).append(outcome.wall_seconds)
     error = 1.0
     if outcomes:
-        error = sum(outcome.wall_seconds for outcome in outcomes) / sum(guesses[outcome.configuration]
-                                                                        for outcome in outcomes)
-    return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name]
-               for _, name in left)
+        error = sum(outcome.wall_seconds for outcome in outcomes) / sum(
+            guesses[outcome.configuration] for outcome in outcomes
+        )
+    return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name] for _, name in left)
 
 
 def guesses_of(report: Report, **settings) -> dict[str, float]:

@@ -72,8 +72,12 @@ def only_writer(directory: Path):
         with FileLock(directory / ".comparison.lock", timeout=0):
             yield
     except Timeout:
-        raise SuiteError(f"another comparison is writing to {directory}", "its lock is held",
-                         "wait for it, or name another directory with --output-dir", USAGE) from None
+        raise SuiteError(
+            f"another comparison is writing to {directory}",
+            "its lock is held",
+            "wait for it, or name another directory with --output-dir",
+            USAGE,
+        ) from None
 
 
 def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
@@ -85,8 +89,12 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     disk, whole, before the next run starts.
     """
     _announce(report)
-    remove_torn([directory / "results.json", *(directory / "runs" / f"{file_name(name)}-{block}.json"
-                                               for block, name in report.order)])
+    remove_torn(
+        [
+            directory / "results.json",
+            *(directory / "runs" / f"{file_name(name)}-{block}.json" for block, name in report.order),
+        ]
+    )
     write_results(report, directory)
     if not _left(report):
         return trace_rows(report, directory)
@@ -99,8 +107,11 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
         report = fit_batches(report, directory)
     if not report.outcomes:
         obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
-        print(f"Rows run whole, one after the other, and not in turns: {obstacle}" if obstacle else
-              "The rows of a block take turns, epoch by epoch, so that their runs end together")
+        print(
+            f"Rows run whole, one after the other, and not in turns: {obstacle}"
+            if obstacle
+            else "The rows of a block take turns, epoch by epoch, so that their runs end together"
+        )
         report = replace(report, in_turns=not obstacle)
     if report.settings["check_maths"] and not report.equivalence:
         able = [row.configuration for row in report.rows if not row.configuration.skip]
@@ -118,8 +129,11 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
             write_results(report, directory)
             unfinished = _left(report)
             left = f"; about {duration(seconds_left(unfinished, report.outcomes, guesses))} left" if unfinished else ""
-            print(f"[{len(report.outcomes)}/{len(report.order)}] block {block}, {plan[outcome.configuration].label}: "
-                  f"{outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
+            print(
+                f"[{len(report.outcomes)}/{len(report.order)}] block {block}, {plan[outcome.configuration].label}: "
+                f"{outcome.status}, {outcome.wall_seconds:.1f} s{left}",
+                flush=True,
+            )
         seconds = time.perf_counter() - start
         used, longest = used + seconds, max(longest, seconds)
         if report.fitted and (smaller := fit_again(report, directory)):
@@ -147,8 +161,13 @@ def trace_rows(report: Report, directory: Path) -> Report:
         if report.settings.get("target_accuracy") is not None:
             flags += ("--target-accuracy", "0.001")  # which so short a training reaches
         traced = replace(configuration, command=(*configuration.command, *flags))
-        outcome = run_once(traced, 0, report.settings["seed"], directory / "traces" / file_name(configuration.name),
-                           report.settings["timeout"])
+        outcome = run_once(
+            traced,
+            0,
+            report.settings["seed"],
+            directory / "traces" / file_name(configuration.name),
+            report.settings["timeout"],
+        )
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
         if outcome.status == "ok":
             timelines = {**report.timelines, configuration.name: outcome.result.timeline}
@@ -264,6 +283,8 @@ def _how_long(report, guesses):
     """Sentences about the time from here on; where it is long, one with a shorter command."""
     left, budget = _left(report), report.settings.get("budget")
     until = f"for the {count(len(left), 'run')} planned so far" if budget else "from here on"
-    about = (f"About {duration(seconds_left(left, report.outcomes, guesses))} {until} (a guess from the time of a "
-             "training step; every run corrects it)")
+    about = (
+        f"About {duration(seconds_left(left, report.outcomes, guesses))} {until} (a guess from the time of a "
+        "training step; every run corrects it)"
+    )
     return list(filter(None, (about, shorter_command(report))))

@@ -22,13 +22,23 @@ def expectation(report: Report, block_seconds: float) -> str:
     budget, rows = report.settings["budget"], len({name for _, name in report.order})
     blocks = int(budget / block_seconds)
     if blocks < report.wanted_blocks:
-        return (f"The budget of {duration(budget)} is less than the fewest blocks take, which are "
-                f"{report.wanted_blocks}; no more are run.")
+        return (
+            f"The budget of {duration(budget)} is less than the fewest blocks take, which are "
+            f"{report.wanted_blocks}; no more are run."
+        )
     difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
-    finds = "" if difference == math.inf else (f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
-                                               f"differences above about {percent(difference)} would be found")
-    return (f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
-            f"least{finds}. It ends earlier if every row is decided.")
+    finds = (
+        ""
+        if difference == math.inf
+        else (
+            f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
+            f"differences above about {percent(difference)} would be found"
+        )
+    )
+    return (
+        f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
+        f"least{finds}. It ends earlier if every row is decided."
+    )
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
@@ -71,9 +81,11 @@ def _wants(report, blocks):
 def _judged(report):
     """The ratios that the comparison is to decide."""
     analysis = analyse(report)
-    return [*(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
-            *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios),
-            *(pair.ratio for pair in analysis.pairs[BEFORE])]
+    return [
+        *(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
+        *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios),
+        *(pair.ratio for pair in analysis.pairs[BEFORE]),
+    ]
 
 
 def needed_blocks(report: Report) -> int:
@@ -91,5 +103,5 @@ def with_another_block(report: Report) -> Report:
     """Return the report with one more block in its order, as make_order goes on."""
     names = [configuration.name for configuration in report.plan if not configuration.skip]
     blocks = report.order[-1][0] + 1
-    more = make_order(names, blocks, report.settings["seed"])[-len(names):]
+    more = make_order(names, blocks, report.settings["seed"])[-len(names) :]
     return replace(report, order=(*report.order, *more))

@@ -16,8 +16,9 @@ from comparison.show.figures import keep_figure
 def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis], dict]) -> Path:
     """Draw all rows that learn. style_of: a row's look, in matplotlib's words."""
     compared = any(_has_rival(entry) for entry in analysis.done)
-    figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=8.8 + 4.2 * compared,
-                                                   height=4.4 + 0.15 * len(analysis.done))
+    figure, (loss, *difference, time) = new_figure(
+        columns=2 + compared, width=8.8 + 4.2 * compared, height=4.4 + 0.15 * len(analysis.done)
+    )
     for entry in analysis.done:
         style = {"linewidth": 2, "markersize": 5, **style_of(entry), "label": entry.label}
         epochs = range(1, 1 + _epochs(entry.row))
@@ -26,9 +27,15 @@ def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis]
             continue
         for axis in difference if entry.standing.baseline else ():
             apart = differences(entry.row, entry.standing.baseline)
-            axis.plot(epochs[:len(apart)], [statistics.mean(sample) for sample in apart], **style)
-            axis.fill_between(epochs[:len(apart)], [min(sample) for sample in apart], [max(sample) for sample in apart],
-                              color=style["color"], alpha=0.12, linewidth=0)
+            axis.plot(epochs[: len(apart)], [statistics.mean(sample) for sample in apart], **style)
+            axis.fill_between(
+                epochs[: len(apart)],
+                [min(sample) for sample in apart],
+                [max(sample) for sample in apart],
+                color=style["color"],
+                alpha=0.12,
+                linewidth=0,
+            )
         if not entry.row.simulated:  # its seconds say nothing
             time.plot(_seconds(entry.row), _means(entry.row, lambda epoch: 100 * epoch.test_accuracy), **style)
     loss.set(ylabel="training loss (nats per image)")
@@ -39,8 +46,10 @@ def draw_curves(analysis: Analysis, path: Path, style_of: Callable[[RowAnalysis]
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=4)
-    figure.suptitle(f"{finding(analysis)}\n{analysis.report.title}; lines: mean over the runs, bands: lowest to "
-                    "highest", fontsize=11)
+    figure.suptitle(
+        f"{finding(analysis)}\n{analysis.report.title}; lines: mean over the runs, bands: lowest to highest",
+        fontsize=11,
+    )
     return keep_figure(figure, path)
 
 
@@ -48,19 +57,27 @@ def differences(row: Row, baseline: Row) -> list[list[float]]:
     """Return, for each epoch, by how many percentage points a row's test accuracy is above its baseline's, in every
     block in which both ended well: their seeds are the same."""
     theirs = {outcome.block: outcome.result for outcome in baseline.outcomes if outcome.status == "ok"}
-    pairs = [(outcome.result.epochs, theirs[outcome.block].epochs) for outcome in row.outcomes
-             if outcome.status == "ok" and outcome.block in theirs]
+    pairs = [
+        (outcome.result.epochs, theirs[outcome.block].epochs)
+        for outcome in row.outcomes
+        if outcome.status == "ok" and outcome.block in theirs
+    ]
     if not pairs:
         return []
     epochs = min(len(epochs) for pair in pairs for epochs in pair)
-    return [[100 * (own[epoch].test_accuracy - other[epoch].test_accuracy) for own, other in pairs]
-            for epoch in range(epochs)]
+    return [
+        [100 * (own[epoch].test_accuracy - other[epoch].test_accuracy) for own, other in pairs]
+        for epoch in range(epochs)
+    ]
 
 
 def finding(analysis: Analysis) -> str:
     """Return what the figure shows, in one line."""
-    apart = {entry.label: statistics.mean(points[-1]) for entry in analysis.done
-             if _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))}
+    apart = {
+        entry.label: statistics.mean(points[-1])
+        for entry in analysis.done
+        if _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))
+    }
     if not apart:
         return "Loss and accuracy"
     most = max(apart, key=lambda label: abs(apart[label]))

@@ -13,9 +13,21 @@ EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a l
 PANEL = 0.85  # of a panel's width lies above its axes, beside their labels
 
 # Fonts with Chinese characters, as matplotlib calls them.
-FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
-         "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Heiti TC",
-         "Arial Unicode MS", "Droid Sans Fallback")
+FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Source Han Sans SC",
+    "Source Han Sans CN",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "SimHei",
+    "PingFang SC",
+    "Heiti TC",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+)
 
 
 def find_font(language: str) -> str | None:
@@ -31,8 +43,12 @@ def find_font(language: str) -> str | None:
                 fontManager.addfont(file)
         font = _first_of(get_font_names())
     if font is None:
-        raise SuiteError("there is no font with Chinese characters for the figures", f"looked for {', '.join(FONTS)}",
-                         "install one, e.g. the package fonts-noto-cjk, or leave out --lang", MACHINE)
+        raise SuiteError(
+            "there is no font with Chinese characters for the figures",
+            f"looked for {', '.join(FONTS)}",
+            "install one, e.g. the package fonts-noto-cjk, or leave out --lang",
+            MACHINE,
+        )
     return font
 
 

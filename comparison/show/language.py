@@ -62,8 +62,9 @@ def _said(language, text):
         return f"{say_part(text[:-1])}。"
     for pattern, names, said in _patterns(language):
         if found := pattern.fullmatch(text):
-            return said.format(**{name: say_part(part.strip())
-                                  for name, part in zip(names, found.groups(), strict=True)})
+            return said.format(
+                **{name: say_part(part.strip()) for name, part in zip(names, found.groups(), strict=True)}
+            )
     for mark, other in PARTED:
         before, found, after = _parted(text, mark)
         if found and mark == " (":
@@ -80,7 +81,7 @@ def _parted(text, mark):
     depth = 0
     for place, sign in enumerate(text):
         if not depth and text.startswith(mark, place):
-            return text[:place], mark, text[place + len(mark):]
+            return text[:place], mark, text[place + len(mark) :]
         depth += {"(": 1, ")": -1, "“": 1, "”": -1}.get(sign, 0)
     return text, "", ""
 

@@ -60,9 +60,13 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     title = escape(say(analysis.report.title))
     rows, header = answer_rows(analysis)
     table = lay_out(rows, header, "html", left=(0, len(header) - 1))
-    parts = [f"<h1>{title}</h1>",
-             *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answers(analysis, proofs)),
-             f'<div class="answers">{table}</div>', _speed_ups(analysis), _epochs(analysis)]
+    parts = [
+        f"<h1>{title}</h1>",
+        *(f'<p class="answer">{escape(say(sentence))}</p>' for sentence in answers(analysis, proofs)),
+        f'<div class="answers">{table}</div>',
+        _speed_ups(analysis),
+        _epochs(analysis),
+    ]
     for section in sections(analysis, figures, proofs, "html"):
         inside = "\n".join(WRITTEN[kind](content) for kind, content in section.parts)
         if section.heading in map(say, OPEN):
@@ -71,7 +75,8 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
             parts.append(f"<details><summary>{escape(section.heading)}</summary>\n{inside}\n</details>")
     parts.append(f"<p>{say('Made by')} <code>{escape(analysis.report.command)}</code>.</p>")
     body = "\n".join(part for part in parts if part)
-    write_text(printable(f"""<!doctype html>
+    write_text(
+        printable(f"""<!doctype html>
 <html lang="{spoken()}">
 <head>
 <meta charset="utf-8">
@@ -84,7 +89,9 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
 <script>{SORT}</script>
 </body>
 </html>
-"""), path)
+"""),
+        path,
+    )
 
 
 def _list(sentences):
@@ -94,11 +101,18 @@ def _list(sentences):
 def _figures(paths):
     return "\n".join(
         f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,'
-        f'{base64.b64encode(path.read_bytes()).decode()}"></figure>' for path in paths)
+        f'{base64.b64encode(path.read_bytes()).decode()}"></figure>'
+        for path in paths
+    )
 
 
-WRITTEN = {TEXT: lambda text: f"<p>{escape(text)}</p>", TABLE: lambda table: f'<div class="wide">{table}</div>',
-           LIST: _list, CODE: lambda text: f"<pre>{escape(text)}</pre>", FIGURES: _figures}
+WRITTEN = {
+    TEXT: lambda text: f"<p>{escape(text)}</p>",
+    TABLE: lambda table: f'<div class="wide">{table}</div>',
+    LIST: _list,
+    CODE: lambda text: f"<pre>{escape(text)}</pre>",
+    FIGURES: _figures,
+}
 
 
 def _speed_ups(analysis):
@@ -111,9 +125,11 @@ def _speed_ups(analysis):
     for entry in shown:
         speed_up = entry.standing.speed_up
         words = say(f"“{entry.label}”: {speed_up} times as fast as “{entry.standing.baseline.label}”, {entry.result}")
-        marks = [f"<title>{escape(words)}</title>", f'<rect x="0" y="4" height="18" '
-                 f'width="{scale * speed_up.value:.2f}%" fill="{_color(entry)}" />',
-                 f'<line x1="{scale:.2f}%" x2="{scale:.2f}%" y1="0" y2="{LINE}" stroke-dasharray="4 3" />']
+        marks = [
+            f"<title>{escape(words)}</title>",
+            f'<rect x="0" y="4" height="18" width="{scale * speed_up.value:.2f}%" fill="{_color(entry)}" />',
+            f'<line x1="{scale:.2f}%" x2="{scale:.2f}%" y1="0" y2="{LINE}" stroke-dasharray="4 3" />',
+        ]
         if speed_up.low is not None:
             low, high = (scale * end for end in (speed_up.low, speed_up.high))
             marks.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="13" y2="13" stroke-width="2" />')
@@ -134,8 +150,10 @@ def _epochs(analysis):
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
                 words = say(f"{entry.label}, block {outcome.block}, epoch {epoch.epoch}: {epoch.train_seconds:.3f} s")
-                marks.append(f'<circle cx="{scale * epoch.train_seconds:.2f}%" cy="13" r="5" fill="{_color(entry)}" '
-                             f'fill-opacity=".6"><title>{escape(words)}</title></circle>')
+                marks.append(
+                    f'<circle cx="{scale * epoch.train_seconds:.2f}%" cy="13" r="5" fill="{_color(entry)}" '
+                    f'fill-opacity=".6"><title>{escape(words)}</title></circle>'
+                )
         marks.append(_number(scale * entry.summary.slowest_epoch, f"{entry.summary.epoch_seconds:.2f} s"))
         rows.append(_row(entry, marks))
     return _chart("Seconds of every timed epoch (warm-up left out), and their mean", rows)

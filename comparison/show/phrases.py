@@ -65,8 +65,11 @@ def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     if len(values) > 1:
         return f"fastest at {', '.join(values[:-1])} or {values[-1]} (not decided)"
     target, numbers = analysis.report.settings.get("target_accuracy"), sweep.fastest[0].summary
-    return f"fastest at {values[0]}, " + (f"{numbers.images_per_second:,.0f} images/s" if target is None else
-                                          f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %")
+    return f"fastest at {values[0]}, " + (
+        f"{numbers.images_per_second:,.0f} images/s"
+        if target is None
+        else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %"
+    )
 
 
 def several_baselines(analysis: Analysis) -> bool:
@@ -80,5 +83,7 @@ def tell_disturbed(rows: Iterable[Row]) -> str:
     if not noisy:
         return ""
     most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
-    return (f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}, so that nothing can "
-            "be claimed from their times; close them and run again")
+    return (
+        f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}, so that nothing can "
+        "be claimed from their times; close them and run again"
+    )

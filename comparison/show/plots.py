@@ -17,8 +17,18 @@ from comparison.show.map import draw_map, find_maps
 from comparison.show.phrases import fastest_value, mebibytes, series_name
 from comparison.show.step_plots import draw_excess, draw_phases, draw_timelines
 
-FIGURES = ("curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "timeline.png",
-           "scaling.png", "map.png", *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS))
+FIGURES = (
+    "curves.png",
+    "speed-up.png",
+    "phases.png",
+    "excess.png",
+    "memory.png",
+    "time-memory.png",
+    "timeline.png",
+    "scaling.png",
+    "map.png",
+    *(f"sweep-{name.replace('_', '-')}.png" for name in SWEEPS),
+)
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
@@ -68,11 +78,24 @@ def _speed_ups(analysis, path):
         words = "baseline" if entry.is_baseline else f"{speed_up}, {speed_up.words}"
         unequal = "\nUNEQUAL settings" if entry.standing.unequal else ""
         labels.append(f"{entry.label}\n{words}{unequal}")
-        axis.barh(position, speed_up.value, color=method_of(entry.row.configuration.method).look.color,
-                  edgecolor="#777777", alpha=0.85)
+        axis.barh(
+            position,
+            speed_up.value,
+            color=method_of(entry.row.configuration.method).look.color,
+            edgecolor="#777777",
+            alpha=0.85,
+        )
         for color, width in (("white", 5), ("black", 2)):  # to be seen on any colour
-            axis.errorbar(speed_up.value, position, xerr=whiskers, fmt="none", ecolor=color, elinewidth=width,
-                          capsize=6, capthick=width)
+            axis.errorbar(
+                speed_up.value,
+                position,
+                xerr=whiskers,
+                fmt="none",
+                ecolor=color,
+                elinewidth=width,
+                capsize=6,
+                capthick=width,
+            )
     axis.set_yticks(range(len(labels)), labels)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.grid(visible=False, axis="y")
@@ -80,9 +103,12 @@ def _speed_ups(analysis, path):
     left_out = len(analysis.done) - len(compared)
     axis.set(xlim=(0, None))
     figure.suptitle(f"{_speed_up_finding(compared)}\n{report.title}", fontsize=12)
-    figure.supxlabel(f"speed-up over the baseline ({report.asked}; beyond the dashed line is faster)\n"
-                     "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
-                     + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""), fontsize=10)
+    figure.supxlabel(
+        f"speed-up over the baseline ({report.asked}; beyond the dashed line is faster)\n"
+        "whiskers: intervals that all hold the truth in 95 %; across the dashed line: no difference proved"
+        + (f"\n{count(left_out, 'simulated or refused row')} left out" if left_out else ""),
+        fontsize=10,
+    )
     return keep_figure(figure, path)
 
 
@@ -99,8 +125,13 @@ def _memory(analysis, path):
     entries = [entry for entry in analysis.done if entry.summary.memory]
     figure, (axis,) = new_figure(width=9.0, height=1.8 + 0.5 * len(entries))
     for position, entry in enumerate(entries):
-        bar = axis.barh(position, entry.summary.memory.peak / 2**20, edgecolor="#777777", alpha=0.85,
-                        color=method_of(entry.row.configuration.method).look.color)
+        bar = axis.barh(
+            position,
+            entry.summary.memory.peak / 2**20,
+            edgecolor="#777777",
+            alpha=0.85,
+            color=method_of(entry.row.configuration.method).look.color,
+        )
         axis.bar_label(bar, [mebibytes(entry.summary.memory.peak)], padding=4, fontsize=12)
     axis.set_yticks(range(len(entries)), [entry.label for entry in entries], fontsize=12)
     axis.invert_yaxis()
@@ -135,12 +166,18 @@ def _time_and_memory(analysis, path):
         low, high = summary.epoch_interval or (summary.epoch_seconds, summary.epoch_seconds)
         batch = f", batch {entry.row.configuration.planned.batch_size:,}" if analysis.report.fitted else ""
         axis.errorbar(
-            memory.peak / 2**20, summary.epoch_seconds, label=entry.label + batch, capsize=5,
+            memory.peak / 2**20,
+            summary.epoch_seconds,
+            label=entry.label + batch,
+            capsize=5,
             xerr=[[(memory.peak - memory.lowest) / 2**20], [(memory.highest - memory.peak) / 2**20]],
             yerr=[[summary.epoch_seconds - low], [high - summary.epoch_seconds]],
-            **{**_style(analysis, entry), "linestyle": "none", "markersize": 11})
-    low, high = (choose(getattr(entry.summary.memory, name) for entry in shown) / 2**20
-                 for choose, name in ((min, "lowest"), (max, "highest")))
+            **{**_style(analysis, entry), "linestyle": "none", "markersize": 11},
+        )
+    low, high = (
+        choose(getattr(entry.summary.memory, name) for entry in shown) / 2**20
+        for choose, name in ((min, "lowest"), (max, "highest"))
+    )
     middle, half = (low + high) / 2, 0.6 * max(high - low, MUCH_MEMORY * high)
     axis.set(xlim=(middle - half, middle + half), ylim=(0, None))
     axis.set_xlabel("peak memory of a device (MiB); whiskers: lowest and highest of the runs", fontsize=12)
@@ -156,8 +193,7 @@ def _time_and_memory(analysis, path):
 def _choice(entries):
     """What the figure of time and memory shows, in one line: the fastest row, if one is proved to be faster, or else
     the one with the least memory."""
-    compared = [entry for entry in entries
-                if entry.rivals_baseline and entry.memory_ratio and not entry.row.disturbed]
+    compared = [entry for entry in entries if entry.rivals_baseline and entry.memory_ratio and not entry.row.disturbed]
     faster = [entry for entry in compared if entry.standing.speed_up.words == FASTER]
     if faster:
         best = max(faster, key=lambda entry: entry.standing.speed_up.value)
@@ -165,8 +201,10 @@ def _choice(entries):
         best = min(compared, key=lambda entry: entry.memory_ratio, default=None)
         if best is None or not best.much_memory or best.memory_ratio > 1:
             return f"No row is proved to be faster than its baseline, or needs {MUCH_MEMORY:.0%} less memory"
-    return (f"“{best.label}”: {best.standing.speed_up} times as fast as “{best.standing.baseline.label}”,\n"
-            f"with {best.memory_ratio:.2f} times as much memory per device")
+    return (
+        f"“{best.label}”: {best.standing.speed_up} times as fast as “{best.standing.baseline.label}”,\n"
+        f"with {best.memory_ratio:.2f} times as much memory per device"
+    )
 
 
 def _sweep(analysis, sweeps, path):
@@ -180,17 +218,34 @@ def _sweep(analysis, sweeps, path):
         per_image = [1e6 / summary.images_per_second for summary in numbers]
         data = [time * summary.waiting_share for time, summary in zip(per_image, numbers, strict=True)]
         # a mean may be outside of its values by what was rounded
-        whiskers = [[max(0.0, time * (1 - summary.fastest_epoch / summary.epoch_seconds)),
-                     max(0.0, time * (summary.slowest_epoch / summary.epoch_seconds - 1))]
-                    for time, summary in zip(per_image, numbers, strict=True)]
+        whiskers = [
+            [
+                max(0.0, time * (1 - summary.fastest_epoch / summary.epoch_seconds)),
+                max(0.0, time * (summary.slowest_epoch / summary.epoch_seconds - 1)),
+            ]
+            for time, summary in zip(per_image, numbers, strict=True)
+        ]
         axis.bar(values, data, color=waiting, label="waiting for data")
-        axis.bar(values, [time - wait for time, wait in zip(per_image, data, strict=True)], bottom=data, color=rest,
-                 hatch="////", edgecolor="white", label="the rest: transfer, forward, backward, update",
-                 yerr=list(zip(*whiskers, strict=True)), capsize=5, ecolor="#777777")
+        axis.bar(
+            values,
+            [time - wait for time, wait in zip(per_image, data, strict=True)],
+            bottom=data,
+            color=rest,
+            hatch="////",
+            edgecolor="white",
+            label="the rest: transfer, forward, backward, update",
+            yerr=list(zip(*whiskers, strict=True)),
+            capsize=5,
+            ecolor="#777777",
+        )
         axis.grid(visible=False, axis="x")
         name = series_name(entry.row for entry in sweep.rows) + sweep.rows[0].row.values(without=sweep.name)
-        axis.set(xlabel=SWEEPS[sweep.name].lower(), ylabel="time per image (µs)", ylim=(0, None),
-                 title=f"{name}\n{fastest_value(analysis, sweep)}")
+        axis.set(
+            xlabel=SWEEPS[sweep.name].lower(),
+            ylabel="time per image (µs)",
+            ylim=(0, None),
+            title=f"{name}\n{fastest_value(analysis, sweep)}",
+        )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{analysis.report.title}\nwhiskers: fastest and slowest epoch", fontsize=11)
     return keep_figure(figure, path)
@@ -207,25 +262,49 @@ def _scaling(analysis, path):
         entries.sort(key=_devices)
         first, devices = entries[0], [_devices(entry) for entry in entries]
         ratios = [entry.standing.speed_up for entry in entries]
-        whiskers = [[ratio.value - (ratio.low or ratio.value) for ratio in ratios],
-                    [(ratio.high or ratio.value) - ratio.value for ratio in ratios]]
+        whiskers = [
+            [ratio.value - (ratio.low or ratio.value) for ratio in ratios],
+            [(ratio.high or ratio.value) - ratio.value for ratio in ratios],
+        ]
         label = series_name(entry.row for entry in entries) + first.row.values(without="nproc")
-        axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=whiskers, capsize=5, **_style(analysis, first),
-                      label=f"{label}, measured")
+        axis.errorbar(
+            devices,
+            [ratio.value for ratio in ratios],
+            yerr=whiskers,
+            capsize=5,
+            **_style(analysis, first),
+            label=f"{label}, measured",
+        )
         most = max(most, devices[-1])
         baseline_devices = len(first.standing.baseline.results[0].devices)
     points = analysis.projection.points
     if points and baseline_devices == 1:  # it is over one device, as the axis then is
         tested = [point for point in points if point.devices <= TESTED]
-        for part, linestyle, how in ((tested, "-", ""), (points[len(tested) - 1:], "--", ", untested")):
-            axis.plot([point.devices for point in part], [point.speed_up for point in part], color="#777777",
-                      linestyle=linestyle, marker="x", label=f"{projected_method().called}, {LABEL}{how}")
+        for part, linestyle, how in ((tested, "-", ""), (points[len(tested) - 1 :], "--", ", untested")):
+            axis.plot(
+                [point.devices for point in part],
+                [point.speed_up for point in part],
+                color="#777777",
+                linestyle=linestyle,
+                marker="x",
+                label=f"{projected_method().called}, {LABEL}{how}",
+            )
         most = max(most, points[-1].devices)
-    axis.plot([1, most], [1 / baseline_devices, most / baseline_devices], color="#BBBBBB", linestyle=":",
-              label="ideal: in proportion to the devices")
+    axis.plot(
+        [1, most],
+        [1 / baseline_devices, most / baseline_devices],
+        color="#BBBBBB",
+        linestyle=":",
+        label="ideal: in proportion to the devices",
+    )
     entries = [entry for entries in series.values() for entry in entries]
-    axis.set(xlabel="devices", ylabel="speed-up over the baseline",
-             title=f"{_speed_up_finding(entries)}\n{analysis.report.title}", xlim=(0.8, most + 0.2), ylim=(0, None))
+    axis.set(
+        xlabel="devices",
+        ylabel="speed-up over the baseline",
+        title=f"{_speed_up_finding(entries)}\n{analysis.report.title}",
+        xlim=(0.8, most + 0.2),
+        ylim=(0, None),
+    )
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize=9)
     return keep_figure(figure, path)

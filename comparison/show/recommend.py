@@ -10,9 +10,11 @@ from comparison.show.phrases import as_fast, instead_of, time_asked
 
 def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
-    return [(f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(analysis, choice)}"
-            for choice in analysis.recommendations
-            if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE])]
+    return [
+        (f"For {choice.trained}: " if choice.trained else "") + f"Recommendation: {_recommend(analysis, choice)}"
+        for choice in analysis.recommendations
+        if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE])
+    ]
 
 
 def _recommend(analysis: Analysis, choice: Recommendation):
@@ -24,21 +26,29 @@ def _recommend(analysis: Analysis, choice: Recommendation):
         return "none. The comparison was disturbed."
     if choice.kind == "all cores":
         cores = analysis.report.environment["cores"]
-        return (f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "
-                f"{' or '.join(all_cores_methods())} to --methods, or see above why it has no time.")
+        return (
+            f"none. One process with all {cores} cores may be faster than all of these and was not measured: add "
+            f"{' or '.join(all_cores_methods())} to --methods, or see above why it has no time."
+        )
     if choice.kind == "own batches":
-        return ("none. Each row trains with a batch of its own, so that an epoch teaches each something else: images "
-                "per second do not say which one learns sooner; with --target-accuracy they are compared in that.")
+        return (
+            "none. Each row trains with a batch of its own, so that an epoch teaches each something else: images "
+            "per second do not say which one learns sooner; with --target-accuracy they are compared in that."
+        )
     if choice.kind == "few runs":
-        return (f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {as_fast(standing.speed_up)} as "
-                f"“{standing.baseline.label}”. Give --repeats 3 or more.")
+        return (
+            f"none, as so few runs prove nothing; the fastest was “{shown.label}”, {as_fast(standing.speed_up)} as "
+            f"“{standing.baseline.label}”. Give --repeats 3 or more."
+        )
     if choice.kind == "stay":
         doubts = [doubt for doubt in (standing.accuracy, shown.row.trouble) if doubt]
         words = standing.speed_up.words + (f", but {' and '.join(doubts)}" if doubts else "")
         more = " More --repeats, or --check-maths, can show that." if NOT_SHOWN in standing.accuracy else ""
-        return (f"stay with “{best.label}”, {time_asked(analysis, best)}. The best of the others against an equal "
-                f"baseline, “{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
-                f"{words}.{more}{_ending(analysis, choice)}")
+        return (
+            f"stay with “{best.label}”, {time_asked(analysis, best)}. The best of the others against an equal "
+            f"baseline, “{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "
+            f"{words}.{more}{_ending(analysis, choice)}"
+        )
     words = f"use “{best.label}” on this machine: {as_fast(standing.speed_up)} as “{standing.baseline.label}”"
     if choice.whole and choice.whole is not best and choice.whole.row is not standing.baseline:
         words += f" and {as_fast(choice.whole_ratio)} as “{choice.whole.label}”"
@@ -56,7 +66,10 @@ def _ending(analysis, choice):
 
 def _unequal(analysis):
     """How fast the rows are that were let run although they are unequal; nothing if none."""
-    rows = [f"“{entry.label}” is {as_fast(entry.standing.speed_up)} as “{entry.standing.baseline.label}”, with "
-            f"{', '.join(entry.standing.unequal)}"
-            for entry in analysis.rows if entry.standing.speed_up and entry.standing.unequal]
+    rows = [
+        f"“{entry.label}” is {as_fast(entry.standing.speed_up)} as “{entry.standing.baseline.label}”, with "
+        f"{', '.join(entry.standing.unequal)}"
+        for entry in analysis.rows
+        if entry.standing.speed_up and entry.standing.unequal
+    ]
     return f"none, as the rows are unequal: {'; '.join(rows)}." if rows else ""

@@ -71,8 +71,11 @@ def _present(directory):
     figures = draw_all(analysis, directory)  # which takes longest: whoever ends this program may not wait for it
     write_markdown(analysis, directory / "report.md", figures, proofs)
     write_html(analysis, directory / "report.html", figures, proofs)
-    print(f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"
-          + " (each figure as SVG too)" * bool(figures), flush=True)
+    print(
+        f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"
+        + " (each figure as SVG too)" * bool(figures),
+        flush=True,
+    )
     return report
 
 
@@ -100,18 +103,35 @@ def _csv_cell(value):
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
     return {
-        "method": row.configuration.method, "label": row.label,
+        "method": row.configuration.method,
+        "label": row.label,
         **{name: row.configuration.values.get(name) for name in report.swept},
-        "dataset": report.settings["dataset"], "model": row.configuration.planned.model,
-        "result": entry.result, "simulated": row.simulated,
+        "dataset": report.settings["dataset"],
+        "model": row.configuration.planned.model,
+        "result": entry.result,
+        "simulated": row.simulated,
         "devices": len(row.results[0].devices) if row.results else None,
-        **{name: getattr(numbers, name) for name in (
-            "runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy",
-            "training_seconds", "total_seconds")},
-        "peak_memory_bytes": numbers.memory and numbers.memory.peak, "images_per_joule": numbers.images_per_joule,
-        **{f"{name.replace(' ', '_')}_bytes": size
-           for name, size in (numbers.memory.parts if numbers.memory else {}).items()},
-        **_interval("speed_up", standing.speed_up), **_interval("efficiency", standing.efficiency),
+        **{
+            name: getattr(numbers, name)
+            for name in (
+                "runs",
+                "epoch_seconds",
+                "fastest_epoch",
+                "slowest_epoch",
+                "images_per_second",
+                "accuracy",
+                "training_seconds",
+                "total_seconds",
+            )
+        },
+        "peak_memory_bytes": numbers.memory and numbers.memory.peak,
+        "images_per_joule": numbers.images_per_joule,
+        **{
+            f"{name.replace(' ', '_')}_bytes": size
+            for name, size in (numbers.memory.parts if numbers.memory else {}).items()
+        },
+        **_interval("speed_up", standing.speed_up),
+        **_interval("efficiency", standing.efficiency),
         "no_speed_up_because": standing.reason,
         **{words_of(name): value for name, value in (vars(effective(row.results[0])) if row.results else {}).items()},
     }
@@ -123,8 +143,13 @@ def _interval(name, ratio):
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write the report for people as Markdown."""
-    written = {TEXT: markdown, TABLE: markdown, LIST: bullets, CODE: fenced,
-               FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)}
+    written = {
+        TEXT: markdown,
+        TABLE: markdown,
+        LIST: bullets,
+        CODE: fenced,
+        FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths),
+    }
     parts = [f"# {markdown(say(analysis.report.title))}", f"{say('Made by')} `{_in_line(analysis.report.command)}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]

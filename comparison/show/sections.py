@@ -50,38 +50,59 @@ class Section:
     parts: tuple[tuple[str, object], ...]
 
 
-def sections(
-    analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str
-) -> list[Section]:
+def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str) -> list[Section]:
     """Return what was run, what came out, why, and what was not measured; tables in one of tabulate's formats."""
     report = analysis.report
-    machine = [(name, ", ".join(map(str, value)) if isinstance(value, list) else value)
-               for name, value in report.environment.items() if value]
-    settings = [(name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
-                for name, value in report.settings.items()
-                if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")]
+    machine = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else value)
+        for name, value in report.environment.items()
+        if value
+    ]
+    settings = [
+        (name.replace("_", " "), " ".join(map(str, value)) if isinstance(value, list) else value)
+        for name, value in report.settings.items()
+        if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")
+    ]
     accounts, ranks = account_tables(analysis, tablefmt), rank_table(analysis, tablefmt)
     held, cards, trials = (table(analysis, tablefmt) for table in (memory_table, card_table, trial_table))
     compared = before_table(analysis, tablefmt) if analysis.pairs[BEFORE] else ""
     every = [
-        Section("Result", (*each(TEXT, resolution(analysis)), (TABLE, main_table(analysis, tablefmt)),
-                           (LIST, warnings(analysis)), (LIST, notes(analysis)))),
+        Section(
+            "Result",
+            (
+                *each(TEXT, resolution(analysis)),
+                (TABLE, main_table(analysis, tablefmt)),
+                (LIST, warnings(analysis)),
+                (LIST, notes(analysis)),
+            ),
+        ),
         Section("Now and before", ((TABLE, compared), (TEXT, BESIDE)) if compared else ()),
         Section("Verdict", each(TEXT, verdict(analysis))),
-        Section("Proof by intervention",
-                (*each(TEXT, tell_proofs(analysis, proofs)), (TEXT, INTERVENTION if proofs else ""))),
+        Section(
+            "Proof by intervention",
+            (*each(TEXT, tell_proofs(analysis, proofs)), (TEXT, INTERVENTION if proofs else "")),
+        ),
         Section("What was guessed", ((LIST, tell_guesses(analysis)),)),
         Section("Where the time goes", (*each(TABLE, accounts), (LIST, ACCOUNTING)) if accounts else ()),
         Section("Every rank", ((TABLE, ranks), (TEXT, RANKS)) if ranks else ()),
         Section("Memory of a device", ((TABLE, held),)),
-        Section("The GPUs while they trained",
-                (*(((TABLE, cards), (TEXT, CARDS)) if cards else ()), (LIST, bandwidths(report)))),
+        Section(
+            "The GPUs while they trained",
+            (*(((TABLE, cards), (TEXT, CARDS)) if cards else ()), (LIST, bandwidths(report))),
+        ),
         Section("Which batches fit", ((TABLE, trials),)),
         Section("What was equal", ((TABLE, settings_table(report, tablefmt)),)),
         Section("Sweeps", each(TABLE, sweep_tables(analysis, tablefmt) if report.swept else ())),
-        Section(f"Projection ({LABEL})", (
-            (TABLE, projection_table(analysis, tablefmt)), (LIST, analysis.projection.stops),
-            (LIST, analysis.projection.assumptions)) if report.settings["project"] else ()),
+        Section(
+            f"Projection ({LABEL})",
+            (
+                (TABLE, projection_table(analysis, tablefmt)),
+                (LIST, analysis.projection.stops),
+                (LIST, analysis.projection.assumptions),
+            )
+            if report.settings["project"]
+            else (),
+        ),
         Section("Figures", ((FIGURES, figures),)),
         Section("How the numbers are defined", ((LIST, definitions(report)),)),
         Section("What was not measured", ((LIST, not_measured(report)),)),

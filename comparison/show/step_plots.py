@@ -18,8 +18,15 @@ def draw_phases(analysis: Analysis, path: Path) -> Path:
         means = [entry.summary.phases.known.get(phase, 0.0) for entry in done]
         if not any(means):  # no method leaves it over
             continue
-        axis.barh(positions, means, left=left, label=phase, color=matplotlib.colormaps["cividis"](shade), hatch=hatch,
-                  edgecolor="white")
+        axis.barh(
+            positions,
+            means,
+            left=left,
+            label=phase,
+            color=matplotlib.colormaps["cividis"](shade),
+            hatch=hatch,
+            edgecolor="white",
+        )
         left = [start + mean for start, mean in zip(left, means, strict=True)]
     axis.set_yticks(positions, [entry.label for entry in done])
     axis.invert_yaxis()
@@ -33,8 +40,11 @@ def draw_phases(analysis: Analysis, path: Path) -> Path:
 
 def _phase_finding(entries):
     """Where most of the longest step goes that was measured, in one line."""
-    steps = [(sum(entry.summary.phases.known.values()), entry) for entry in entries
-             if entry.summary.phases.known and not entry.row.simulated]
+    steps = [
+        (sum(entry.summary.phases.known.values()), entry)
+        for entry in entries
+        if entry.summary.phases.known and not entry.row.simulated
+    ]
     if not steps:
         return "Where a step's time goes"
     total, longest = max(steps, key=lambda step: step[0])
@@ -59,30 +69,47 @@ def draw_excess(analysis: Analysis, path: Path) -> Path:
             shade, hatch = PHASE_LOOK.get(part.name, (None, ""))
             start = ends[part.value > 0]
             ends[part.value > 0] += part.value
-            axis.barh(position, part.value, 0.7, left=start, hatch=hatch, edgecolor="white",
-                      color="#BBBBBB" if shade is None else matplotlib.colormaps["cividis"](shade))
+            axis.barh(
+                position,
+                part.value,
+                0.7,
+                left=start,
+                hatch=hatch,
+                edgecolor="white",
+                color="#BBBBBB" if shade is None else matplotlib.colormaps["cividis"](shade),
+            )
             height = position - 0.28 + 0.56 * names.index(part.name) / max(1, len(names) - 1)
             axis.errorbar(ends[part.value > 0], height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
-        axis.errorbar(account.total.value, position + 0.42, xerr=account.total.margin, marker="D", capsize=4,
-                      color="black")
+        axis.errorbar(
+            account.total.value, position + 0.42, xerr=account.total.margin, marker="D", capsize=4, color="black"
+        )
     axis.axvline(0, color="#777777")
     axis.set_yticks(range(len(accounts)), accounts)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel("milliseconds per step more than an even share of the baseline's\n"
-                    "orange: each part's interval, all together 95 %; diamond: the difference, with its 95 %")
+    axis.set_xlabel(
+        "milliseconds per step more than an even share of the baseline's\n"
+        "orange: each part's interval, all together 95 %; diamond: the difference, with its 95 %"
+    )
     figure.suptitle(f"{_excess_finding(accounts)}\n{analysis.report.title}", fontsize=11)
-    handles = [matplotlib.patches.Patch(
-        facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
-        hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "", edgecolor="white", label=name) for name in names]
+    handles = [
+        matplotlib.patches.Patch(
+            facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
+            hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "",
+            edgecolor="white",
+            label=name,
+        )
+        for name in names
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return keep_figure(figure, path)
 
 
 def _excess_finding(accounts):
     """The largest part that is proved, in one line."""
-    proved = [(part, label, account) for label, account in accounts.items() for part in account.proved
-              if part.value > 0]
+    proved = [
+        (part, label, account) for label, account in accounts.items() for part in account.proved if part.value > 0
+    ]
     if not proved:
         return "No phase is proved to take longer than an even share of the baseline's"
     part, label, account = max(proved, key=lambda entry: entry[0].value)
@@ -91,8 +118,11 @@ def _excess_finding(accounts):
 
 def draw_timelines(analysis: Analysis, path: Path) -> Path:
     """Draw a panel for each row that was traced, all on one scale of time."""
-    timelines = {entry.label: analysis.report.timelines[entry.row.configuration.name] for entry in analysis.rows
-                 if analysis.report.timelines.get(entry.row.configuration.name)}
+    timelines = {
+        entry.label: analysis.report.timelines[entry.row.configuration.name]
+        for entry in analysis.rows
+        if analysis.report.timelines.get(entry.row.configuration.name)
+    }
     lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
     figure, axes = new_figure(rows=lanes, width=10.0, height=2.0 + sum(0.5 + 0.28 * count for count in lanes))
     legend = {}
@@ -107,6 +137,7 @@ def draw_timelines(analysis: Analysis, path: Path) -> Path:
 
 def _waiting_finding(timelines):
     """Which row's ranks wait for one another for the largest share of the traced steps, in one line."""
+
     def share(spans):
         steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
         return sum(length for length, name in steps if name == "exchange") / sum(length for length, _ in steps)

@@ -63,10 +63,25 @@ def main_table(analysis: Analysis, tablefmt: str) -> str:
     target = report.settings.get("target_accuracy")
     energy = ["Images/J"] if _energy_known(analysis) else []
     reached = [] if target is None else [f"Training to {100 * target:g} % (s)"]
-    header = ["Method", *swept, "Data set", "Devices", "Accuracy (%)", *reached, "Time per epoch (s)", "min–max",
-              "Runs", "Images/s", f"Speed-up{'' if target is None else f' to {100 * target:g} %'} [95 %]",
-              "Efficiency [95 %]", "Total time (s)", "Peak memory (MiB)", *energy,
-              *difference, "Result"]
+    header = [
+        "Method",
+        *swept,
+        "Data set",
+        "Devices",
+        "Accuracy (%)",
+        *reached,
+        "Time per epoch (s)",
+        "min–max",
+        "Runs",
+        "Images/s",
+        f"Speed-up{'' if target is None else f' to {100 * target:g} %'} [95 %]",
+        "Efficiency [95 %]",
+        "Total time (s)",
+        "Peak memory (MiB)",
+        *energy,
+        *difference,
+        "Result",
+    ]
     rows = [_main_cells(analysis, entry) for entry in analysis.rows]
     return lay_out(rows, header, tablefmt, left=(0, len(swept) + 1, len(header) - 1))
 
@@ -78,16 +93,21 @@ def _energy_known(analysis):
 def _main_cells(analysis, entry):
     report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
     return [
-        row.configuration.label, *(cell(row.configuration.values.get(name)) for name in report.swept),
+        row.configuration.label,
+        *(cell(row.configuration.values.get(name)) for name in report.swept),
         *([f"{row.configuration.planned.batch_size:,}"] if report.fitted else []),
-        report.settings["dataset"], cell(len(row.results[0].devices) if row.results else None),
+        report.settings["dataset"],
+        cell(len(row.results[0].devices) if row.results else None),
         accuracy(numbers.accuracies),
         *([target_cell(entry)] if report.settings.get("target_accuracy") is not None else []),
         cell(numbers.epoch_seconds, ".2f"),
         f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else DASH,
-        str(numbers.runs), cell(numbers.images_per_second, ",.0f"), cell(standing.speed_up),
+        str(numbers.runs),
+        cell(numbers.images_per_second, ",.0f"),
+        cell(standing.speed_up),
         cell(standing.efficiency and efficiency(standing.efficiency)),
-        cell(numbers.total_seconds, ".1f"), cell(numbers.memory and mebibytes(numbers.memory.peak)),
+        cell(numbers.total_seconds, ".1f"),
+        cell(numbers.memory and mebibytes(numbers.memory.peak)),
         *([cell(numbers.images_per_joule, ".1f")] if _energy_known(analysis) else []),
         *([_difference_cell(report, row)] if report.equivalence else []),
         entry.result,
@@ -132,23 +152,46 @@ def _sweep_table(analysis, sweep, tablefmt):
     rows = []
     for entry, ratio in zip(sweep.rows, ratios, strict=True):
         numbers = entry.summary
-        rows.append([
-            entry.row.configuration.label + entry.row.values(without=sweep.name), str(sweep.value(entry)),
-            f"{numbers.phases.data:.1f}", f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
-            f"{numbers.epoch_seconds:.2f}", f"{numbers.images_per_second:,.0f}", f"{numbers.total_seconds:.1f}",
-            accuracy(numbers.accuracies), ratio])
-    header = ("Method", SWEEPS[sweep.name], "Waiting for data (ms/step)", "Rest of the step (ms)",
-              "Time per epoch (s)", "Images/s", "Total time (s)", "Accuracy (%)",
-              f"{analysis.report.asked.capitalize()} ÷ that at {sweep.value(sweep.rows[0])} [95 %]")
+        rows.append(
+            [
+                entry.row.configuration.label + entry.row.values(without=sweep.name),
+                str(sweep.value(entry)),
+                f"{numbers.phases.data:.1f}",
+                f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
+                f"{numbers.epoch_seconds:.2f}",
+                f"{numbers.images_per_second:,.0f}",
+                f"{numbers.total_seconds:.1f}",
+                accuracy(numbers.accuracies),
+                ratio,
+            ]
+        )
+    header = (
+        "Method",
+        SWEEPS[sweep.name],
+        "Waiting for data (ms/step)",
+        "Rest of the step (ms)",
+        "Time per epoch (s)",
+        "Images/s",
+        "Total time (s)",
+        "Accuracy (%)",
+        f"{analysis.report.asked.capitalize()} ÷ that at {sweep.value(sweep.rows[0])} [95 %]",
+    )
     return lay_out(rows, header, tablefmt, left=(0, 8))
 
 
 def before_rows(analysis: Analysis) -> list[list[str]]:
     """Return how fast every row is beside the same one before, and what differs between the two besides the code."""
-    return [[pair.row.label, cell(pair.summary.epoch_seconds, ".2f"),
-             cell(pair.row.summary.epoch_seconds, ".2f"), cell(pair.ratio),
-             pair.ratio.words if pair.ratio else "not compared: they train other numbers of images",
-             "; ".join(pair.differences)] for pair in analysis.pairs[BEFORE]]
+    return [
+        [
+            pair.row.label,
+            cell(pair.summary.epoch_seconds, ".2f"),
+            cell(pair.row.summary.epoch_seconds, ".2f"),
+            cell(pair.ratio),
+            pair.ratio.words if pair.ratio else "not compared: they train other numbers of images",
+            "; ".join(pair.differences),
+        ]
+        for pair in analysis.pairs[BEFORE]
+    ]
 
 
 def before_table(analysis: Analysis, tablefmt: str) -> str:
@@ -163,19 +206,32 @@ def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     if not compared:
         return []
     return [
-        _account_table([(entry.label, entry.accounts.steps) for entry in compared],
-                       ("Method", "Step (ms)", "Even share (ms)", "Difference [95 %]"), tablefmt),
-        _account_table([(entry.label, entry.accounts.runs) for entry in compared],
-                       ("Method", "Start to end (s)", "Baseline's (s)", "Difference [95 %]"), tablefmt),
+        _account_table(
+            [(entry.label, entry.accounts.steps) for entry in compared],
+            ("Method", "Step (ms)", "Even share (ms)", "Difference [95 %]"),
+            tablefmt,
+        ),
+        _account_table(
+            [(entry.label, entry.accounts.runs) for entry in compared],
+            ("Method", "Start to end (s)", "Baseline's (s)", "Difference [95 %]"),
+            tablefmt,
+        ),
     ]
 
 
 def _account_table(accounts, header, tablefmt):
     parts = [{part.name: part for part in account.parts} for _, account in accounts]
     names = list(dict.fromkeys(name for row in sorted(parts, key=len, reverse=True) for name in row))
-    rows = [[label, f"{account.value:.2f}", f"{account.expected:.2f}", signed(account.total),
-             *(signed(row[name]) if name in row else DASH for name in names)]
-            for (label, account), row in zip(accounts, parts, strict=True)]
+    rows = [
+        [
+            label,
+            f"{account.value:.2f}",
+            f"{account.expected:.2f}",
+            signed(account.total),
+            *(signed(row[name]) if name in row else DASH for name in names),
+        ]
+        for (label, account), row in zip(accounts, parts, strict=True)
+    ]
     return lay_out(rows, [*header, *(name.capitalize() for name in names)], tablefmt)
 
 
@@ -186,11 +242,28 @@ def signed(excess: Excess) -> str:
 
 def rank_table(analysis: Analysis, tablefmt: str) -> str:
     """Return every rank's mean step, and what it had of the cores; nothing where that was not kept."""
-    rows = [[entry.label, str(rank), f"{means.step:.2f}", f"{means.work:.2f}", f"{means.exchange:.2f}",
-             f"{means.cpu / means.step:.2f}", cell(means.queued and 100 * means.queued / means.step, ".2f")]
-            for entry in analysis.rows for rank, means in enumerate(entry.accounts.ranks)]
-    header = ("Method", "Rank", "Step (ms)", "Its own work (ms)", "Exchange (ms)", "Cores it kept busy",
-              "Without a core (%)")
+    rows = [
+        [
+            entry.label,
+            str(rank),
+            f"{means.step:.2f}",
+            f"{means.work:.2f}",
+            f"{means.exchange:.2f}",
+            f"{means.cpu / means.step:.2f}",
+            cell(means.queued and 100 * means.queued / means.step, ".2f"),
+        ]
+        for entry in analysis.rows
+        for rank, means in enumerate(entry.accounts.ranks)
+    ]
+    header = (
+        "Method",
+        "Rank",
+        "Step (ms)",
+        "Its own work (ms)",
+        "Exchange (ms)",
+        "Cores it kept busy",
+        "Without a core (%)",
+    )
     return lay_out(rows, header, tablefmt) if rows else ""
 
 
@@ -198,11 +271,24 @@ def memory_table(analysis: Analysis, tablefmt: str) -> str:
     """Return what all devices of each row and one of them hold, beside the row's time; nothing where no row tells."""
     held = [(entry, entry.summary.memory) for entry in analysis.done if entry.summary.memory]
     names = next((tuple(memory.parts) for _, memory in held if memory.parts), ())
-    rows = [[entry.label, cell(entry.summary.epoch_seconds, ".2f"), mebibytes(memory.together), mebibytes(memory.peak),
-             *(map(mebibytes, (*memory.parts.values(), memory.rest)) if memory.parts else [DASH] * (len(names) + 1))]
-            for entry, memory in held]
-    header = ("Method", "Time per epoch (s)", "All devices (MiB)", "Peak (MiB)",
-              *(name.capitalize() for name in names), "The rest")
+    rows = [
+        [
+            entry.label,
+            cell(entry.summary.epoch_seconds, ".2f"),
+            mebibytes(memory.together),
+            mebibytes(memory.peak),
+            *(map(mebibytes, (*memory.parts.values(), memory.rest)) if memory.parts else [DASH] * (len(names) + 1)),
+        ]
+        for entry, memory in held
+    ]
+    header = (
+        "Method",
+        "Time per epoch (s)",
+        "All devices (MiB)",
+        "Peak (MiB)",
+        *(name.capitalize() for name in names),
+        "The rest",
+    )
     return lay_out(rows, header, tablefmt) if names else ""
 
 
@@ -213,60 +299,124 @@ def card_table(analysis: Analysis, tablefmt: str) -> str:
         runs = [outcome for outcome in entry.row.outcomes if outcome.status == "ok" and outcome.cards]
         reserved = zip(*(outcome.result.reserved_memory_bytes for outcome in runs), strict=True)
         for cards, kept in zip(zip(*(outcome.cards for outcome in runs), strict=True), reserved, strict=True):
-            known = {field.name: [getattr(card, field.name) for card in cards if getattr(card, field.name) is not None]
-                     for field in fields(CardUse)}
-            means = {name: statistics.mean(values) if values else None for name, values in known.items()
-                     if name != "device"}
-            rows.append([entry.label, cards[0].device, cell(means["busy"], ".0%"),
-                         mebibytes(statistics.mean(kept)), cell(means["memory_bytes"] and
-                                                                mebibytes(means["memory_bytes"])),
-                         cell(means["watts"], ".0f"), cell(means["joules"], ",.1f"), cell(means["megahertz"], ",.0f"),
-                         cell(means["held_down"], ".0%"), cell(means["foreign"], ".0%")])
-    header = ("Method", "GPU", "Any kernel runs", "Reserved by PyTorch (MiB)", "In use by all (MiB)", "Power (W)",
-              "Energy (J per epoch)", "Clock (MHz)", "Held down by heat or power", "Another program computes")
+            known = {
+                field.name: [getattr(card, field.name) for card in cards if getattr(card, field.name) is not None]
+                for field in fields(CardUse)
+            }
+            means = {
+                name: statistics.mean(values) if values else None for name, values in known.items() if name != "device"
+            }
+            rows.append(
+                [
+                    entry.label,
+                    cards[0].device,
+                    cell(means["busy"], ".0%"),
+                    mebibytes(statistics.mean(kept)),
+                    cell(means["memory_bytes"] and mebibytes(means["memory_bytes"])),
+                    cell(means["watts"], ".0f"),
+                    cell(means["joules"], ",.1f"),
+                    cell(means["megahertz"], ",.0f"),
+                    cell(means["held_down"], ".0%"),
+                    cell(means["foreign"], ".0%"),
+                ]
+            )
+    header = (
+        "Method",
+        "GPU",
+        "Any kernel runs",
+        "Reserved by PyTorch (MiB)",
+        "In use by all (MiB)",
+        "Power (W)",
+        "Energy (J per epoch)",
+        "Clock (MHz)",
+        "Held down by heat or power",
+        "Another program computes",
+    )
     return lay_out(rows, header, tablefmt, left=(0, 1)) if rows else ""
 
 
 def projection_table(analysis: Analysis, tablefmt: str) -> str:
     """Return the projection beside what was measured; the heading says that it is none. Nothing where there is none."""
-    header = ("Devices", "One device's step (ms)", "All-reduce (ms)", "Loader's limit (ms)", "Cores' limit (ms)",
-              f"Epoch, {LABEL} (s)", "Speed-up, projected", "Speed-up along trees, projected", "Epoch, measured (s)",
-              "Error of the projection")
-    rows = [[str(point.devices), f"{point.step.compute:.1f}", f"{point.step.all_reduce:.2f}",
-             f"{point.step.loading:.1f}", cell(point.step.cores, ".1f"), f"{point.epoch_seconds:.2f}",
-             f"{point.speed_up:.2f}", f"{point.tree:.2f}", cell(point.measured_seconds, ".2f"),
-             cell(point.error, "+.0%")]
-            for point in analysis.projection.points]
+    header = (
+        "Devices",
+        "One device's step (ms)",
+        "All-reduce (ms)",
+        "Loader's limit (ms)",
+        "Cores' limit (ms)",
+        f"Epoch, {LABEL} (s)",
+        "Speed-up, projected",
+        "Speed-up along trees, projected",
+        "Epoch, measured (s)",
+        "Error of the projection",
+    )
+    rows = [
+        [
+            str(point.devices),
+            f"{point.step.compute:.1f}",
+            f"{point.step.all_reduce:.2f}",
+            f"{point.step.loading:.1f}",
+            cell(point.step.cores, ".1f"),
+            f"{point.epoch_seconds:.2f}",
+            f"{point.speed_up:.2f}",
+            f"{point.tree:.2f}",
+            cell(point.measured_seconds, ".2f"),
+            cell(point.error, "+.0%"),
+        ]
+        for point in analysis.projection.points
+    ]
     return lay_out(rows, header, tablefmt, left=()) if rows else ""
 
 
 def class_table(report: Report, tablefmt: str) -> str:
     """Return the accuracy per class in percent, mean over the runs."""
-    done = [row for row in report.rows if row.results and not row.times_only
-            and all(None not in (result.class_accuracy or {"": None}).values() for result in row.results)]
+    done = [
+        row
+        for row in report.rows
+        if row.results
+        and not row.times_only
+        and all(None not in (result.class_accuracy or {"": None}).values() for result in row.results)
+    ]
     if not done:
         return "Not known for any row."
-    rows = [(name, *(f"{100 * statistics.mean(result.class_accuracy[name] for result in row.results):.1f}"
-                     for row in done)) for name in done[0].results[0].class_accuracy]
+    rows = [
+        (name, *(f"{100 * statistics.mean(result.class_accuracy[name] for result in row.results):.1f}" for row in done))
+        for name in done[0].results[0].class_accuracy
+    ]
     return lay_out(rows, ("class", *(row.label for row in done)), tablefmt)
 
 
 def trial_table(analysis: Analysis, tablefmt: str) -> str:
     """Return every batch that a row was tried with to find its largest; nothing where none was."""
-    rows = [[row.label, f"{trial.batch_size:,}", cell(trial.peak_bytes and mebibytes(trial.peak_bytes)),
-             "fits" if trial.fits else trial.status]
-            for row in analysis.report.rows
-            for trial in trials_of(row.configuration, analysis.report.trials)]
+    rows = [
+        [
+            row.label,
+            f"{trial.batch_size:,}",
+            cell(trial.peak_bytes and mebibytes(trial.peak_bytes)),
+            "fits" if trial.fits else trial.status,
+        ]
+        for row in analysis.report.rows
+        for trial in trials_of(row.configuration, analysis.report.trials)
+    ]
     return lay_out(rows, ("Method", "Batch", "Peak (MiB)", "Result"), tablefmt, left=(0, 3)) if rows else ""
 
 
 def epoch_table(report: Report, tablefmt: str) -> str:
     """Return every epoch of every run, in the order in which the runs ended."""
     labels = {row.configuration.name: row.label for row in report.all_rows}
-    rows = [(outcome.block, labels[outcome.configuration], epoch.epoch, f"{epoch.train_seconds:.2f}",
-             f"{epoch.train_loss:.4f}", f"{100 * epoch.test_accuracy:.2f}",
-             _remark(report, outcome, epoch))
-            for outcome in report.outcomes if outcome.result for epoch in outcome.result.epochs]
+    rows = [
+        (
+            outcome.block,
+            labels[outcome.configuration],
+            epoch.epoch,
+            f"{epoch.train_seconds:.2f}",
+            f"{epoch.train_loss:.4f}",
+            f"{100 * epoch.test_accuracy:.2f}",
+            _remark(report, outcome, epoch),
+        )
+        for outcome in report.outcomes
+        if outcome.result
+        for epoch in outcome.result.epochs
+    ]
     header = ("block", "method", "epoch", "training (s)", "training loss", "test accuracy (%)", "")
     return lay_out(rows, header, tablefmt, left=(1, 6))
 

@@ -34,18 +34,29 @@ def terminal_columns() -> int:
 
 def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
-    parts = [fill(say(analysis.report.title), width), fill(say(_what_is_equal(analysis)), width),
-             fitted_table(*answer_rows(analysis, narrow=width < MOST), width), _before_table(analysis, width),
-             _projection(analysis, width), *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
-             _list([*warnings(analysis), *faults(analysis)], width)]
+    parts = [
+        fill(say(analysis.report.title), width),
+        fill(say(_what_is_equal(analysis)), width),
+        fitted_table(*answer_rows(analysis, narrow=width < MOST), width),
+        _before_table(analysis, width),
+        _projection(analysis, width),
+        *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
+        _list([*warnings(analysis), *faults(analysis)], width),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
     """Return a text in lines of at most `width` columns; words stay whole, Chinese is parted before any character."""
     parted = _with_breaks(re.sub(r"[\t\n\v\f\r]", " ", text))
-    lines = textwrap.wrap(parted, width - (PARTING in parted), subsequent_indent=indent, break_long_words=False,
-                          break_on_hyphens=False, replace_whitespace=False)  # a line's last character may be wide
+    lines = textwrap.wrap(
+        parted,
+        width - (PARTING in parted),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )  # a line's last character may be wide
     return narrowed("\n".join(lines)).replace(PARTING, "")
 
 
@@ -60,8 +71,11 @@ def _list(sentences: Iterable[str], width):
 
 def _what_is_equal(analysis):
     settings = [vars(effective(entry.row.results[0])) for entry in analysis.done]
-    equal = [f"{words_of(field.name)} {settings[0][field.name]}" for field in fields(Effective)
-             if len({values[field.name] for values in settings}) == 1]
+    equal = [
+        f"{words_of(field.name)} {settings[0][field.name]}"
+        for field in fields(Effective)
+        if len({values[field.name] for values in settings}) == 1
+    ]
     return f"Equal in all rows: {', '.join(equal)}." if equal else ""
 
 
@@ -73,11 +87,19 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> tuple[list[list[str
         time = f"Training to\n{100 * target:g} % (s)"
     batch = ["Largest\nbatch"] if report.fitted else []
     header = ["Method", *batch, time, "Total\n(s)", "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
-    rows = [[entry.label, *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
-             _time_cell(analysis, entry), cell(entry.summary.total_seconds, ".1f"),
-             cell(entry.standing.speed_up).replace(" [", "\n[" if narrow else " ["),
-             cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
-             accuracy(entry.summary.accuracies), entry.result] for entry in analysis.rows]
+    rows = [
+        [
+            entry.label,
+            *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
+            _time_cell(analysis, entry),
+            cell(entry.summary.total_seconds, ".1f"),
+            cell(entry.standing.speed_up).replace(" [", "\n[" if narrow else " ["),
+            cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
+            accuracy(entry.summary.accuracies),
+            entry.result,
+        ]
+        for entry in analysis.rows
+    ]
     return rows, header
 
 
@@ -94,9 +116,13 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
     header, *rows = ([say(text) for text in row] for row in (header, *rows))
     wide = ([widened(text) for text in row] for row in (header, *rows))
-    columns = [max([len(line) + PADDING for line in name.splitlines()]
-                   + [len(line) for text in column for line in text.splitlines()])
-               for name, *column in zip(*wide, strict=True)]
+    columns = [
+        max(
+            [len(line) + PADDING for line in name.splitlines()]
+            + [len(line) for text in column for line in text.splitlines()]
+        )
+        for name, *column in zip(*wide, strict=True)
+    ]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
     word = max(len(word) for *_, text in (header, *rows) for word in _with_breaks(text).split())
@@ -108,16 +134,30 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
 def _before_table(analysis, width):
     if not analysis.pairs[BEFORE]:
         return ""
-    header = ["Method", "Before (s\nper epoch)", "Now (s\nper epoch)", "Times as\nfast [95 %]", "Result",
-              "Now differs in"]
+    header = [
+        "Method",
+        "Before (s\nper epoch)",
+        "Now (s\nper epoch)",
+        "Times as\nfast [95 %]",
+        "Result",
+        "Now differs in",
+    ]
     return f"{say('Now and before')}\n\n{fitted_table(before_rows(analysis), header, width)}"
 
 
 def _projection(analysis, width):
     if not analysis.report.settings["project"]:
         return ""
-    rows = [[str(point.devices), f"{point.epoch_seconds:.2f}", f"{point.speed_up:.2f}",
-             cell(point.measured_seconds, ".2f"), cell(point.error, "+.0%")] for point in analysis.projection.points]
+    rows = [
+        [
+            str(point.devices),
+            f"{point.epoch_seconds:.2f}",
+            f"{point.speed_up:.2f}",
+            cell(point.measured_seconds, ".2f"),
+            cell(point.error, "+.0%"),
+        ]
+        for point in analysis.projection.points
+    ]
     header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
     projection = analysis.projection
     table = [lay_out(rows, header, "simple", left=())] if rows else []

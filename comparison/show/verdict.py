@@ -25,23 +25,35 @@ def verdict(analysis: Analysis) -> list[str]:
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
-    return [*_maths(analysis.report), *_largest_batches(analysis),
-            *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
-            *sweep_sentences(analysis), *tell_proofs(analysis, proofs), *tell_guesses(analysis),
-            *recommendations(analysis), *where_time_goes(analysis)]
+    return [
+        *_maths(analysis.report),
+        *_largest_batches(analysis),
+        *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
+        *sweep_sentences(analysis),
+        *tell_proofs(analysis, proofs),
+        *tell_guesses(analysis),
+        *recommendations(analysis),
+        *where_time_goes(analysis),
+    ]
 
 
 def _maths(report):
     """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
     differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
-    return [f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."
-            ] if differences else []
+    return (
+        [f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."]
+        if differences
+        else []
+    )
 
 
 def _largest_batches(analysis):
     """The largest batch of every row, if that was asked."""
-    rows = [f"“{entry.label}” {entry.row.configuration.planned.batch_size:,}" for entry in analysis.done
-            if trials_of(entry.row.configuration, analysis.report.trials)]
+    rows = [
+        f"“{entry.label}” {entry.row.configuration.planned.batch_size:,}"
+        for entry in analysis.done
+        if trials_of(entry.row.configuration, analysis.report.trials)
+    ]
     return [f"Largest batch that fits: {', '.join(rows)}."] if rows else []
 
 
@@ -63,8 +75,11 @@ def tell_guesses(analysis: Analysis) -> list[str]:
         for entry in analysis.rows:
             speed_up = entry.standing.speed_up
             if entry.row.configuration.method == method and not entry.is_baseline:
-                sentences.append(f"“{entry.label}” was guessed to be {guess} times as fast as the baseline: "
-                                 + (_beside(float(guess), speed_up) if speed_up else "it has no speed-up") + ".")
+                sentences.append(
+                    f"“{entry.label}” was guessed to be {guess} times as fast as the baseline: "
+                    + (_beside(float(guess), speed_up) if speed_up else "it has no speed-up")
+                    + "."
+                )
     return sentences
 
 
@@ -77,8 +92,11 @@ def _beside(guess, speed_up):
 
 def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step takes longer than an even share of the baseline's."""
-    rows = [entry for entry in analysis.rows if entry.rivals_baseline and not entry.row.all_cores
-            and not entry.row.disturbed and entry.accounts.steps]
+    rows = [
+        entry
+        for entry in analysis.rows
+        if entry.rivals_baseline and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps
+    ]
     best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
     return [f"{best.label}: {sentence}" for sentence in _mean_step(analysis, best)] if best else []
 
@@ -93,15 +111,25 @@ def _paragraph(analysis, entry):
         return " ".join(broken or ["not run."])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
         return " ".join([*broken, *_memory(analysis, entry)])
-    return " ".join([*broken, *_how_fast(analysis, entry), *_mean_step(analysis, entry),
-                     *(cause.sentence for cause in entry.causes if not cause.of), *_whole_run(entry), *_costs(entry),
-                     *_memory(analysis, entry)])
+    return " ".join(
+        [
+            *broken,
+            *_how_fast(analysis, entry),
+            *_mean_step(analysis, entry),
+            *(cause.sentence for cause in entry.causes if not cause.of),
+            *_whole_run(entry),
+            *_costs(entry),
+            *_memory(analysis, entry),
+        ]
+    )
 
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = (f"{time_asked(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
-           f"{count(numbers.runs, 'run')})")
+    own = (
+        f"{time_asked(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
+        f"{count(numbers.runs, 'run')})"
+    )
     if entry.is_baseline:
         return [f"the baseline, {own}."]
     if row.simulated:
@@ -110,9 +138,12 @@ def _how_fast(analysis, entry):
         return [f"{own}; no speed-up, {standing.reason}."]
     speed_up, baseline = standing.speed_up, analysis.of(standing.baseline)
     times = as_fast(speed_up) + (f" as “{baseline.label}”" if several_baselines(analysis) else "")
-    claims = {SLOWER: f"slower, {times}", EQUAL: f"practically as fast, {times}",
-              UNDECIDED: f"{times}, so that it may be faster or slower",
-              TOO_FEW: f"{times}, which so few runs do not prove"}
+    claims = {
+        SLOWER: f"slower, {times}",
+        EQUAL: f"practically as fast, {times}",
+        UNDECIDED: f"{times}, so that it may be faster or slower",
+        TOO_FEW: f"{times}, which so few runs do not prove",
+    }
     return [f"{claims.get(speed_up.words, times)}; {instead_of(analysis, entry, baseline)}.", *_share(entry)]
 
 
@@ -130,16 +161,21 @@ def _share(entry):
 
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
-    twins = [f"Two equal rows, “{pair.row.label}” and the same again: {_twins_stand(pair.ratio)}." for pair in
-             analysis.pairs[TWIN]]
+    twins = [
+        f"Two equal rows, “{pair.row.label}” and the same again: {_twins_stand(pair.ratio)}."
+        for pair in analysis.pairs[TWIN]
+    ]
     noise = analysis.resolution
     if not noise:
         return twins
-    shares = " and ".join(f"above about {percent(share)} in {count(blocks, 'block')}" for blocks, share in
-                          noise.differences.items())
-    return [f"This machine, this hour: the times of runs have a standard deviation of {percent(noise.deviation)}, "
-            f"without what rows and blocks have in common; differences {shares} are found, in four of five cases.",
-            *twins]
+    shares = " and ".join(
+        f"above about {percent(share)} in {count(blocks, 'block')}" for blocks, share in noise.differences.items()
+    )
+    return [
+        f"This machine, this hour: the times of runs have a standard deviation of {percent(noise.deviation)}, "
+        f"without what rows and blocks have in common; differences {shares} are found, in four of five cases.",
+        *twins,
+    ]
 
 
 def _twins_stand(ratio: Ratio) -> str:
@@ -175,8 +211,9 @@ def tell_proof(proof: Proof) -> str:
         words = "one block proves nothing"
     elif measured.low <= 0:
         words = "not proved"
-    elif remedy.predicted.low is not None and (measured.high < remedy.predicted.low
-                                               or measured.low > remedy.predicted.high):
+    elif remedy.predicted.low is not None and (
+        measured.high < remedy.predicted.low or measured.low > remedy.predicted.high
+    ):
         words = f"proved, and {'less' if measured.value < remedy.predicted.value else 'more'} than predicted"
     else:
         words = "proved"
@@ -229,15 +266,21 @@ def _costs(entry):
     method, costs, sentences = method_of(entry.row.configuration.method), entry.costs, []
     ranks = len(entry.row.results[0].devices)
     if costs.wrapper:
-        sentences.append(f"{method.called}'s wrapper: an epoch with one rank, divided by one without {method.called}, "
-                         f"is {longer(costs.wrapper)}.")
+        sentences.append(
+            f"{method.called}'s wrapper: an epoch with one rank, divided by one without {method.called}, "
+            f"is {longer(costs.wrapper)}."
+        )
     if costs.contention:
-        sentences.append(f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one "
-                         f"rank, is {costs.contention}, where {1 / ranks:.2f} would be ideal; ranks share cores, "
-                         "memory and loader, and have smaller batches.")
+        sentences.append(
+            f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one "
+            f"rank, is {costs.contention}, where {1 / ranks:.2f} would be ideal; ranks share cores, "
+            "memory and loader, and have smaller batches."
+        )
     if costs.exchange:
-        sentences.append("Communication: an epoch with the exchange of gradients, divided by one without, is "
-                         f"{longer(costs.exchange)}.")
+        sentences.append(
+            "Communication: an epoch with the exchange of gradients, divided by one without, is "
+            f"{longer(costs.exchange)}."
+        )
     return sentences
 
 
@@ -248,19 +291,24 @@ def _memory(analysis, entry):
     own, baseline = entry.summary.memory, analysis.of(entry.standing.baseline).summary.memory
     parts = "".join(f"{name} {mebibytes(size)}, " for name, size in own.parts.items())
     change = f"{abs(entry.memory_ratio - 1):.0%} {'more' if entry.memory_ratio > 1 else 'less'}"
-    return [f"At its peak a device needs {mebibytes(own.peak)} MiB of memory, {change} than the "
-            f"{mebibytes(baseline.peak)} MiB of “{entry.standing.baseline.label}”"
-            + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")]
+    return [
+        f"At its peak a device needs {mebibytes(own.peak)} MiB of memory, {change} than the "
+        f"{mebibytes(baseline.peak)} MiB of “{entry.standing.baseline.label}”"
+        + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")
+    ]
 
 
 def _sweep(analysis: Analysis, sweep: Sweep) -> str:
     first = sweep.rows[0]
-    compared = ", ".join(f"{sweep.value(entry)}: {longer(ratio)}"
-                         for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True))
-    return (f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
-            f"{first.row.values(without=sweep.name)}: {fastest_value(analysis, sweep)}. "
-            f"{analysis.report.asked.capitalize()} as a multiple of that at {sweep.value(first)}: {compared}."
-            + _where_it_pays(sweep))
+    compared = ", ".join(
+        f"{sweep.value(entry)}: {longer(ratio)}" for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True)
+    )
+    return (
+        f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
+        f"{first.row.values(without=sweep.name)}: {fastest_value(analysis, sweep)}. "
+        f"{analysis.report.asked.capitalize()} as a multiple of that at {sweep.value(first)}: {compared}."
+        + _where_it_pays(sweep)
+    )
 
 
 def _where_it_pays(sweep):
@@ -274,7 +322,7 @@ def _where_it_pays(sweep):
         where = "at each of them"
     elif not any(pays):
         where = "at none of them"
-    elif all(pays[pays.index(True):]):
+    elif all(pays[pays.index(True) :]):
         where = f"from {values[0]} on"
     else:
         where = f"at {', '.join(values)} alone"

@@ -72,8 +72,14 @@ def test_one_late_rank_holds_up_all():
 
 def test_the_efficiency_of_ranks_that_are_played_through():
     def played(ranks, steps=(10.0,), left=0.0, **link):
-        return cluster_size.efficiency(list(steps), [Bucket(10**6, left)], ranks, link.get("start", 0.0),
-                                       link.get("gbps", math.inf), cluster_size.tree)
+        return cluster_size.efficiency(
+            list(steps),
+            [Bucket(10**6, left)],
+            ranks,
+            link.get("start", 0.0),
+            link.get("gbps", math.inf),
+            cluster_size.tree,
+        )
 
     assert played(1, steps=(5.0, 15.0), start=3.0) == 1  # it exchanges nothing
     assert played(2, gbps=0.8) == pytest.approx(10 / 20) and played(2, gbps=0.8, left=0.4) == pytest.approx(10 / 16)
@@ -87,28 +93,55 @@ def test_what_is_left_beside_rows_and_blocks():
 
 
 def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
-    results = {"model": "net", "ranks": 2, "steps": 2, "memory_parts": {
-        "DDP": {"parameters": 2**21, "gradients": 2**21, "optimizer state": 2**22},
-        "FSDP": {"parameters": 2**20, "gradients": 2**20, "optimizer state": 2**21}},
-        "seconds": {"no limit": {"DDP": [0.2, 0.3, 0.4], "FSDP": [0.3, 0.45, 0.6]},
-                    "1 Gbit/s": {"DDP": [1.0, 1.0, 1.0], "FSDP": [1.5, 1.5, 1.5]}}}
+    results = {
+        "model": "net",
+        "ranks": 2,
+        "steps": 2,
+        "memory_parts": {
+            "DDP": {"parameters": 2**21, "gradients": 2**21, "optimizer state": 2**22},
+            "FSDP": {"parameters": 2**20, "gradients": 2**20, "optimizer state": 2**21},
+        },
+        "seconds": {
+            "no limit": {"DDP": [0.2, 0.3, 0.4], "FSDP": [0.3, 0.45, 0.6]},
+            "1 Gbit/s": {"DDP": [1.0, 1.0, 1.0], "FSDP": [1.5, 1.5, 1.5]},
+        },
+    }
     header, _, ddp, fsdp = tables.sharding(results).splitlines()
     assert [text.strip() for text in header.strip("| ").split("|")][1:5] == [
-        "parameters (MiB)", "gradients (MiB)", "optimizer state (MiB)", "no limit: step (ms)"]
+        "parameters (MiB)",
+        "gradients (MiB)",
+        "optimizer state (MiB)",
+        "no limit: step (ms)",
+    ]
     assert [text.strip() for text in fsdp.strip("| ").split("|")] == [
-        "FSDP", "1.0", "1.0", "2.0", "225", "1.50 [1.50, 1.50]", "750", "1.50 [1.50, 1.50]"]
+        "FSDP",
+        "1.0",
+        "1.0",
+        "2.0",
+        "225",
+        "1.50 [1.50, 1.50]",
+        "750",
+        "1.50 [1.50, 1.50]",
+    ]
     assert "1.00 [1.00, 1.00]" in ddp
 
 
 def test_the_table_of_shorter_trainings_compares_seed_by_seed():
-    runs = {"the recipe": {"42": (50, 0.9), "43": (100, 0.91)}, "longer": {"43": (210, 0.9), "42": (100, 0.92)},
-            "once": {"43": (150, 0.5)}, "later": {"43": (100, 0.5)}}
-    of_dataset = {name: {seed: {"seconds": seconds, "accuracy": accuracy}
-                         for seed, (seconds, accuracy) in of_seed.items()} for name, of_seed in runs.items()}
+    runs = {
+        "the recipe": {"42": (50, 0.9), "43": (100, 0.91)},
+        "longer": {"43": (210, 0.9), "42": (100, 0.92)},
+        "once": {"43": (150, 0.5)},
+        "later": {"43": (100, 0.5)},
+    }
+    of_dataset = {
+        name: {seed: {"seconds": seconds, "accuracy": accuracy} for seed, (seconds, accuracy) in of_seed.items()}
+        for name, of_seed in runs.items()
+    }
     of_dataset["later"]["43"]["torch"] = "another"
     results = {"runs": {"cifar10": of_dataset}}
-    _, _, recipe, longer, once, later = ([text.strip() for text in line.strip("| ").split("|")]
-                                  for line in tables.shortest(results).splitlines())
+    _, _, recipe, longer, once, later = (
+        [text.strip() for text in line.strip("| ").split("|")] for line in tables.shortest(results).splitlines()
+    )
     assert recipe[:4] == ["cifar10", "the recipe", "90.50 (90.00–91.00)", "75 (50–100)"] and recipe[5] == "2"
     assert longer[4] == "2.05" and once[2:] == ["50.00 (50.00–50.00)", "150 (150–150)", "1.50", "1"]
     assert later[4] == "–"
@@ -121,12 +154,28 @@ def test_every_benchmark_has_a_table():
 def test_tables_are_put_between_their_markers_and_the_rest_stays(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- loaders -->\nold\n<!-- end -->\nbetween\n<!-- startup -->\nold\n<!-- end -->\n")
-    (tmp_path / "loaders.json").write_text(json.dumps({
-        "command": "python x.py", "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
-        "foreign_cores": 0.25,
-        "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
-        "beside_training": [{"model": "lenet", "cores": 2, "ranks": 1, "milliseconds": {
-            "default": [20.0, 21.0, 22.0], "1 threads, 0 workers": [30.0] * 3, "2 threads, 0 workers": [10.0] * 3}}]}))
+    (tmp_path / "loaders.json").write_text(
+        json.dumps(
+            {
+                "command": "python x.py",
+                "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
+                "foreign_cores": 0.25,
+                "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
+                "beside_training": [
+                    {
+                        "model": "lenet",
+                        "cores": 2,
+                        "ranks": 1,
+                        "milliseconds": {
+                            "default": [20.0, 21.0, 22.0],
+                            "1 threads, 0 workers": [30.0] * 3,
+                            "2 threads, 0 workers": [10.0] * 3,
+                        },
+                    }
+                ],
+            }
+        )
+    )
     tables.update(page, tmp_path)
     text = page.read_text()
     assert text.startswith("before\n<!-- loaders -->\n\n| Data set")
@@ -146,7 +195,7 @@ def test_rivals_take_turns_and_the_first_block_warms_up():
         return lambda: calls.append(name) or len(calls)
 
     seconds = measure.interleave({name: rival(name) for name in "abc"}, blocks=4)
-    blocks = [calls[start:start + 3] for start in range(0, 15, 3)]
+    blocks = [calls[start : start + 3] for start in range(0, 15, 3)]
     assert all(sorted(block) == ["a", "b", "c"] for block in blocks) and len({*map(tuple, blocks)}) > 1
     assert [len(values) for values in seconds.values()] == [4, 4, 4]
     assert min(min(values) for values in seconds.values()) > 3  # nothing of the first block
@@ -224,25 +273,41 @@ def test_a_step_is_taken_apart_into_its_operations(monkeypatch):
 
 
 def test_the_rooflines_title_names_the_best_network_of_each_type():
-    peaks = {"fp32": {"matrix product": {"work": 1e9, "seconds": [0.01] * 3},
-                      "convolution": {"work": 1e9, "seconds": [0.02] * 3}},
-             "bf16": {"convolution": {"work": 1e9, "seconds": [0.005] * 3}}}
-    networks = {name: {precision: {"flop": 1e9, "seconds": [seconds] * 3} for precision in peaks}
-                for name, seconds in (("small", 0.1), ("large", 0.02))}
+    peaks = {
+        "fp32": {
+            "matrix product": {"work": 1e9, "seconds": [0.01] * 3},
+            "convolution": {"work": 1e9, "seconds": [0.02] * 3},
+        },
+        "bf16": {"convolution": {"work": 1e9, "seconds": [0.005] * 3}},
+    }
+    networks = {
+        name: {precision: {"flop": 1e9, "seconds": [seconds] * 3} for precision in peaks}
+        for name, seconds in (("small", 0.1), ("large", 0.02))
+    }
     found = roofline.finding({"peaks": peaks, "networks": networks})
     assert found.endswith("at most 50% in fp32 (large) and 25% in bf16 (large)"), found
 
 
 def test_operations_that_take_little_are_one_row():
     best = {"bf16": [100.0]}
-    results = {"batch": 8, "copy": {"work": 2e9, "seconds": [0.1]}, "operations": {
-        "network": "net", "precision": "bf16", "of": {
-            "aten.convolution": {"flop": 3e9, "bytes": 2e8, "seconds": 0.06},
-            "aten.relu": {"flop": 0, "bytes": 1e8, "seconds": 0.0395},
-            "aten.add": {"flop": 0, "bytes": 1e6, "seconds": 0.0003},
-            "aten.sum": {"flop": 0, "bytes": 1e6, "seconds": 0.0002}}}}
-    _, _, convolution, relu, others = ([text.strip() for text in line.strip("| ").split("|")]
-                                       for line in tables._operations(results, best).splitlines())
+    results = {
+        "batch": 8,
+        "copy": {"work": 2e9, "seconds": [0.1]},
+        "operations": {
+            "network": "net",
+            "precision": "bf16",
+            "of": {
+                "aten.convolution": {"flop": 3e9, "bytes": 2e8, "seconds": 0.06},
+                "aten.relu": {"flop": 0, "bytes": 1e8, "seconds": 0.0395},
+                "aten.add": {"flop": 0, "bytes": 1e6, "seconds": 0.0003},
+                "aten.sum": {"flop": 0, "bytes": 1e6, "seconds": 0.0002},
+            },
+        },
+    }
+    _, _, convolution, relu, others = (
+        [text.strip() for text in line.strip("| ").split("|")]
+        for line in tables._operations(results, best).splitlines()
+    )
     assert convolution == ["`aten.convolution`", "60.0", "60%", "50", "50%", "200", "3", "17%"]
     assert relu[3:5] == ["–", "–"] and others[:2] == ["all others", "0.5"] and others[5] == "2"
 
@@ -262,8 +327,14 @@ def test_the_least_of_ddp_ends_with_its_first_step(monkeypatch):
 
 def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_path):
     updated = []
-    monkeypatch.setattr(benchmark, "commands", lambda _: {
-        "overhead": ["-c", "raise SystemExit(1)"], "loaders": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]})
+    monkeypatch.setattr(
+        benchmark,
+        "commands",
+        lambda _: {
+            "overhead": ["-c", "raise SystemExit(1)"],
+            "loaders": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"],
+        },
+    )
     monkeypatch.setattr(benchmark, "update", lambda *_: updated.append((tmp_path / "ran").exists()))
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "overhead", "loaders"])
     with pytest.raises(SuiteError, match="failed: overhead; .*--only overhead$") as caught:

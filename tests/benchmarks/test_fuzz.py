@@ -1,6 +1,5 @@
 """tests/fuzz.py finds what is wrong with a program that does one thing wrong, and nothing with one that is fine."""
 
-
 import fuzz
 import pytest
 

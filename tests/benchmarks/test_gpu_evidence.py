@@ -18,9 +18,15 @@ def evidence(tmp_path, monkeypatch):
     """evidence("--step", "2"): run the program with steps that only print; gives the exit code and the directory."""
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     monkeypatch.setattr(gpu_evidence, "describe_environment", lambda: {"gpus": ["NVIDIA Pretended 1"], "torch": "2.11"})
-    monkeypatch.setattr(gpu_evidence, "STEPS", {
-        "tests": ("-c", "print('3 passed')"), "sleeper": ("-c", "import time; time.sleep(60)"),
-        "last": ("-c", "print('done')")})
+    monkeypatch.setattr(
+        gpu_evidence,
+        "STEPS",
+        {
+            "tests": ("-c", "print('3 passed')"),
+            "sleeper": ("-c", "import time; time.sleep(60)"),
+            "last": ("-c", "print('done')"),
+        },
+    )
     monkeypatch.setattr(gpu_evidence, "command_of", lambda name, *_: gpu_evidence.STEPS[name])
 
     def run(*flags):
@@ -69,7 +75,12 @@ def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
     directory = PROJECT / "figures" / "gpu-x"
     assert gpu_evidence.command_of("tests", directory, "d") == ("-m", "pytest", "-m", "gpu", "-q")
     assert gpu_evidence.command_of("roofline", directory, "d") == (
-        "benchmarks/roofline.py", "--data-root", "d", "--output", "figures/gpu-x/roofline.json")
+        "benchmarks/roofline.py",
+        "--data-root",
+        "d",
+        "--output",
+        "figures/gpu-x/roofline.json",
+    )
     compare = gpu_evidence.command_of("mnist", directory, "d")
     assert compare[-4:] == ("--data-root", "d", "--output-dir", "figures/gpu-x/mnist") and "--resume" not in compare
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)

@@ -86,6 +86,7 @@ def test_a_start_is_slow(plants):
 @pytest.fixture
 def wrapper(monkeypatch, tmp_path):
     """A DistributedDataParallel to change, in a group of one rank."""
+
     class Wrapper(nn.parallel.DistributedDataParallel):
         pass
 
@@ -121,6 +122,7 @@ def test_a_module_is_changed_once_it_is_imported(plants):
     sys.meta_path.insert(0, plants.Planter("colorsys", lambda module: setattr(module, "planted", True)))
     sys.modules.pop("colorsys", None)
     import colorsys
+
     assert colorsys.planted and colorsys.rgb_to_yiq
     del sys.modules["colorsys"]
 
@@ -131,8 +133,15 @@ def run_once(name, tmp_path, planted=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, phase", [
-    ("slow loader", "data"), ("slow transfer", "transfer"), ("slow update", "update"), ("slow all-reduce", "exchange")])
+@pytest.mark.parametrize(
+    "name, phase",
+    [
+        ("slow loader", "data"),
+        ("slow transfer", "transfer"),
+        ("slow update", "update"),
+        ("slow all-reduce", "exchange"),
+    ],
+)
 def test_a_slow_phase_takes_what_was_planted(name, phase, tmp_path):
     assert step_time(run_once(name, tmp_path).result).parts[phase] > PLANTS[name].size
 
@@ -147,7 +156,11 @@ def test_a_straggler_has_more_to_do(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranks on one core", "too many workers"])
 def test_threads_wait_for_a_core(name, tmp_path):
-    assert queued_share([run_once(name, tmp_path).result]).value > 0.25
+    """Beside the same row without the plant: how long the threads wait depends on the machine."""
+    plain, planted = (
+        queued_share([run_once(name, tmp_path / str(planted), planted).result]).value for planted in (False, True)
+    )
+    assert planted > 0.1 and planted > 1.5 * plain
 
 
 @pytest.mark.slow
@@ -185,12 +198,23 @@ def trial(plant, *named, planted=None, interval=(None, None)):
 
 
 def test_scores_count_what_was_planted_and_what_was_named():
-    trials = [trial("nothing"), trial("nothing, two ranks", "forward"), trial("slow loader"),
-              trial("straggler", "forward", "straggler", "update", planted=6.0, interval=(5.0, 7.0)),
-              trial("slow update", "update", planted=4.0, interval=(4.1, 5.0)),
-              trial("slow transfer", "transfer", planted=4.0, interval=(4.3, 5.0))]
+    trials = [
+        trial("nothing"),
+        trial("nothing, two ranks", "forward"),
+        trial("slow loader"),
+        trial("straggler", "forward", "straggler", "update", planted=6.0, interval=(5.0, 7.0)),
+        trial("slow update", "update", planted=4.0, interval=(4.1, 5.0)),
+        trial("slow transfer", "transfer", planted=4.0, interval=(4.3, 5.0)),
+    ]
     assert planted_causes.scores(trials) == {
-        "trials": 6, "planted": 4, "planted_named": 3, "named": 6, "named_rightly": 4, "sizes": 3, "sizes_right": 2}
+        "trials": 6,
+        "planted": 4,
+        "planted_named": 3,
+        "named": 6,
+        "named_rightly": 4,
+        "sizes": 3,
+        "sizes_right": 2,
+    }
     assert [each.right for each in trials] == [True, False, False, True, True, True]
 
 

@@ -1,6 +1,5 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,8 +51,9 @@ def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size, load
     config = make_config(batch_size=12, augment=False, loader=loader)
     alone = batches(make_image_set(60), config, 0, 1, epoch=1)
     ranks = [batches(make_image_set(60), config, rank, world_size, epoch=1) for rank in range(world_size)]
-    assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] \
-        == [sorted(batch) for batch in alone]
+    assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] == [
+        sorted(batch) for batch in alone
+    ]
 
 
 def test_images_that_were_just_decoded_lie_in_memory_as_those_that_were_kept(monkeypatch, tmp_path):
@@ -91,8 +91,9 @@ def test_every_test_image_is_evaluated_once(world_size):
 @pytest.mark.parametrize("images, ranks", [(1001, 2), (1500, 2), (2000, 3)])
 def test_all_ranks_evaluate_as_many_batches(images, ranks):
     # 501 and 500 images would be two batches and one: ranks that exchange something in each would wait for ever
-    loaders = [make_loaders(make_image_set(images), make_config(batch_size=12), CPU, rank, ranks)[1]
-               for rank in range(ranks)]
+    loaders = [
+        make_loaders(make_image_set(images), make_config(batch_size=12), CPU, rank, ranks)[1] for rank in range(ranks)
+    ]
     sizes = [[len(labels) for _, labels in loader] for loader in loaders]
     assert len({len(rank) for rank in sizes}) == 1 and sum(map(sum, sizes)) == images
     assert max(map(max, sizes)) <= EVALUATION_BATCH
@@ -141,7 +142,7 @@ def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, m
     monkeypatch.setitem(data.SYNTHETIC, "synthetic-mnist", (lambda: calls.append(1) or generate(), classes))
     assert np.array_equal(load_image_set(config).train_images, first.train_images)
     assert not calls
-    cache, = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
+    (cache,) = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
     content = bytearray(cache.read_bytes())
     content[len(content) // 2] ^= 1
     cache.write_bytes(content)
@@ -150,8 +151,11 @@ def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, m
 
 
 def test_what_is_known_of_the_real_data_sets_is_true(real_data):
-    known = {"cifar10": datasets.CIFAR10(real_data).classes, "mnist": datasets.MNIST.classes,
-             "fashion-mnist": datasets.FashionMNIST.classes}
+    known = {
+        "cifar10": datasets.CIFAR10(real_data).classes,
+        "mnist": datasets.MNIST.classes,
+        "fashion-mnist": datasets.FashionMNIST.classes,
+    }
     assert {name: tuple(classes) for name, classes in known.items()} == data.CLASSES
     for name, (mean, std) in data.STATISTICS.items():
         images = load_image_set(make_config(dataset=name, data_root=str(real_data))).train_images

@@ -47,8 +47,10 @@ def test_affine_is_torchvisions_pixel_for_pixel():
     augmentation = Affine(images)
     # the corners of what can be drawn, and points between them; at exactly 0 degrees Pillow computes another way
     planted = [-10, -3.3, 0.1, 10], [-3, 0, 2, 3], [-3, 0, 3], [0.9, 1, 1.1]
-    angle, x, y, scale = (torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double()
-                          for seed, values in enumerate(planted))
+    angle, x, y, scale = (
+        torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double()
+        for seed, values in enumerate(planted)
+    )
     index = torch.arange(200)
     augmented = augmentation.take(index, augmentation.matrix(angle * math.pi / 180, x, y, scale))
     for of in index:
@@ -75,13 +77,18 @@ def test_what_is_drawn_has_torchvisions_distribution(monkeypatch):
     ours["a"] = ours["a"].rad2deg()
     random = image_transform((1, 28, 28), True)
     theirs = [random.get_params(random.degrees, random.translate, random.scale, None, [28, 28]) for _ in range(count)]
-    theirs = {"a": [angle for angle, *_ in theirs], "x": [shift[0] for _, shift, *_ in theirs],
-              "y": [shift[1] for _, shift, *_ in theirs], "s": [scale for _, _, scale, _ in theirs]}
+    theirs = {
+        "a": [angle for angle, *_ in theirs],
+        "x": [shift[0] for _, shift, *_ in theirs],
+        "y": [shift[1] for _, shift, *_ in theirs],
+        "s": [scale for _, _, scale, _ in theirs],
+    }
     for name, values in theirs.items():
         values = torch.tensor(values, dtype=torch.float64)
         for share in (0.0, 0.1, 0.5, 0.9, 1.0):  # quantiles
             assert ours[name].quantile(share).item() == pytest.approx(
-                values.quantile(share).item(), abs=0.05 * (values.max() - values.min()).item())
+                values.quantile(share).item(), abs=0.05 * (values.max() - values.min()).item()
+            )
 
 
 def test_numbers_depend_on_key_and_image_alone_and_look_independent():
@@ -182,14 +189,18 @@ def test_grey_images_are_not_cropped(loader):
 
 @pytest.mark.parametrize("channels, crop_padding", [(1, "zeros"), (3, "zeros"), (3, "reflect")])
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(channels, crop_padding, augment,
-                                                                              monkeypatch):
+def test_a_set_that_is_larger_than_the_free_memory_is_refused_with_both_sizes(
+    channels, crop_padding, augment, monkeypatch
+):
     image_set = make_image_set(60, channels)
     config = make_config(loader="resident", augment=augment, crop_padding=crop_padding)
     needed = peak_bytes((60, *image_set.image_shape[1:], channels), augment, crop_padding)
     transform = batch_transform(random_images(60, channels), augment, crop_padding)
-    held = {id(value.untyped_storage()): value.untyped_storage().nbytes() for value in vars(transform).values()
-            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8}
+    held = {
+        id(value.untyped_storage()): value.untyped_storage().nbytes()
+        for value in vars(transform).values()
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
+    }
     on_the_way = (channels == 3) + 1 if augment else 0  # the images as they came, and the mirrored ones
     assert needed == sum(held.values()) + on_the_way * random_images(60, channels).nbytes
     monkeypatch.setattr(loaders, "free_memory", lambda device: needed)

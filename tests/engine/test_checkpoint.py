@@ -23,10 +23,21 @@ def train(data_root, tmp_path):
     """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
 
     def train(name, **values):
-        config = make_config(**{
-            "dataset": "synthetic-cifar10", "data_root": str(data_root), "train_size": 96, "batch_size": 48,
-            "model": "vgg", "lr_milestones": (1, 3), "figure_dir": str(tmp_path), "quiet": True,
-            "output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt"), **values})
+        config = make_config(
+            **{
+                "dataset": "synthetic-cifar10",
+                "data_root": str(data_root),
+                "train_size": 96,
+                "batch_size": 48,
+                "model": "vgg",
+                "lr_milestones": (1, 3),
+                "figure_dir": str(tmp_path),
+                "quiet": True,
+                "output": str(tmp_path / f"{name}.json"),
+                "checkpoint": str(tmp_path / f"{name}.pt"),
+                **values,
+            }
+        )
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
         model = build_model(config.model, image_set.image_shape, config.seed)
@@ -43,8 +54,9 @@ def train(data_root, tmp_path):
 
 def learned(output):
     with open(output) as file:
-        return [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"])
-                for epoch in json.load(file)["epochs"]]
+        return [
+            (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in json.load(file)["epochs"]
+        ]
 
 
 def assert_same(value, other):
@@ -64,8 +76,9 @@ def assert_same(value, other):
         assert value == other
 
 
-@pytest.mark.parametrize("workers, optimizer", [
-    (0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "workers, optimizer", [(0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)]
+)
 def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
     same = {"num_workers": workers, "optimizer": optimizer}
     whole, last = train("whole", epochs=4, **same)
@@ -80,17 +93,49 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script, ranks, model", [
-    ("ddp_train.py", 2, "mlp"), ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
-    ("fsdp_train.py", 2, "strided"), ("fsdp_train.py", 3, "lenet")])  # shares of the optimizer's state, uneven ones too
+@pytest.mark.parametrize(
+    "script, ranks, model",
+    [
+        ("ddp_train.py", 2, "mlp"),
+        ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
+        ("fsdp_train.py", 2, "strided"),
+        ("fsdp_train.py", 3, "lenet"),
+    ],
+)  # shares of the optimizer's state, uneven ones too
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_ranks_go_on_too(script, ranks, model, optimizer, project, data_root, tmp_path):
     def ranked(name, epochs, *flags):
-        done = project(script, "--spawn", ranks, "--model", model, "--output", tmp_path / f"{name}.json",
-                       "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
-                       tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
-                       "--batch-size", 48, "--num-workers", 0, "--epochs", epochs, "--optimizer", optimizer, *flags,
-                       tiny=False)
+        done = project(
+            script,
+            "--spawn",
+            ranks,
+            "--model",
+            model,
+            "--output",
+            tmp_path / f"{name}.json",
+            "--save",
+            tmp_path / f"{name}.pth",
+            "--checkpoint",
+            tmp_path / f"{name}.pt",
+            "--figure-dir",
+            tmp_path,
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            data_root,
+            "--train-size",
+            480,
+            "--batch-size",
+            48,
+            "--num-workers",
+            0,
+            "--epochs",
+            epochs,
+            "--optimizer",
+            optimizer,
+            *flags,
+            tiny=False,
+        )
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 

@@ -47,6 +47,7 @@ def test_no_step_is_recorded_in_which_a_method_exchanges_something():
 @pytest.mark.slow
 def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypatch):
     """Out of one graph, all gradients would come at its end, and be exchanged when nothing is left to compute."""
+
     def keep(graph, _):
         graphs.append(graph)
         return graph.forward

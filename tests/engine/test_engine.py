@@ -11,14 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.engine.loop import (
-    build_optimizer,
-    build_schedule,
-    evaluate,
-    fit,
-    timing,
-    train_one_epoch,
-)
+from common.engine.loop import build_optimizer, build_schedule, evaluate, fit, timing, train_one_epoch
 from common.engine.shares import Evaluation, Training, merge
 from common.engine.timing import CoreClock, LastGradient, PhaseTimer, SampledTimers, Stopwatch, command_start
 from common.files.describe import describe_epoch
@@ -148,8 +141,16 @@ def test_no_batch_of_an_evaluation_makes_the_host_wait_for_a_gpu():
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     def training(data_rank, seconds, data):
         phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
-        return Training(data_rank, seconds, loss_sum=30.0, samples=10, steps=5, phase_milliseconds=phases,
-                        cpu_seconds=seconds / 2, queue_seconds=data / 100)
+        return Training(
+            data_rank,
+            seconds,
+            loss_sum=30.0,
+            samples=10,
+            steps=5,
+            phase_milliseconds=phases,
+            cpu_seconds=seconds / 2,
+            queue_seconds=data / 100,
+        )
 
     evaluations = [Evaluation(0, 1.0, 4.0, [1, 2], [2, 2]), Evaluation(1, 2.0, 6.0, [1, 1], [3, 3])]
     record = merge(7, [training(0, 3.0, 50.0), training(1, 2.0, 5.0)], evaluations)
@@ -158,7 +159,9 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     assert (record.test_accuracy, record.test_loss) == (0.5, 1.0)
     assert record.phases.data == 10.0
     assert [(rank.train_seconds, rank.phases.data, rank.cpu_seconds, rank.queue_seconds) for rank in record.ranks] == [
-        (3.0, 10.0, 1.5, 0.5), (2.0, 1.0, 1.0, 0.05)]
+        (3.0, 10.0, 1.5, 0.5),
+        (2.0, 1.0, 1.0, 0.05),
+    ]
 
 
 def test_when_an_epochs_training_began_is_kept_unless_another_run_began_it():
@@ -169,8 +172,15 @@ def test_when_an_epochs_training_began_is_kept_unless_another_run_began_it():
     assert merge(1, [part, replace(part, start=5.0)], evaluations).start == part.start
     model, config = linear(), make_config()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    resumed = train_one_epoch(make_context(model), make_step(model, config), optimizer,
-                              build_schedule(optimizer, config, 5), SlowLoader(0, 5), config, replace(part, steps=3))
+    resumed = train_one_epoch(
+        make_context(model),
+        make_step(model, config),
+        optimizer,
+        build_schedule(optimizer, config, 5),
+        SlowLoader(0, 5),
+        config,
+        replace(part, steps=3),
+    )
     assert merge(1, [resumed], evaluations).start is None
 
 
@@ -203,8 +213,9 @@ def test_a_phase_that_a_step_leaves_out_is_not_known():
         return loss
 
     config = make_config()
-    part = train_one_epoch(make_context(model), train_step, optimizer, build_schedule(optimizer, config, 5),
-                           SlowLoader(0, 5), config)
+    part = train_one_epoch(
+        make_context(model), train_step, optimizer, build_schedule(optimizer, config, 5), SlowLoader(0, 5), config
+    )
     record = merge(1, [part], [Evaluation(0, 1.0, 1.0, [1], [1])])
     assert record.phases.forward is None and record.phases.update > 0 and record.phases.rest > 0
     assert re.search(r"ms/step: data [0-9.]+, update [0-9.]+, rest [0-9.]+$", describe_epoch(record, 1))
@@ -224,8 +235,16 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch():
         epochs.append(sampler.epoch)
 
     context = make_context(model, before_evaluation=before_evaluation, before_epoch=sampler.set_epoch)
-    records, _ = fit(context, make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
-                     make_loaders(make_image_set(), config), config, [], lines.append)
+    records, _ = fit(
+        context,
+        make_step(model, config),
+        optimizer,
+        build_schedule(optimizer, config, 3),
+        make_loaders(make_image_set(), config),
+        config,
+        [],
+        lines.append,
+    )
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert epochs == [1, 2, 3, 4]
     assert [record.epoch for record in records] == [1, 2, 3, 4] and len(lines) == 4
@@ -237,8 +256,16 @@ def test_fit_stops_where_the_loss_is_no_number():
         model[1].weight.fill_(float("nan"))
     config = make_config(epochs=4, batch_size=20)
     optimizer = build_optimizer(model.parameters(), config)
-    records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
-                     make_loaders(make_image_set(), config), config, [], lambda _: None)
+    records, _ = fit(
+        make_context(model),
+        make_step(model, config),
+        optimizer,
+        build_schedule(optimizer, config, 3),
+        make_loaders(make_image_set(), config),
+        config,
+        [],
+        lambda _: None,
+    )
     assert len(records) == 1
 
 
@@ -299,14 +326,17 @@ class Backwards(nn.Module):
         return self.last(self.first(images))
 
 
-@pytest.mark.parametrize("model", [
-    nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), Backwards()])
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), Backwards()],
+)
 def test_the_last_gradient_ends_a_phase(model):
     last_gradient, marks = LastGradient(model), []
 
     def mark(phase):
-        marks.append((phase, all(parameter.grad is not None for parameter in model.parameters()
-                                 if parameter.requires_grad)))
+        marks.append(
+            (phase, all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad))
+        )
 
     for _ in range(3):
         last_gradient.will_mark(mark, "backward")
@@ -324,8 +354,9 @@ def test_a_rank_counts_from_its_launchers_start(monkeypatch):
     assert command_start(of_parent=True) < own
 
 
-@pytest.mark.parametrize("variable, started", [("RANK", False), ("TORCHELASTIC_RUN_ID", True),
-                                               ("TORCHELASTIC_ERROR_FILE", True)])
+@pytest.mark.parametrize(
+    "variable, started", [("RANK", False), ("TORCHELASTIC_RUN_ID", True), ("TORCHELASTIC_ERROR_FILE", True)]
+)
 def test_who_has_a_launcher(variable, started, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -336,21 +367,29 @@ def test_who_has_a_launcher(variable, started, monkeypatch):
 V1 = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
 
 
-@pytest.mark.parametrize("groups, quotas, cores", [
-    ("0::/", {"cpu.max": "200000 100000"}, 2),
-    ("0::/", {"cpu.max": "50000 100000"}, 1),
-    ("0::/", {"cpu.max": "max 100000"}, 8),
-    ("0::/a.slice/b.service", {"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 3),
-    ("0::/../other", {"cpu.max": "200000 100000"}, 2),
-    ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**V1, "cpu/a/cpu.cfs_quota_us": "250000",
-                                             "cpu/a/cpu.cfs_period_us": "100000"}, 2),
-    ("1:cpu,cpuacct:/", V1, 8),
-    ("1:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
-    ("", {}, 8),
-])
+@pytest.mark.parametrize(
+    "groups, quotas, cores",
+    [
+        ("0::/", {"cpu.max": "200000 100000"}, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/a.slice/b.service", {"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 3),
+        ("0::/../other", {"cpu.max": "200000 100000"}, 2),
+        (
+            "4:memory:/a\n1:cpu,cpuacct:/a\n0::/",
+            {**V1, "cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        ("1:cpu,cpuacct:/", V1, 8),
+        ("1:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, 8),
+        ("", {}, 8),
+    ],
+)
 def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
-    for name, content in {"/proc/self/cgroup": groups,
-                          **{f"/sys/fs/cgroup/{name}": content for name, content in quotas.items()}}.items():
+    for name, content in {
+        "/proc/self/cgroup": groups,
+        **{f"/sys/fs/cgroup/{name}": content for name, content in quotas.items()},
+    }.items():
         (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name[1:]).write_text(content)
     monkeypatch.setattr(environment, "Path", lambda path: tmp_path / path[1:])

@@ -58,22 +58,37 @@ def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_
         statistics = [value.clone() for value in network.buffers()]
         parallel, image_set = wrap(network), make_image_set()
         optimizer = build_optimizer(network.parameters(), config)
-        train_one_epoch(make_context(parallel), make_step(parallel, config), optimizer,
-                        build_schedule(optimizer, config, 3), make_loaders(image_set, config)[0], config)
+        train_one_epoch(
+            make_context(parallel),
+            make_step(parallel, config),
+            optimizer,
+            build_schedule(optimizer, config, 3),
+            make_loaders(image_set, config)[0],
+            config,
+        )
         if eval_mode:
             assert all(torch.equal(*pair) for pair in zip(network.buffers(), statistics, strict=True))
         return [parameter.detach() for parameter in network.parameters()]
 
     whole = trained(lambda network: network)
-    for wrap in (lambda network: SimulatedDataParallel(network, 4, CPU),
-                 lambda network: TwoStage(network[:1], network[1:], [CPU, CPU], 4)):
+    for wrap in (
+        lambda network: SimulatedDataParallel(network, 4, CPU),
+        lambda network: TwoStage(network[:1], network[1:], [CPU, CPU], 4),
+    ):
         distance = max((one - other).abs().max() for one, other in zip(whole, trained(wrap), strict=True))
         assert (distance <= TOLERANCE) == eval_mode
 
 
-@pytest.mark.parametrize("difference, rounds, status", [
-    (9e-5, "", "ok"), (2e-4, "", "failed"), (2e-4, "gradients to bf16", "ok"), (2e-3, "gradients to bf16", "failed"),
-    (float("nan"), "gradients to bf16", "failed")])
+@pytest.mark.parametrize(
+    "difference, rounds, status",
+    [
+        (9e-5, "", "ok"),
+        (2e-4, "", "failed"),
+        (2e-4, "gradients to bf16", "ok"),
+        (2e-3, "gradients to bf16", "failed"),
+        (float("nan"), "gradients to bf16", "failed"),
+    ],
+)
 def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds, status):
     check = _judge(difference, rounds)
     assert check.status == status and (check.reason == "") == (status == "ok" and not rounds)
@@ -101,17 +116,24 @@ def build(shape, classes):
 def test_who_differs_in_float32_is_looked_at_again_in_double_precision(bytes_of_a_mistake, status, tmp_path, data_root):
     (tmp_path / "net.py").write_text(HALVES.replace("%s", str(bytes_of_a_mistake)))
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    arguments = plan_arguments(model=[f"{tmp_path / 'net.py'}:build"], batch_size=[48], num_workers=[0],
-                               methods=[("ddp", {})])
+    arguments = plan_arguments(
+        model=[f"{tmp_path / 'net.py'}:build"], batch_size=[48], num_workers=[0], methods=[("ddp", {})]
+    )
     (check,) = check_equivalence(make_plan(arguments, Machine(0, 2), shared), shared, 480).values()
     assert check.status == status
     assert check.difference < 1e-12 if status == "ok" else check.difference > TOLERANCE
     assert ("in float32 it is" in check.reason) == (status == "ok")
 
 
-@pytest.mark.parametrize("again, status, difference", [
-    (1e-15, "ok", 1e-15), (3e-4, "failed", 3e-4), (MemoryError("full"), "failed", 2e-4),
-    (SuiteError("no float64", "float32", "mend it", FAILED), "failed", 2e-4)])
+@pytest.mark.parametrize(
+    "again, status, difference",
+    [
+        (1e-15, "ok", 1e-15),
+        (3e-4, "failed", 3e-4),
+        (MemoryError("full"), "failed", 2e-4),
+        (SuiteError("no float64", "float32", "mend it", FAILED), "failed", 2e-4),
+    ],
+)
 def test_what_double_precision_says_counts_where_it_can_be_had(again, status, difference, monkeypatch):
     def ask(_, reference, file):
         if "fp64" in file and isinstance(again, Exception):
@@ -132,10 +154,25 @@ def test_what_double_precision_says_counts_where_it_can_be_had(again, status, di
 @pytest.mark.parametrize("name", ["own", "strided"])
 def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
     shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    right = ("single", "dp", "ddp", "ddp-bf16", "ddp-zero", "fsdp", "mp", "mp-micro", "pipeline-1", "pipeline",
-             "pipeline-1f1b")
-    arguments = plan_arguments(model=[model if name == "own" else name], batch_size=[48], num_workers=[0],
-                               methods=[(method, {}) for method in right])
+    right = (
+        "single",
+        "dp",
+        "ddp",
+        "ddp-bf16",
+        "ddp-zero",
+        "fsdp",
+        "mp",
+        "mp-micro",
+        "pipeline-1",
+        "pipeline",
+        "pipeline-1f1b",
+    )
+    arguments = plan_arguments(
+        model=[model if name == "own" else name],
+        batch_size=[48],
+        num_workers=[0],
+        methods=[(method, {}) for method in right],
+    )
     rows = make_plan(arguments, Machine(0, 2), shared)
     (ddp,) = (row for row in rows if row.method == "ddp")
     mistake = replace(ddp, name="mistake", command=(*ddp.command, "--no-sync"))

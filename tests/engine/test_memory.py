@@ -38,10 +38,14 @@ PARTS = {"parameters": 2 * MIB, "gradients": 2 * MIB, "optimizer state": 4 * MIB
 
 
 def test_the_peak_is_the_process_own_and_not_that_of_what_started_it():
-    child = ("from common.machine.memory import peak_resident_bytes as peak; before = peak(); "
-             "block = b'1' * (300 << 20); print(before, peak())")
-    parent = (f"import subprocess, sys; block = b'1' * (1 << 30); "
-              f"subprocess.run([sys.executable, '-c', {child!r}], check=True)")
+    child = (
+        "from common.machine.memory import peak_resident_bytes as peak; before = peak(); "
+        "block = b'1' * (300 << 20); print(before, peak())"
+    )
+    parent = (
+        f"import subprocess, sys; block = b'1' * (1 << 30); "
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
     done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert 5 * MIB < before < 1024 * MIB and after - before >= 290 * MIB
@@ -78,14 +82,17 @@ def test_a_process_may_have_had_no_more_than_its_limit():
 
 
 def test_what_was_freed_again_counts():
-    code = ("import sys; from common.machine.memory import hold_to, peak_resident_bytes as peak; limit = peak() + "
-            "(100 << 20); hold_to(limit); block = b'1' * (200 << 20); del block; hold_to(limit)")
+    code = (
+        "import sys; from common.machine.memory import hold_to, peak_resident_bytes as peak; limit = peak() + "
+        "(100 << 20); hold_to(limit); block = b'1' * (200 << 20); del block; hold_to(limit)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 1 and "MemoryError: this process has had" in done.stderr
 
 
-@pytest.mark.parametrize("text, size", [
-    ("800MiB", 800 * MIB), ("1.5GiB", 1536 * MIB), ("2KiB", 2048), ("1048576", MIB), (str(2**31), 2**31)])
+@pytest.mark.parametrize(
+    "text, size", [("800MiB", 800 * MIB), ("1.5GiB", 1536 * MIB), ("2KiB", 2048), ("1048576", MIB), (str(2**31), 2**31)]
+)
 def test_an_amount_of_memory(text, size):
     assert memory(text) == size
 
@@ -100,12 +107,32 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
     asked, steps, fit = [], [], run.fit
     for module in ("common.engine.run", "common.engine.memory"):
         monkeypatch.setattr(f"{module}.hold_to", lambda limit: asked.append((limit, len(steps))))
-    monkeypatch.setattr(run, "fit", lambda context, step, *others: fit(
-        context, lambda *batch: steps.append(1) or step(*batch), *others))
-    limited, free = ((*flags, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp", "--quiet",
-                      "--train-size", 96, "--batch-size", 32, "--num-workers", 0, "--threads", 1,
-                      "--epochs", 3)
-                     for flags in (("--memory-limit", "1GiB"), ()))
+    monkeypatch.setattr(
+        run, "fit", lambda context, step, *others: fit(context, lambda *batch: steps.append(1) or step(*batch), *others)
+    )
+    limited, free = (
+        (
+            *flags,
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            data_root,
+            "--model",
+            "mlp",
+            "--quiet",
+            "--train-size",
+            96,
+            "--batch-size",
+            32,
+            "--num-workers",
+            0,
+            "--threads",
+            1,
+            "--epochs",
+            3,
+        )
+        for flags in (("--memory-limit", "1GiB"), ())
+    )
     options = Namespace(use_parallel=None, simulate_devices=None)
     data_parallel_train.train(parsed(*limited), options)
     assert asked == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # each of three epochs has three
@@ -113,15 +140,23 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
     assert len(asked) == 7 and len(steps) == 18
 
 
-@pytest.mark.parametrize("command", [
-    ("data_parallel_train.py",), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow),
-    pytest.param(("pipeline_train.py", "--spawn", 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data_parallel_train.py",),
+        pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow),
+        pytest.param(("pipeline_train.py", "--spawn", 2), marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_beyond_its_limit_ends_as_out_of_memory(command, project, tmp_path):
     done = project(*command, "--memory-limit", "20MiB", "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
     assert done.returncode == 1
     line = done.stderr.splitlines()[0]
-    assert re.fullmatch(r"error: (rank \d, )?epoch 1: out of memory; MemoryError: this process has had [\d,]+ MiB, "
-                        r"--memory-limit allows 20 MiB; try a smaller --batch-size, or fewer --num-workers", line), line
+    assert re.fullmatch(
+        r"error: (rank \d, )?epoch 1: out of memory; MemoryError: this process has had [\d,]+ MiB, "
+        r"--memory-limit allows 20 MiB; try a smaller --batch-size, or fewer --num-workers",
+        line,
+    ), line
     assert ran_out_of_memory(line.removeprefix("error: "))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], result["epochs"]) == ("failed", [])
@@ -141,8 +176,11 @@ def test_a_gpu_has_no_limit_but_its_own(parsed, monkeypatch):
 
 def compared(*peaks, one=None, **values):
     """One device that needs 100 MiB, in parts `one`, and DDP on two, whose runs need so many MiB on the second."""
-    ddp = [result for peak in peaks for result in runs("ddp", (1.0,), count=2, memory_parts=PARTS,
-                                                       peak_memory_bytes=(MIB, round(peak * MIB)))]
+    ddp = [
+        result
+        for peak in peaks
+        for result in runs("ddp", (1.0,), count=2, memory_parts=PARTS, peak_memory_bytes=(MIB, round(peak * MIB)))
+    ]
     single = runs(seconds=(2.0,) * 3, peak_memory_bytes=(100 * MIB,), memory_parts=one)
     return report_of((configuration(), single), (configuration("ddp"), ddp), **values)
 
@@ -159,13 +197,18 @@ def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
 def test_the_verdict_tells_who_needs_much_more_or_less(peak, change):
     analysis = analyse(compared(peak, peak, peak))
     told = verdict(analysis)
-    sentence = (f"At its peak a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters "
-                f"2.0, gradients 2.0, optimizer state 4.0, the rest {peak - 8} MiB.")
+    sentence = (
+        f"At its peak a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters "
+        f"2.0, gradients 2.0, optimizer state 4.0, the rest {peak - 8} MiB."
+    )
     assert told[1].endswith(sentence) if change else "MiB" not in told[1]
     assert "MiB" not in told[0]
     finding = _memory_finding(analysis.done)
-    assert finding == (f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”" if change
-                       else "No row needs 20% more or less memory than its baseline")
+    assert finding == (
+        f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”"
+        if change
+        else "No row needs 20% more or less memory than its baseline"
+    )
 
 
 def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
@@ -180,8 +223,15 @@ def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
 def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown, tmp_path):
     analysis = analyse(compared(150, 150, one=unknown))
     header, _, single, ddp = (re.split("  +", line) for line in memory_table(analysis, "simple").splitlines())
-    assert header[1:] == ["Time per epoch (s)", "All devices (MiB)", "Peak (MiB)", "Parameters", "Gradients",
-                          "Optimizer state", "The rest"]
+    assert header[1:] == [
+        "Time per epoch (s)",
+        "All devices (MiB)",
+        "Peak (MiB)",
+        "Parameters",
+        "Gradients",
+        "Optimizer state",
+        "The rest",
+    ]
     assert single == ["SINGLE", "2.00", "100", "100", "–", "–", "–", "–"]  # it has no parts
     assert ddp == ["DDP", "1.00", "151", "150", "2.0", "2.0", "4.0", "142"]
     write_markdown(analysis, tmp_path / "report.md", [])
@@ -191,12 +241,15 @@ def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown,
     assert memory_table(nobody, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize("peak, seconds, finding", [
-    (150, 1.0, "“DDP”: 2.00 [2.00, 2.00] times as fast as “SINGLE”,\nwith 1.50 times as much memory per device"),
-    (60, 3.0, "“DDP”: 0.67 [0.67, 0.67] times as fast as “SINGLE”,\nwith 0.60 times as much memory per device"),
-    (150, 3.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
-    (90, 2.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
-])
+@pytest.mark.parametrize(
+    "peak, seconds, finding",
+    [
+        (150, 1.0, "“DDP”: 2.00 [2.00, 2.00] times as fast as “SINGLE”,\nwith 1.50 times as much memory per device"),
+        (60, 3.0, "“DDP”: 0.67 [0.67, 0.67] times as fast as “SINGLE”,\nwith 0.60 times as much memory per device"),
+        (150, 3.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
+        (90, 2.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
+    ],
+)
 def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
     ddp = runs("ddp", [seconds * factor for factor in (1.0, 1.01, 0.99)], count=2, peak_memory_bytes=(peak * MIB, MIB))
     report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("ddp"), ddp))
@@ -205,9 +258,18 @@ def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
 
 def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), simulated, (configuration("ddp"), [
-        *runs("ddp", (1.0,), peak_memory_bytes=(30 * MIB,)), *runs("ddp", (1.1,), peak_memory_bytes=(50 * MIB,)),
-        *runs("ddp", (1.2,), peak_memory_bytes=(40 * MIB,))]))
+    report = report_of(
+        (configuration(), runs(peak_memory_bytes=(100 * MIB,))),
+        simulated,
+        (
+            configuration("ddp"),
+            [
+                *runs("ddp", (1.0,), peak_memory_bytes=(30 * MIB,)),
+                *runs("ddp", (1.1,), peak_memory_bytes=(50 * MIB,)),
+                *runs("ddp", (1.2,), peak_memory_bytes=(40 * MIB,)),
+            ],
+        ),
+    )
     figures = []
     monkeypatch.setattr(plots, "keep_figure", lambda figure, path: figures.append(figure))
     plots._time_and_memory(analyse(report), tmp_path)

@@ -43,18 +43,28 @@ def test_one_cycle_of_a_few_steps(steps):
     assert len(values) == steps and all(0 < rate <= 0.2 for rate in values)
 
 
-@pytest.mark.parametrize("flags, milestones", [
-    ((), (8,)), (("--epochs", 4), ()), (("--epochs", 5), (4,)), (("--epochs", 7), (5,)), (("--epochs", 30), (24,)),
-    (("--lr-milestones", 2, 9), (2, 9)), (("--epochs", 4, "--lr-milestones", 2), (2,)),
-])
+@pytest.mark.parametrize(
+    "flags, milestones",
+    [
+        ((), (8,)),
+        (("--epochs", 4), ()),
+        (("--epochs", 5), (4,)),
+        (("--epochs", 7), (5,)),
+        (("--epochs", 30), (24,)),
+        (("--lr-milestones", 2, 9), (2, 9)),
+        (("--epochs", 4, "--lr-milestones", 2), (2,)),
+    ],
+)
 def test_the_learning_rate_falls_after_four_fifths_unless_told_otherwise(flags, milestones, parsed):
     config = parsed(*flags, "--lr", 1)
     assert config.lr_milestones == milestones
     falls = [epoch for epoch, (before, after) in enumerate(pairwise(rates(config, 1)), start=1) if after < before / 2]
     assert tuple(falls) == milestones
 
-@pytest.mark.parametrize("name, kind", [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD),
-                                        ("nesterov", torch.optim.SGD)])
+
+@pytest.mark.parametrize(
+    "name, kind", [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD), ("nesterov", torch.optim.SGD)]
+)
 def test_optimizers_are_fused_and_get_their_values(name, kind):
     optimizer = build_optimizer([nn.Parameter(torch.ones(1))], make_config(optimizer=name, lr=0.3, weight_decay=0.02))
     (group,) = optimizer.param_groups
@@ -66,21 +76,27 @@ def test_optimizers_are_fused_and_get_their_values(name, kind):
 @pytest.mark.parametrize("kind, flags", [(torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})])
 def test_an_optimizer_does_what_torchs_own_does(kind, flags, fused):
     weights = [nn.Parameter(torch.arange(1.0, 5)) for _ in range(2)]
-    optimizers = [each([weight], lr=0.1, weight_decay=0.02, fused=fused, foreach=False, **flags)
-                  for each, weight in zip((uncompiled(kind), kind), weights, strict=True)]
+    optimizers = [
+        each([weight], lr=0.1, weight_decay=0.02, fused=fused, foreach=False, **flags)
+        for each, weight in zip((uncompiled(kind), kind), weights, strict=True)
+    ]
     for factor in (1, 2, 3):
         for weight, optimizer in zip(weights, optimizers, strict=True):
-            (factor * weight ** 2).sum().backward()
+            (factor * weight**2).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     assert torch.equal(*weights) and weights[0].grad is None and weights[0].grad_fn is None
     torch.testing.assert_close(*(optimizer.state_dict() for optimizer in optimizers), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name, weight_decay, moved", [
-    ("sgd", 0.0, 1 + 1.9), ("nesterov", 0.0, 1.9 + 2.71),  # two steps along a gradient of 1, momentum 0.9
-    ("sgd", 0.5, 1.5 + (1 + 0.5 * 0.985 + 0.9 * 1.5)),  # 0.985: the weight after the first step
-])
+@pytest.mark.parametrize(
+    "name, weight_decay, moved",
+    [
+        ("sgd", 0.0, 1 + 1.9),
+        ("nesterov", 0.0, 1.9 + 2.71),  # two steps along a gradient of 1, momentum 0.9
+        ("sgd", 0.5, 1.5 + (1 + 0.5 * 0.985 + 0.9 * 1.5)),  # 0.985: the weight after the first step
+    ],
+)
 def test_momentum_and_weight_decay_are_the_textbooks(name, weight_decay, moved):
     weight = nn.Parameter(torch.ones(1))
     optimizer = build_optimizer([weight], make_config(optimizer=name, lr=0.01, weight_decay=weight_decay))
@@ -127,7 +143,7 @@ def test_what_is_no_filter_goes_the_way_of_adam():
     theirs = torch.optim.Adam(weights[1], lr=0.1, weight_decay=0.02, betas=(0.9, 0.95))
     for factor in (1, -3, 2):
         for own, optimizer in zip(weights, (ours, theirs), strict=True):
-            sum((factor * weight ** 2).sum() for weight in own).backward()
+            sum((factor * weight**2).sum() for weight in own).backward()
             optimizer.step()
             optimizer.zero_grad()
     torch.testing.assert_close(*weights)

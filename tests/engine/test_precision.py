@@ -38,8 +38,11 @@ def in_a_thread(function, *arguments):
 def layer_types(model, images, call):
     """The types of what each convolution and matrix product gives, and of the logits."""
     seen = []
-    hooks = [layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
-             for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    hooks = [
+        layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+        for layer in model.modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+    ]
     seen.append(call(model, images).dtype)
     for hook in hooks:
         hook.remove()
@@ -48,15 +51,25 @@ def layer_types(model, images, call):
 
 
 @pytest.mark.parametrize("call", [lambda model, images: model(images), in_a_thread], ids=["here", "in a thread"])
-@pytest.mark.parametrize("made", [
-    lambda model: model, copy.deepcopy, replica, lambda model: nn.Sequential(model[:2], model[2:]),
-    lambda model: TwoStage(model[:-1], model[-1:], [CPU, CPU], 1),
-], ids=["model", "copy", "replica", "slices", "two stages"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda model: model,
+        copy.deepcopy,
+        replica,
+        lambda model: nn.Sequential(model[:2], model[2:]),
+        lambda model: TwoStage(model[:-1], model[-1:], [CPU, CPU], 1),
+    ],
+    ids=["model", "copy", "replica", "slices", "two stages"],
+)
 def test_every_layer_computes_in_the_precision_asked_for(made, call):
     images = torch.randn(4, 1, 28, 28)
     float32, float64 = torch.float32, torch.float64
-    for precision, expected, held in (("bf16", torch.bfloat16, float32), ("fp32", float32, float32),
-                                      ("fp64", float64, float64)):
+    for precision, expected, held in (
+        ("bf16", torch.bfloat16, float32),
+        ("fp32", float32, float32),
+        ("fp64", float64, float64),
+    ):
         model = made(build_model("strided", (1, 28, 28), 0, precision))
         assert layer_types(model, images, call) == {expected}
         assert {weight.dtype for weight in model.parameters()} == {held}
@@ -76,23 +89,41 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
         config = make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
         model = build_model("mlp", (1, 28, 28), 0, precision)
         optimizer = build_optimizer(model.parameters(), config)
-        records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
-                         make_loaders(image_set, config, CPU), config, [], lambda _: None)
+        records, _ = fit(
+            make_context(model),
+            make_step(model, config),
+            optimizer,
+            build_schedule(optimizer, config, 3),
+            make_loaders(image_set, config, CPU),
+            config,
+            [],
+            lambda _: None,
+        )
         losses[precision] = [record.train_loss for record in records]
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert losses["bf16"][-1] < 0.9 * losses["bf16"][0]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1) and losses["bf16"] != losses["fp32"]
 
 
-@pytest.mark.parametrize("command", [
-    pytest.param(command, marks=pytest.mark.slow) for command in (
-        (SCRIPT,), MODEL_PARALLEL, ("ddp_train.py", "--spawn", 2),
-        ("pipeline_train.py", "--spawn", 2), ("accelerate_train.py",))])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.slow)
+        for command in (
+            (SCRIPT,),
+            MODEL_PARALLEL,
+            ("ddp_train.py", "--spawn", 2),
+            ("pipeline_train.py", "--spawn", 2),
+            ("accelerate_train.py",),
+        )
+    ],
+)
 def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
     if command[0] == "accelerate_train.py":
         pytest.importorskip("accelerate")
-    result, weights, _ = train(*command, "--model", "mlp", "--threads", 1, "--precision", "bf16",
-                               "--allow-slow-precision")
+    result, weights, _ = train(
+        *command, "--model", "mlp", "--threads", 1, "--precision", "bf16", "--allow-slow-precision"
+    )
     assert (result["precision"], result["config"]["precision"]) == ("bfloat16 autocast", "bf16")
     assert result["epochs"][0]["train_loss"] < 0.97 * math.log(10)  # of a guess
     assert {value.dtype for value in weights.values()} == {torch.float32}

@@ -9,6 +9,7 @@ from common.engine.progress import Progress
 @pytest.fixture
 def steps(monkeypatch):
     """steps(seconds, count): what is said while so many steps take so many seconds each."""
+
     def run(seconds, count, planned):
         now, said = [100.0], []
         monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -25,8 +26,12 @@ def steps(monkeypatch):
 
 def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
     said = steps(1.0, 100, planned=80)  # and 20 batches of an evaluation
-    assert said[:4] == ["Epoch [1/3], step 10 of 80, about 70 s left", "Epoch [1/3], step 30 of 80, about 50 s left",
-                        "Epoch [1/3], step 70 of 80, about 10 s left", "Epoch [2/3], step 10 of 80, about 70 s left"]
+    assert said[:4] == [
+        "Epoch [1/3], step 10 of 80, about 70 s left",
+        "Epoch [1/3], step 30 of 80, about 50 s left",
+        "Epoch [1/3], step 70 of 80, about 10 s left",
+        "Epoch [2/3], step 10 of 80, about 70 s left",
+    ]
     assert len(said) == 6
 
 

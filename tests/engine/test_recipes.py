@@ -43,9 +43,11 @@ def test_a_recipe_is_what_its_flags_are_when_typed(name, dataset, parsed):
     assert parsed("--dataset", dataset).lr == 1e-3  # nothing of it is left behind
 
 
-TYPED = [("--lr", 0.001, "--optimizer", "adam", "--schedule", "steps"),  # the defaults of a run without a recipe
-         ("--loader", "workers", "--precision", "fp32", "--augment", "--weight-decay", 0.0),
-         ("--epochs", 7, "--batch-size", 64, "--model", "mlp", "--label-smoothing", 0.0, "--lr-milestones", 3, 5)]
+TYPED = [
+    ("--lr", 0.001, "--optimizer", "adam", "--schedule", "steps"),  # the defaults of a run without a recipe
+    ("--loader", "workers", "--precision", "fp32", "--augment", "--weight-decay", 0.0),
+    ("--epochs", 7, "--batch-size", 64, "--model", "mlp", "--label-smoothing", 0.0, "--lr-milestones", 3, 5),
+]
 
 
 @pytest.mark.parametrize("typed", TYPED, ids=str)
@@ -56,8 +58,9 @@ def test_a_typed_flag_wins_over_the_recipe(typed, parsed):
     for config in (asdict(parsed("--recipe", "fast", *typed)), asdict(parsed(*typed, "--recipe", "fast"))):
         assert {name: config[name] for name in names} == {name: alone[name] for name in names}
         late = {"lr_milestones"} if "--epochs" in typed else set()
-        assert {name: config[name] for name in config.keys() - names - late} \
-            == {name: recipe[name] for name in config.keys() - names - late}
+        assert {name: config[name] for name in config.keys() - names - late} == {
+            name: recipe[name] for name in config.keys() - names - late
+        }
 
 
 @pytest.fixture
@@ -80,8 +83,14 @@ def test_a_comparison_hands_the_recipe_to_every_run(dataset, planned, capsys):
     assert len(commands) == 8  # with the baseline's twin
     for command in commands:
         given = {flag: command[index + 1] for index, flag in enumerate(command[:-1]) if flag.startswith("--")}
-        expected = {"--recipe": "fast", "--dataset": dataset, "--model": values["model"], "--epochs":
-                    str(values["epochs"]), "--batch-size": str(values["batch_size"]), "--num-workers": "0"}
+        expected = {
+            "--recipe": "fast",
+            "--dataset": dataset,
+            "--model": values["model"],
+            "--epochs": str(values["epochs"]),
+            "--batch-size": str(values["batch_size"]),
+            "--num-workers": "0",
+        }
         assert given.items() >= expected.items()
         assert command.count("--num-workers") == command.count("--batch-size") == command.count("--model") == 1
 
@@ -105,4 +114,7 @@ def test_the_probe_measures_what_the_recipe_trains(monkeypatch, capsys):
     assert probe_from_dict(json.loads(capsys.readouterr().out)) == measured
     values = RECIPES["fast"]["mnist"]
     assert {name: getattr(asked[0], name) for name in values} == {
-        **values, "model": [values["model"]], "batch_size": [values["batch_size"]]}
+        **values,
+        "model": [values["model"]],
+        "batch_size": [values["batch_size"]],
+    }

@@ -38,12 +38,23 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cores, processes, kind, typed, expected", [
-    (1, 1, "cpu", None, 0), (2, 1, "cpu", None, 0), (3, 1, "cpu", None, None), (3, 2, "cpu", None, 0),
-    (4, 2, "cpu", None, None), (5, 3, "cpu", None, 0), (6, 3, "cpu", None, None), (1, 1, "cpu", 4, 4),
-    (1, 1, "cuda", None, None)])
+@pytest.mark.parametrize(
+    "cores, processes, kind, typed, expected",
+    [
+        (1, 1, "cpu", None, 0),
+        (2, 1, "cpu", None, 0),
+        (3, 1, "cpu", None, None),
+        (3, 2, "cpu", None, 0),
+        (4, 2, "cpu", None, None),
+        (5, 3, "cpu", None, 0),
+        (6, 3, "cpu", None, None),
+        (1, 1, "cpu", 4, 4),
+        (1, 1, "cuda", None, None),
+    ],
+)
 def test_loader_workers_that_are_not_typed_need_cores_of_their_own(
-        cores, processes, kind, typed, expected, monkeypatch):
+    cores, processes, kind, typed, expected, monkeypatch
+):
     monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(process, "available_cores", lambda: cores)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
@@ -52,8 +63,10 @@ def test_loader_workers_that_are_not_typed_need_cores_of_their_own(
     assert prepare_process(config, torch.device(kind), processes=processes) == replace(config, num_workers=expected)
 
 
-@pytest.mark.parametrize("limit, threads, expected", [
-    ("3", None, 3), ("9", None, 8), ("3", 3, 3), ("", None, 8), ("many", None, 8), ("0", None, 8), (" 2 ", None, 2)])
+@pytest.mark.parametrize(
+    "limit, threads, expected",
+    [("3", None, 3), ("9", None, 8), ("3", 3, 3), ("", None, 8), ("many", None, 8), ("0", None, 8), (" 2 ", None, 2)],
+)
 def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expected, monkeypatch):
     monkeypatch.setattr(process, "available_cores", lambda: 8)
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
@@ -61,25 +74,60 @@ def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expecte
 
 
 def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, project):
-    result, _, _ = train("data_parallel_train.py", "--model", "vgg", "--dataset", "synthetic-cifar10", "--max-steps", 1,
-                         "--train-size", 48, environment={"OMP_THREAD_LIMIT": "1"})
+    result, _, _ = train(
+        "data_parallel_train.py",
+        "--model",
+        "vgg",
+        "--dataset",
+        "synthetic-cifar10",
+        "--max-steps",
+        1,
+        "--train-size",
+        48,
+        environment={"OMP_THREAD_LIMIT": "1"},
+    )
     assert result["threads_per_process"] == 1
     done = project("data_parallel_train.py", "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"})
     assert done.returncode == 2 and done.stderr == (
-        "error: --threads 2 cannot be had; the environment has OMP_THREAD_LIMIT=1; unset it, or type --threads 1\n")
+        "error: --threads 2 cannot be had; the environment has OMP_THREAD_LIMIT=1; unset it, or type --threads 1\n"
+    )
 
 
-@pytest.mark.parametrize("script, unused", [
-    ("data_parallel_train.py", {"torch._dynamo", "torchvision", "matplotlib"}),
-    ("ddp_train.py", {"torchvision", "matplotlib"}),  # torch's DDP imports the compiler itself
-])
+@pytest.mark.parametrize(
+    "script, unused",
+    [
+        ("data_parallel_train.py", {"torch._dynamo", "torchvision", "matplotlib"}),
+        ("ddp_train.py", {"torchvision", "matplotlib"}),  # torch's DDP imports the compiler itself
+    ],
+)
 def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # which is drawn with matplotlib
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    flags = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "96", "--batch-size", "48", "--epochs",
-             "1", "--loader", "resident", "--no-curves", "--data-root", data_root)
-    done = subprocess.run([sys.executable, "-X", "importtime", script, *flags], cwd=PROJECT, capture_output=True,
-                          text=True, check=True, env={**child_environment(), **rank})
+    flags = (
+        "--dataset",
+        "synthetic-mnist",
+        "--model",
+        "mlp",
+        "--train-size",
+        "96",
+        "--batch-size",
+        "48",
+        "--epochs",
+        "1",
+        "--loader",
+        "resident",
+        "--no-curves",
+        "--data-root",
+        data_root,
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", script, *flags],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**child_environment(), **rank},
+    )
     imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "torch.nn" in imported and not imported & unused
 
@@ -101,8 +149,9 @@ run_script({main})
 @pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1), ("exit", 0)])
 def test_the_end_of_a_program_is_short_and_whole(main, code):
     buffered = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run([sys.executable, "-c", ENDING.format(main=main)], cwd=PROJECT, env=buffered,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(main=main)], cwd=PROJECT, env=buffered, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (code, "said called\n")
 
 
@@ -124,8 +173,9 @@ print(faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_used_again_without_asking_the_kernel():
-    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=PROJECT, env=child_environment(), capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], cwd=PROJECT, env=child_environment(), capture_output=True, text=True, check=True
+    )
     given_back, kept = map(int, done.stdout.split())
     assert given_back >= 10 * 31  # 10 times 64 MB, more than glibc keeps by itself: 16,000 pages, or 31 large ones
     assert kept < given_back / 4
@@ -142,13 +192,14 @@ def pytest_file():
 
 def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytest_file):
     def run_by(commit):
-        items = [SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number)
-                 for number in range(30)]
+        items = [
+            SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number) for number in range(30)
+        ]
         hook = SimpleNamespace(pytest_deselected=lambda items: None)
         config = SimpleNamespace(getoption=lambda name: pytest_file.quarter(commit), hook=hook)
         pytest_file.pytest_collection_modifyitems(config, items)
         return [item.number for item in items if item.keywords]
 
-    quarters = [run_by(f"{number:040x}") for number in (0xa4, 0xb9, 0x2, 0x7)]
+    quarters = [run_by(f"{number:040x}") for number in (0xA4, 0xB9, 0x2, 0x7)]
     assert sorted(sum(quarters, [])) == [number for number in range(30) if number % 3]
     assert max(map(len, quarters)) - min(map(len, quarters)) <= 1 and run_by("10") == quarters[0]

@@ -34,8 +34,9 @@ def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, m
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer = build_optimizer(model.parameters(), config)
     schedule, loaders = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)
-    records, evaluations = fit(make_context(model), make_step(model, config), optimizer, schedule, loaders, config, [],
-                               lambda _: None)
+    records, evaluations = fit(
+        make_context(model), make_step(model, config), optimizer, schedule, loaders, config, [], lambda _: None
+    )
     assert [record.test_accuracy for record in records] == [0.1, 0.5, 0.9, 0.7][:epochs]
     assert evaluations[0].correct == [100 * records[-1].test_accuracy]
 
@@ -44,17 +45,46 @@ def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
     config = make_config(epochs=4, target_accuracy=0.5, batch_size=20, augment=False)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer, earlier = build_optimizer(model.parameters(), config), [*make_result(seconds=(3.0,)).epochs]  # 60 %
-    records, _ = fit(make_context(model), make_step(model, config), optimizer, build_schedule(optimizer, config, 3),
-                     make_loaders(make_image_set(), config, CPU), config, earlier, lambda _: None)
+    records, _ = fit(
+        make_context(model),
+        make_step(model, config),
+        optimizer,
+        build_schedule(optimizer, config, 3),
+        make_loaders(make_image_set(), config, CPU),
+        config,
+        earlier,
+        lambda _: None,
+    )
     assert records == earlier
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [(SCRIPT,), ("ddp_train.py", "--spawn", 2)])
 def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, data_root, tmp_path):
-    done = project(*command, "--target-accuracy", 0.05, "--epochs", 3, "--model", "mlp", "--dataset", "synthetic-mnist",
-                   "--data-root", data_root, "--train-size", 480, "--num-workers", 0, "--batch-size", 48,
-                   "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    done = project(
+        *command,
+        "--target-accuracy",
+        0.05,
+        "--epochs",
+        3,
+        "--model",
+        "mlp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--num-workers",
+        0,
+        "--batch-size",
+        48,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], len(result["epochs"]), result["config"]["epochs"]) == ("ok", 1, 3)
@@ -64,19 +94,32 @@ def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, 
 
 def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path):
     write_result(make_result(status="not reached", reason="the best was 80.00%"), tmp_path / "made.json")
-    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    outcome = run_once(
+        child(
+            f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+            f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"
+        ),
+        1,
+        42,
+        tmp_path / "runs",
+    )
     assert (outcome.status, outcome.reason, outcome.exit_code) == ("not reached", "the best was 80.00%", 1)
     assert len(outcome.result.epochs) == 3
 
 
 def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
     missed = (configuration("ddp"), runs("ddp", status="not reached", reason="the best was 80.00%"))
-    rows = [(configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)), missed,  # 7, 11 and 8 s in all
-            (configuration("mp", skip="needs 2 GPUs, found 1"), []), (configuration("accelerate"), ["failed"] * 3)]
+    rows = [
+        (configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)),
+        missed,  # 7, 11 and 8 s in all
+        (configuration("mp", skip="needs 2 GPUs, found 1"), []),
+        (configuration("accelerate"), ["failed"] * 3),
+    ]
     report = report_of(*rows, target_accuracy=0.99)
-    outcomes = tuple(replace(outcome, status=outcome.result.status, exit_code=1) if outcome.configuration == "ddp"
-                     else outcome for outcome in report.outcomes)
+    outcomes = tuple(
+        replace(outcome, status=outcome.result.status, exit_code=1) if outcome.configuration == "ddp" else outcome
+        for outcome in report.outcomes
+    )
     report = replace(report, outcomes=outcomes)
     table = main_table(analyse(report), "simple")
     assert "Accuracy (%)    Training to 99 % (s)    Time per epoch (s)" in table.splitlines()[0]
@@ -111,8 +154,9 @@ def test_rows_are_judged_by_the_time_to_the_target():
 
 
 def test_a_missed_target_counts_against_the_row():
-    report = report_of(to_target("single", (2.0, 2.02, 1.98)), to_target("ddp", (1.0, 1.01, 0.99)),
-                       target_accuracy=0.99)
+    report = report_of(
+        to_target("single", (2.0, 2.02, 1.98)), to_target("ddp", (1.0, 1.01, 0.99)), target_accuracy=0.99
+    )
     assert recommendations(analyse(report))[0].startswith("Recommendation: use “DDP” ")
     missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))
     standing = analyse(missed).rows[1].standing

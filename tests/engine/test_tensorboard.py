@@ -18,16 +18,22 @@ def shown(directory):
 
     log = EventAccumulator(str(directory))
     log.Reload()
-    return {name: [(event.step, pytest.approx(event.value, rel=1e-6)) for event in log.Scalars(name)]
-            for name in log.Tags()["scalars"]}
+    return {
+        name: [(event.step, pytest.approx(event.value, rel=1e-6)) for event in log.Scalars(name)]
+        for name in log.Tags()["scalars"]
+    }
 
 
 @needs_it
 def test_a_training_adds_every_epoch_to_its_log(train, tmp_path):
     result, _, _ = train("ddp_train.py", "--spawn", 2, "--epochs", 3, "--tensorboard", tmp_path / "log")
     values = shown(tmp_path / "log")
-    for name, key in (("loss/train", "train_loss"), ("loss/test", "test_loss"), ("accuracy/test", "test_accuracy"),
-                      ("time/seconds", "train_seconds")):
+    for name, key in (
+        ("loss/train", "train_loss"),
+        ("loss/test", "test_loss"),
+        ("accuracy/test", "test_accuracy"),
+        ("time/seconds", "train_seconds"),
+    ):
         assert values[name] == [(epoch["epoch"], epoch[key]) for epoch in result["epochs"]]
     assert values["time/images per second"][0] == (1, 480 / result["epochs"][0]["train_seconds"])
     assert len(list((tmp_path / "log").iterdir())) == 1
@@ -47,13 +53,18 @@ def test_an_epoch_that_is_trained_again_is_shown_once(tmp_path):
 def test_a_comparison_has_a_log_of_every_run(project, tmp_path):
     report = report_of((configuration(), runs()), (configuration("ddp"), [*runs(seconds=(1.0,)), "failed"]))
     write_results(report, tmp_path)
-    done = project("compare_parallel.py", "--from", tmp_path / "results.json", "--tensorboard", tmp_path / "log",
-                   tiny=False)
+    done = project(
+        "compare_parallel.py", "--from", tmp_path / "results.json", "--tensorboard", tmp_path / "log", tiny=False
+    )
     assert done.returncode == 1, done.stderr  # a run of it had failed
     seconds = {place.name: shown(place)["time/seconds"] for place in (tmp_path / "log").iterdir()}
-    assert seconds == {f"{outcome.configuration}-{outcome.block}":
-                       [(epoch.epoch, epoch.train_seconds) for epoch in outcome.result.epochs]
-                       for outcome in read_results(tmp_path / "results.json").outcomes if outcome.result}
+    assert seconds == {
+        f"{outcome.configuration}-{outcome.block}": [
+            (epoch.epoch, epoch.train_seconds) for epoch in outcome.result.epochs
+        ]
+        for outcome in read_results(tmp_path / "results.json").outcomes
+        if outcome.result
+    }
 
 
 def test_without_the_package_nothing_begins(parsed, monkeypatch, tmp_path):

@@ -19,8 +19,12 @@ from comparison.show.plots import draw_all
 from comparison.show.step_plots import _waiting_finding
 from tests.reports import configuration, report_of, runs
 
-SPANS = (Span(0, "step", "forward", 0.0, 2.0), Span(0, "step", "exchange", 2.0, 3.0),
-         Span(1, "step", "forward", 0.5, 3.0), Span(1, "link", "gloo:all_reduce", 2.0, 2.9))
+SPANS = (
+    Span(0, "step", "forward", 0.0, 2.0),
+    Span(0, "step", "exchange", 2.0, 3.0),
+    Span(1, "step", "forward", 0.5, 3.0),
+    Span(1, "link", "gloo:all_reduce", 2.0, 2.9),
+)
 
 
 def event(name, start, seconds, kind="user_annotation", **more):
@@ -53,8 +57,12 @@ def test_all_ranks_are_on_one_clock_and_the_warm_up_is_left_out():
     overdue = event("gloo:all_reduce", 1_001_500.0, 4500.0)  # of the warm-up, though it ends later
     spans = spans_of([rank_trace(0.0, early, overdue, reduce), rank_trace(0.002)])
     assert [(span.rank, span.lane, span.name) for span in spans] == [
-        (0, "step", "forward"), (0, "step", "update"), (0, "link", "gloo:all_reduce"),
-        (1, "step", "forward"), (1, "step", "update")]
+        (0, "step", "forward"),
+        (0, "step", "update"),
+        (0, "link", "gloo:all_reduce"),
+        (1, "step", "forward"),
+        (1, "step", "update"),
+    ]
     times = [(round(span.start, 3), round(span.end, 3)) for span in spans]
     assert times == [(0.0, 1.0), (1.0, 2.0), (0.0, 1.5), (1.0, 3.0), (3.0, 4.0)]  # from the end of rank 1's warm-up
 
@@ -76,8 +84,12 @@ def test_one_file_for_all_ranks(tmp_path):
     convolutions = [(entry["pid"], entry["id"], entry["ts"]) for entry in events if entry["name"] == "aten::conv2d"]
     assert convolutions == [(0, "0.3", 1_000_500.0), (1, "1.3", 1_000_600.0)]
     forward = [(entry["pid"], entry["tid"], entry["ts"]) for entry in events if entry["name"] == "forward"]
-    assert forward == [(0, 0, pytest.approx(1e6)), (0, 0, pytest.approx(1_004_000)),
-                       (1, 0, pytest.approx(1_002_000)), (1, 0, pytest.approx(1_006_000))]
+    assert forward == [
+        (0, 0, pytest.approx(1e6)),
+        (0, 0, pytest.approx(1_004_000)),
+        (1, 0, pytest.approx(1_002_000)),
+        (1, 0, pytest.approx(1_006_000)),
+    ]
     names = [(entry["pid"], entry["args"]["name"]) for entry in events if entry["name"] == "process_name"]
     assert names == [(0, "rank 0"), (1, "rank 1")]
     tracks = [entry["args"]["name"] for entry in events if entry["name"] == "thread_name"]
@@ -104,11 +116,14 @@ def test_traced_steps_of_ddp_count_for_nothing_and_show_the_exchange(train, tmp_
     assert any(began) and all(span.start < backward[-1].end and span.end > backward[0].start for span in exchanged)
 
 
-@pytest.mark.parametrize("script, flags, lanes", [
-    ("data_parallel_train.py", ("--schedule", "one-cycle", "--num-workers", 2), {"step"}),
-    pytest.param("pipeline_train.py", ("--spawn", 2), {"step", "link"}, marks=pytest.mark.slow),
-    pytest.param("fsdp_train.py", ("--spawn", 2), {"step", "link"}, marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    "script, flags, lanes",
+    [
+        ("data_parallel_train.py", ("--schedule", "one-cycle", "--num-workers", 2), {"step"}),
+        pytest.param("pipeline_train.py", ("--spawn", 2), {"step", "link"}, marks=pytest.mark.slow),
+        pytest.param("fsdp_train.py", ("--spawn", 2), {"step", "link"}, marks=pytest.mark.slow),
+    ],
+)
 def test_other_methods_can_be_traced(script, flags, lanes, train):
     result, _, _ = train(script, *flags, "--profile", 2)
     assert {span["lane"] for span in result["timeline"]} == lanes
@@ -127,8 +142,20 @@ def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_pat
 
     monkeypatch.setattr(session, "run_once", run_once)
     traced = session.trace_rows(report, tmp_path)
-    assert calls == [("single", "--epochs", "1", "--max-steps", "10", "--profile", "2", "--target-accuracy", "0.001",
-                      tmp_path / "traces" / "single")]
+    assert calls == [
+        (
+            "single",
+            "--epochs",
+            "1",
+            "--max-steps",
+            "10",
+            "--profile",
+            "2",
+            "--target-accuracy",
+            "0.001",
+            tmp_path / "traces" / "single",
+        )
+    ]
     assert traced.timelines == {"single": SPANS} == read_results(tmp_path / "results.json").timelines
     assert session.trace_rows(traced, tmp_path) == traced and len(calls) == 1
     unasked = replace(report, settings={**report.settings, "timeline": False})
@@ -149,7 +176,8 @@ def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
 
 def test_what_the_figure_says():
     assert _waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
-        "In “A”, ranks wait for one another for 18% of the traced steps")  # 1 of 5.5 ms
+        "In “A”, ranks wait for one another for 18% of the traced steps"
+    )  # 1 of 5.5 ms
     assert _waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
     figure, axes = new_figure(rows=(2, 1))
     legend = draw_timeline(axes[0], (*SPANS, Span(1, "cuda:0", "sgemm", 0.0, 1.0)))

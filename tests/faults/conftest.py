@@ -37,8 +37,12 @@ def keep(request, record_property):
         group = request.path.stem.removeprefix("test_").replace("_", " ")
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
         message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
-        record_property("fault", json.dumps({"group": group, "fault": fault, "exit_code": exit_code,
-                                             "message": message, "seconds": seconds}))
+        record_property(
+            "fault",
+            json.dumps(
+                {"group": group, "fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
+            ),
+        )
 
     return keep
 

@@ -25,8 +25,15 @@ def write_checkpoint(config, content, steps_per_epoch):
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    save_checkpoint(config, Namespace(), content, states, build_schedule(optimizer, config, steps_per_epoch),
-                    make_result().epochs[:1], [random_state([])])
+    save_checkpoint(
+        config,
+        Namespace(),
+        content,
+        states,
+        build_schedule(optimizer, config, steps_per_epoch),
+        make_result().epochs[:1],
+        [random_state([])],
+    )
 
 
 @pytest.fixture
@@ -43,11 +50,14 @@ def test_missing(tmp_path, refused):
         read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), {}, 1)
 
 
-@pytest.mark.parametrize("fault, damage", [
-    ("truncated checkpoint", lambda content: content[:-100]),
-    ("empty checkpoint", lambda content: b""),
-    ("checkpoint of random bytes", lambda content: bytes(range(256)) * 20),
-])
+@pytest.mark.parametrize(
+    "fault, damage",
+    [
+        ("truncated checkpoint", lambda content: content[:-100]),
+        ("empty checkpoint", lambda content: b""),
+        ("checkpoint of random bytes", lambda content: bytes(range(256)) * 20),
+    ],
+)
 def test_damaged(fault, damage, checkpoint, refused):
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with refused(fault, DATA, "cannot resume from", "it is damaged, or no checkpoint"):
@@ -82,12 +92,15 @@ def test_weights_are_no_checkpoint(tmp_path, refused):
         read_checkpoint(make_config(resume=str(tmp_path / "weights.pth")), Namespace(), {}, 1)
 
 
-@pytest.mark.parametrize("fault, values, world_size, message", [
-    ("checkpoint of another model", {"model": "lenet"}, 1, "--model mlp → lenet; type the flags of then"),
-    ("checkpoint of another batch", {"model": "mlp", "batch_size": 64}, 1, "--batch-size 128 → 64"),
-    ("checkpoint of more epochs", {"model": "mlp", "epochs": 0}, 1, "it is after epoch 1, --epochs 0"),
-    ("checkpoint of fewer ranks", {"model": "mlp"}, 2, "1 → 2 processes"),
-])
+@pytest.mark.parametrize(
+    "fault, values, world_size, message",
+    [
+        ("checkpoint of another model", {"model": "lenet"}, 1, "--model mlp → lenet; type the flags of then"),
+        ("checkpoint of another batch", {"model": "mlp", "batch_size": 64}, 1, "--batch-size 128 → 64"),
+        ("checkpoint of more epochs", {"model": "mlp", "epochs": 0}, 1, "it is after epoch 1, --epochs 0"),
+        ("checkpoint of fewer ranks", {"model": "mlp"}, 2, "1 → 2 processes"),
+    ],
+)
 def test_of_another_training(fault, values, world_size, message, checkpoint, refused):
     with refused(fault, USAGE, "that was another training", message):
         read_checkpoint(make_config(resume=str(checkpoint), **values), Namespace(), {}, world_size)
@@ -178,8 +191,16 @@ def put(*path_and_value):
     return change
 
 
-TRAINING = {"data_rank": 0, "seconds": 1.0, "loss_sum": 1.0, "samples": 48, "steps": 1, "phase_milliseconds": {},
-            "cpu_seconds": 1.0, "queue_seconds": None}
+TRAINING = {
+    "data_rank": 0,
+    "seconds": 1.0,
+    "loss_sum": 1.0,
+    "samples": 48,
+    "steps": 1,
+    "phase_milliseconds": {},
+    "cpu_seconds": 1.0,
+    "queue_seconds": None,
+}
 MALFORMED = {
     "its config is null": put("config", None),
     "its config is a list": put("config", ["mlp"]),
@@ -216,14 +237,17 @@ def test_something_else(content, tmp_path, refused):
         read_checkpoint(make_config(resume=str(tmp_path / "file.pt")), Namespace(), {}, 1)
 
 
-@pytest.mark.parametrize("fault, damage", [
-    ("another model's weights", put("model", {"head.weight": torch.ones(1)})),
-    ("weights that are numbers", put("model", "head.weight", 7)),
-    ("an optimizer without groups", put("optimizer", {})),
-    ("an optimizer whose groups are numbers", put("optimizer", "param_groups", [1])),
-    ("a random state that is a text", put("random", 0, "cpu", "dice")),
-    ("a random state that is missing", put("random", [{}])),
-])
+@pytest.mark.parametrize(
+    "fault, damage",
+    [
+        ("another model's weights", put("model", {"head.weight": torch.ones(1)})),
+        ("weights that are numbers", put("model", "head.weight", 7)),
+        ("an optimizer without groups", put("optimizer", {})),
+        ("an optimizer whose groups are numbers", put("optimizer", "param_groups", [1])),
+        ("a random state that is a text", put("random", 0, "cpu", "dice")),
+        ("a random state that is missing", put("random", [{}])),
+    ],
+)
 def test_that_does_not_fit(fault, damage, checkpoint, refused):
     state = torch.load(checkpoint, weights_only=True)
     damage(state)

@@ -78,7 +78,7 @@ class Server:
             time.sleep(pause)
         elif self.behave == "1 kB/s":
             for at in range(0, len(body), 100):
-                request.wfile.write(body[at:at + 100])
+                request.wfile.write(body[at : at + 100])
                 time.sleep(0.1)
         else:
             request.wfile.write(body)
@@ -105,8 +105,10 @@ def mnist(server, monkeypatch):
 
     resources, checksums, decoded, random = [], {}, [], np.random.default_rng(0)
     for split, size in (("train", 40), ("t10k", 20)):
-        for name, array in ((f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28))),
-                            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10)):
+        for name, array in (
+            (f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28))),
+            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10),
+        ):
             content = idx(array)
             server.files[f"{name}.gz"] = gzip.compress(content)
             resources.append((f"{name}.gz", md5(server.files[f"{name}.gz"])))
@@ -134,17 +136,28 @@ def cifar10(server, monkeypatch):
     """A small CIFAR-10 on the local server; cifar10(extra member's name) packs one more file into its archive."""
     from torchvision.datasets import CIFAR10
 
-    content = {name: pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
-               for name in ("data_batch_1", "data_batch_2", "test_batch")}
+    content = {
+        name: pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
+        for name in ("data_batch_1", "data_batch_2", "test_batch")
+    }
     content["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]})
-    know_checksum("cifar10", [part for count in (2, 1) for part in (
-        np.full((10 * count, 32, 32, 3), 9, np.uint8), np.array([*range(10)] * count))], monkeypatch)
+    know_checksum(
+        "cifar10",
+        [
+            part
+            for count in (2, 1)
+            for part in (np.full((10 * count, 32, 32, 3), 9, np.uint8), np.array([*range(10)] * count))
+        ],
+        monkeypatch,
+    )
 
     def pack(extra=None):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for name, inside in [*((f"cifar-10-batches-py/{name}", data) for name, data in content.items()),
-                                 *([(extra, b"x")] if extra else [])]:
+            for name, inside in [
+                *((f"cifar-10-batches-py/{name}", data) for name, data in content.items()),
+                *([(extra, b"x")] if extra else []),
+            ]:
                 entry = tarfile.TarInfo(name)
                 entry.size = len(inside)
                 archive.addfile(entry, io.BytesIO(inside))
@@ -153,8 +166,9 @@ def cifar10(server, monkeypatch):
 
     pack()
     monkeypatch.setattr(CIFAR10, "url", server.address + "cifar-10-python.tar.gz")
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(content[name])] for name in ("data_batch_1",
-                                                                                        "data_batch_2")])
+    monkeypatch.setattr(
+        CIFAR10, "train_list", [[name, md5(content[name])] for name in ("data_batch_1", "data_batch_2")]
+    )
     monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(content["test_batch"])]])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(content["batches.meta"])})
     return pack
@@ -212,16 +226,26 @@ def test_no_network(mnist, tmp_path, monkeypatch, refused):
     from torchvision.datasets import MNIST
 
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/second/"])
-    with refused("no data, no network", DATA, "-train-images-idx3-ubyte.gz", "127.0.0.1:9/second",
-                 "Connection refused", "--dataset synthetic-mnist"):
+    with refused(
+        "no data, no network",
+        DATA,
+        "-train-images-idx3-ubyte.gz",
+        "127.0.0.1:9/second",
+        "Connection refused",
+        "--dataset synthetic-mnist",
+    ):
         load_image_set(config_of("mnist", tmp_path))
 
 
 def test_a_server_that_stops_at_half_and_then_goes_on(mnist, tmp_path, refused):
     whole = mnist.files["train-images-idx3-ubyte.gz"]
     mnist.behave, half = "half", len(whole) // 2
-    with refused("server closes at half", DATA, f"the server closed the connection after {half} of {len(whole)} bytes",
-                 f"{half} bytes are kept in"):
+    with refused(
+        "server closes at half",
+        DATA,
+        f"the server closed the connection after {half} of {len(whole)} bytes",
+        f"{half} bytes are kept in",
+    ):
         load_image_set(config_of("mnist", tmp_path))
     mnist.behave = "well"
     assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
@@ -280,8 +304,9 @@ def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path, 
         process.start()
     for process in processes:
         process.join(60)
-    keep("three processes without data", max(process.exitcode for process in processes), "",
-         time.perf_counter() - start)
+    keep(
+        "three processes without data", max(process.exitcode for process in processes), "", time.perf_counter() - start
+    )
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(mnist.requests) == 4
 
@@ -292,14 +317,22 @@ def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path, 
 LABELS = "MNIST/raw/train-labels-idx1-ubyte"
 
 
-@pytest.mark.parametrize("fault, file, damage, message", [
-    ("truncated IDX", LABELS, lambda content: content[:-1], "its 47 bytes have the md5"),
-    ("empty IDX", LABELS, lambda content: b"", "it is empty, with the md5"),
-    ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "its 56 bytes have the md5"),
-    ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "its 38 bytes have the md5"),
-    ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "its 48 bytes have the md5"),
-    ("other images", "MNIST/raw/t10k-images-idx3-ubyte", lambda content: content[:-1] + b"\0", " bytes have the md5"),
-])
+@pytest.mark.parametrize(
+    "fault, file, damage, message",
+    [
+        ("truncated IDX", LABELS, lambda content: content[:-1], "its 47 bytes have the md5"),
+        ("empty IDX", LABELS, lambda content: b"", "it is empty, with the md5"),
+        ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "its 56 bytes have the md5"),
+        ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "its 38 bytes have the md5"),
+        ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "its 48 bytes have the md5"),
+        (
+            "other images",
+            "MNIST/raw/t10k-images-idx3-ubyte",
+            lambda content: content[:-1] + b"\0",
+            " bytes have the md5",
+        ),
+    ],
+)
 def test_a_damaged_file_is_named(fault, file, damage, message, mnist, tmp_path, refused):
     config = config_of("mnist", tmp_path / "data")
     load_image_set(config)
@@ -337,12 +370,15 @@ def test_what_is_decoded_wrongly_is_neither_used_nor_kept(mnist, tmp_path, monke
     assert not (tmp_path / "decoded").exists()
 
 
-@pytest.mark.parametrize("fault, damage", [
-    ("a label flipped", lambda labels: np.append(labels[:-1], (labels[-1] + 1) % 10)),
-    ("another shape", lambda labels: labels.reshape(2, -1)),
-    ("another type", lambda labels: labels.astype(np.uint64)),
-    ("a torn header", None),
-])
+@pytest.mark.parametrize(
+    "fault, damage",
+    [
+        ("a label flipped", lambda labels: np.append(labels[:-1], (labels[-1] + 1) % 10)),
+        ("another shape", lambda labels: labels.reshape(2, -1)),
+        ("another type", lambda labels: labels.astype(np.uint64)),
+        ("a torn header", None),
+    ],
+)
 def test_a_decoded_copy_that_looks_untouched_is_not_believed(fault, damage, mnist, tmp_path, keep):
     config = config_of("mnist", tmp_path / "data")
     first = load_image_set(config)
@@ -373,13 +409,19 @@ def test_a_decoded_copy_that_nobody_writes(mnist, tmp_path, keep):
     assert np.array_equal(again.train_images, first.train_images) and path.is_fifo()
 
 
-@pytest.mark.parametrize("fault, arrays", [
-    ("other arrays", [np.zeros(3)] * 4), ("two arrays", [np.zeros((3, 28, 28), np.uint8)] * 2),
-    ("labels of floats", [np.zeros((3, 28, 28), np.uint8), np.zeros(3)] * 2),
-    ("images of two shapes", [np.zeros((3, 28, 28), np.uint8), np.zeros(3, int), np.zeros((3, 9, 9), np.uint8),
-                              np.zeros(3, int)]),
-    ("one that is compressed", None),
-])
+@pytest.mark.parametrize(
+    "fault, arrays",
+    [
+        ("other arrays", [np.zeros(3)] * 4),
+        ("two arrays", [np.zeros((3, 28, 28), np.uint8)] * 2),
+        ("labels of floats", [np.zeros((3, 28, 28), np.uint8), np.zeros(3)] * 2),
+        (
+            "images of two shapes",
+            [np.zeros((3, 28, 28), np.uint8), np.zeros(3, int), np.zeros((3, 9, 9), np.uint8), np.zeros(3, int)],
+        ),
+        ("one that is compressed", None),
+    ],
+)
 def test_a_synthetic_set_that_is_something_else_is_made_anew(fault, arrays, tmp_path, monkeypatch, keep):
     made = [np.ones((4, 28, 28), np.uint8), np.arange(4), np.ones((2, 28, 28), np.uint8), np.arange(2)]
     classes = tuple("0123456789")
@@ -414,9 +456,22 @@ def test_a_malicious_pickle_is_never_opened(cifar10, tmp_path, refused):
 @pytest.mark.slow
 def test_one_of_two_that_make_the_same_set_is_killed(tmp_path, keep):
     def fetch():
-        return subprocess.Popen([sys.executable, "-m", "common.programs.fetch", "--dataset", "synthetic-mnist",
-                                 "--data-root", tmp_path / "data"], cwd=PROJECT, env=child_environment(), text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "common.programs.fetch",
+                "--dataset",
+                "synthetic-mnist",
+                "--data-root",
+                tmp_path / "data",
+            ],
+            cwd=PROJECT,
+            env=child_environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def wait_until(true, process):
         deadline = time.time() + 60
@@ -454,10 +509,19 @@ def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request,
         shutil.copytree(data_root / "synthetic", root / "synthetic")
     for path in [root, *root.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = project("-m", "common.programs.fetch", "--dataset", name, "--data-root", root, tiny=False,
-                   preexec_fn=give_up_root)
+    done = project(
+        "-m", "common.programs.fetch", "--dataset", name, "--data-root", root, tiny=False, preexec_fn=give_up_root
+    )
     keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0 and "training and" in done.stdout, done.stderr
-    missing = project("-m", "common.programs.fetch", "--dataset", "fashion-mnist", "--data-root", root, tiny=False,
-                      preexec_fn=give_up_root)
+    missing = project(
+        "-m",
+        "common.programs.fetch",
+        "--dataset",
+        "fashion-mnist",
+        "--data-root",
+        root,
+        tiny=False,
+        preexec_fn=give_up_root,
+    )
     assert missing.returncode == DATA and f"cannot put data into {root}; Permission denied" in missing.stderr

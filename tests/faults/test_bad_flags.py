@@ -49,17 +49,26 @@ def test_bad_values_of_a_script(flags, message, project, reported):
 
 
 def test_plain_ddp_says_what_to_type(project, reported):
-    reported("DDP without a launcher", project("ddp_train.py"), 2,
-             "type torchrun --standalone --nproc_per_node=2 ddp_train.py")
+    reported(
+        "DDP without a launcher",
+        project("ddp_train.py"),
+        2,
+        "type torchrun --standalone --nproc_per_node=2 ddp_train.py",
+    )
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--batch-size", 1), "--batch-size is a total and must divide by the number of processes; found 1 for 2"),
-    (("--batch-size", 49), "--batch-size is a total and must divide by the number of processes; found 49 for 2"),
-    (("--num-workers", 1), "--num-workers is a total and must divide by the number of processes; found 1 for 2"),
-])
-@pytest.mark.parametrize("command", [
-    ("ddp_train.py", "--spawn", 2), pytest.param(("compare_parallel.py", "--nproc", 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--batch-size", 1), "--batch-size is a total and must divide by the number of processes; found 1 for 2"),
+        (("--batch-size", 49), "--batch-size is a total and must divide by the number of processes; found 49 for 2"),
+        (("--num-workers", 1), "--num-workers is a total and must divide by the number of processes; found 1 for 2"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [("ddp_train.py", "--spawn", 2), pytest.param(("compare_parallel.py", "--nproc", 2), marks=pytest.mark.slow)],
+)
 def test_what_does_not_divide(command, flags, message, project, data_root, reported):
     done = project(*command, "--dataset", "synthetic-mnist", "--data-root", data_root, *flags, tiny=False)
     reported(" ".join(map(str, (*command, *flags))), done, 2, message)
@@ -85,8 +94,12 @@ def test_more_processes_than_gpus(monkeypatch, refused):
 @pytest.mark.parametrize("kind, exit_code", [("cpu", 2), ("auto", 2), ("gpu", 3)])
 def test_use_parallel_without_gpus_names_the_alternative(kind, exit_code, project, reported):
     done = project(SCRIPT, "--use-parallel", "--device", kind)
-    reported(f"--use-parallel --device {kind} without GPUs", done, exit_code,
-             "type --device cpu --simulate-devices 2 instead of --use-parallel")
+    reported(
+        f"--use-parallel --device {kind} without GPUs",
+        done,
+        exit_code,
+        "type --device cpu --simulate-devices 2 instead of --use-parallel",
+    )
 
 
 def test_more_micro_batches_than_images(project, reported):
@@ -104,8 +117,13 @@ WORKERS = ("--loader", "resident", "--num-workers", 2)
 
 def test_workers_for_a_loader_that_has_none(project, reported):
     done = project(SCRIPT, "--model", "mlp", *WORKERS, tiny=False)
-    reported("--loader resident --num-workers 2", done, 2, "--loader resident has no workers: it cuts batches where "
-             "the training runs; found --num-workers 2; leave out --num-workers, or type --loader workers")
+    reported(
+        "--loader resident --num-workers 2",
+        done,
+        2,
+        "--loader resident has no workers: it cuts batches where "
+        "the training runs; found --num-workers 2; leave out --num-workers, or type --loader workers",
+    )
 
 
 @pytest.mark.slow
@@ -114,10 +132,13 @@ def test_workers_for_a_comparison_that_has_none(project, reported):
     reported("compare_parallel.py --loader resident --num-workers 2", done, 2, "--loader resident has no workers")
 
 
-@pytest.mark.parametrize("fault, values", [
-    ("a comparison's --loader resident --num-workers 2 4", {"num_workers": [2, 4]}),
-    ("a comparison's --loader resident, ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}),
-])
+@pytest.mark.parametrize(
+    "fault, values",
+    [
+        ("a comparison's --loader resident --num-workers 2 4", {"num_workers": [2, 4]}),
+        ("a comparison's --loader resident, ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}),
+    ],
+)
 def test_workers_for_a_row_that_has_none(fault, values, refused):
     with refused(fault, USAGE, "--loader resident has no workers", "found --num-workers 2"):
         plan(**values, loader="resident")
@@ -132,8 +153,12 @@ def test_no_workers_for_a_loader_that_has_none(num_workers):
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_compile_of_a_network_that_is_copied(project, reported):
     done = project(SCRIPT, "--model", "mlp", "--compile", "--simulate-devices", 2, "--quiet")
-    reported("--compile --simulate-devices 2", done, 2, "--compile does not go with dp; it copies the network in every "
-             "step; leave out --compile")
+    reported(
+        "--compile --simulate-devices 2",
+        done,
+        2,
+        "--compile does not go with dp; it copies the network in every step; leave out --compile",
+    )
 
 
 def test_compile_and_cuda_graph(refused):
@@ -144,25 +169,58 @@ def test_compile_and_cuda_graph(refused):
 @pytest.mark.parametrize("command", [(SCRIPT,), pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow)])
 def test_a_target_that_is_not_reached(command, project, data_root, tmp_path, reported):
     output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-    done = project(*command, "--target-accuracy", 0.999, "--epochs", 2, "--model", "mlp", "--dataset",
-                   "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-                   "--num-workers", 0, "--threads", 1, "--output", output, "--save", weights, "--figure-dir", tmp_path,
-                   tiny=False)
+    done = project(
+        *command,
+        "--target-accuracy",
+        0.999,
+        "--epochs",
+        2,
+        "--model",
+        "mlp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--threads",
+        1,
+        "--output",
+        output,
+        "--save",
+        weights,
+        "--figure-dir",
+        tmp_path,
+        tiny=False,
+    )
     result = json.loads(output.read_text())
     best = max(epoch["test_accuracy"] for epoch in result["epochs"])
-    reported(f"--target-accuracy 0.999 not reached ({command[0]})", done, 1, "--target-accuracy 0.999 was not reached; "
-             f"the best test accuracy of 2 epochs was {best:.2%}; give more --epochs, or a lower target")
+    reported(
+        f"--target-accuracy 0.999 not reached ({command[0]})",
+        done,
+        1,
+        "--target-accuracy 0.999 was not reached; "
+        f"the best test accuracy of 2 epochs was {best:.2%}; give more --epochs, or a lower target",
+    )
     assert (result["status"], len(result["epochs"])) == ("not reached", 2)
     assert "without reaching a test accuracy of 99.90%" in done.stdout
     assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)
 
 
-@pytest.mark.parametrize("flags, remedy", [
-    (("--no-sync", "--checkpoint", "file"), "leave out --checkpoint"),
-    (("--zero", "--checkpoint", "file"), "leave --zero out, or use fsdp_train.py"),
-    (("--zero", "--resume", "file"), "leave --zero out, or use fsdp_train.py"),
-    (("--no-sync", "--compress", "bf16"), "leave out --no-sync"),
-    (("--no-sync", "--zero"), "leave out --no-sync")])
+@pytest.mark.parametrize(
+    "flags, remedy",
+    [
+        (("--no-sync", "--checkpoint", "file"), "leave out --checkpoint"),
+        (("--zero", "--checkpoint", "file"), "leave --zero out, or use fsdp_train.py"),
+        (("--zero", "--resume", "file"), "leave --zero out, or use fsdp_train.py"),
+        (("--no-sync", "--compress", "bf16"), "leave out --no-sync"),
+        (("--no-sync", "--zero"), "leave out --no-sync"),
+    ],
+)
 def test_flags_of_ddp_that_do_not_go_together(flags, remedy, project, reported):
     done = project("ddp_train.py", "--spawn", 2, *flags)
     reported(" ".join(flags), done, 2, remedy)
@@ -193,8 +251,9 @@ def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("flag, value", [("--seed", 2**31), ("--batch-size", 2**31), ("--num-workers", 2**63)])
 def test_an_upper_bound_is_said(flag, value, parsed, refused):
-    with refused(f"{flag} {value}", USAGE, f"argument {flag}: needs a whole number from ",
-                 f" to 2147483647, found '{value}'"):
+    with refused(
+        f"{flag} {value}", USAGE, f"argument {flag}: needs a whole number from ", f" to 2147483647, found '{value}'"
+    ):
         parsed(flag, value)
 
 
@@ -208,8 +267,14 @@ def test_many_more_processes_than_cores(project, tmp_path, keep):
 def test_more_ranks_than_memory_holds(project, mounted, tmp_path, reported):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100000", known))
-    done = project("ddp_train.py", "--spawn", 2, "--figure-dir", tmp_path,
-                   before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"))
+    done = project(
+        "ddp_train.py",
+        "--spawn",
+        2,
+        "--figure-dir",
+        tmp_path,
+        before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"),
+    )
     reported("--spawn 2 where 98 MiB are free", done, 3, "2 ranks do not fit into memory; each takes at least ")
 
 
@@ -221,36 +286,52 @@ def test_debug_shows_the_traceback(project):
 STAGES = ("pipeline_train.py", "--spawn")
 
 
-@pytest.mark.parametrize("stages, flags, message", [
-    (6, ("--model", "lenet"), "every stage needs a block; 6 ranks, and lenet has 5 blocks; start fewer ranks"),
-    pytest.param(2, ("--micro-batches", 49), "--micro-batches 49, --batch-size 48", marks=pytest.mark.slow),
-    pytest.param(3, ("--pipeline-schedule", "1f1b", "--micro-batches", 2),
-                 "1f1b needs a micro-batch for every stage; --micro-batches 2, 3 stages", marks=pytest.mark.slow),
-    pytest.param(3, ("--split-at", "full1", "conv2"),
-                 "in their order; found full1 conv2 for 3 stages; choose 2 of conv2", marks=pytest.mark.slow),
-    pytest.param(2, ("--split-at", "conv9"), "found 'conv9'; choose from conv2", marks=pytest.mark.slow),
-    pytest.param(2, ("--split-at", "conv2", "full1"), "for 2 stages; choose 1 of conv2", marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    "stages, flags, message",
+    [
+        (6, ("--model", "lenet"), "every stage needs a block; 6 ranks, and lenet has 5 blocks; start fewer ranks"),
+        pytest.param(2, ("--micro-batches", 49), "--micro-batches 49, --batch-size 48", marks=pytest.mark.slow),
+        pytest.param(
+            3,
+            ("--pipeline-schedule", "1f1b", "--micro-batches", 2),
+            "1f1b needs a micro-batch for every stage; --micro-batches 2, 3 stages",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            3,
+            ("--split-at", "full1", "conv2"),
+            "in their order; found full1 conv2 for 3 stages; choose 2 of conv2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(2, ("--split-at", "conv9"), "found 'conv9'; choose from conv2", marks=pytest.mark.slow),
+        pytest.param(2, ("--split-at", "conv2", "full1"), "for 2 stages; choose 1 of conv2", marks=pytest.mark.slow),
+    ],
+)
 def test_stages_that_cannot_be(stages, flags, message, project, reported):
     reported(f"{stages} stages {' '.join(map(str, flags))}", project(*STAGES, stages, *flags), 2, message)
 
 
 @pytest.mark.slow
 def test_a_pipeline_of_a_network_that_cannot_be_cut(project, reported, tmp_path):
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
-                                     "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+        "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n"
+    )
     done = project(*STAGES, 2, "--model", f"{tmp_path / 'net.py'}:build")
     reported("a pipeline of a network that is no plain nn.Sequential", done, 2, "this model cannot be cut")
 
 
 @pytest.mark.slow
 def test_a_stage_without_weights(project, reported, tmp_path):
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
-                                     "nn.Flatten(), nn.Linear(784, classes))\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+        "nn.Flatten(), nn.Linear(784, classes))\n"
+    )
     done = project(*STAGES, 2, "--model", f"{tmp_path / 'net.py'}:build", "--split-at", "1")
     reported("a stage without weights", done, 2, "every stage needs weights to train; it is cut before 1")
 
 
 def test_a_pipeline_without_ranks(project, reported):
-    reported("a pipeline without ranks", project("pipeline_train.py"), 2,
-             "found neither torchrun, nor srun, nor --spawn")
+    reported(
+        "a pipeline without ranks", project("pipeline_train.py"), 2, "found neither torchrun, nor srun, nor --spawn"
+    )

@@ -32,26 +32,49 @@ HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
 
 @pytest.mark.slow
 def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported):
-    done = project(SCRIPT, "--dataset", "synthetic-cifar10", "--data-root", data_root, "--model", "mlp", "--batch-size",
-                   2048, "--num-workers", 2, "--figure-dir", tmp_path, tiny=False, before=small_disk("8m", "/dev/shm"))
-    done.stderr = done.stderr[done.stderr.find("error: "):]  # before it, torch says something too
+    done = project(
+        SCRIPT,
+        "--dataset",
+        "synthetic-cifar10",
+        "--data-root",
+        data_root,
+        "--model",
+        "mlp",
+        "--batch-size",
+        2048,
+        "--num-workers",
+        2,
+        "--figure-dir",
+        tmp_path,
+        tiny=False,
+        before=small_disk("8m", "/dev/shm"),
+    )
+    done.stderr = done.stderr[done.stderr.find("error: ") :]  # before it, torch says something too
     reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
 
 
 @pytest.mark.parametrize("flag", [pytest.param("--save", marks=pytest.mark.slow), "--checkpoint"])
 def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
-    done = project(SCRIPT, "--model", "mlp", flag, tmp_path / "file", "--figure-dir", tmp_path,
-                   before=small_disk("300k", tmp_path))
+    done = project(
+        SCRIPT, "--model", "mlp", flag, tmp_path / "file", "--figure-dir", tmp_path, before=small_disk("300k", tmp_path)
+    )
     reported(f"disk full ({flag})", done, 1, f"cannot write all of {tmp_path / 'file'}; No space left on device")
 
 
 def test_a_full_disk_leaves_nothing_half_written(small_disk, tmp_path):
-    code = ("import os, sys; from common.files.results import write_json; write_json({'a': 1}, 'file')\n"
-            "try: write_json({'a': 'x' * 10**6}, 'file')\nexcept OSError: print(os.listdir(), open('file').read())")
+    code = (
+        "import os, sys; from common.files.results import write_json; write_json({'a': 1}, 'file')\n"
+        "try: write_json({'a': 'x' * 10**6}, 'file')\nexcept OSError: print(os.listdir(), open('file').read())"
+    )
     code = f"import os; os.chdir({str(tmp_path)!r}); {code}"
-    done = subprocess.run([*small_disk("300k", tmp_path), sys.executable, "-c", code], cwd=PROJECT, capture_output=True,
-                          text=True, env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    done = subprocess.run(
+        [*small_disk("300k", tmp_path), sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        env={**child_environment(), "PYTHONPATH": str(PROJECT)},
+    )
     assert done.stdout == "['file'] {\n \"a\": 1\n}\n", done.stderr
 
 
@@ -67,8 +90,16 @@ def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, r
 def test_a_data_set_that_is_larger_than_the_free_memory(project, mounted, tmp_path, reported):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100", known))  # needed: 1.4 MB
-    done = project(SCRIPT, "--model", "mlp", "--loader", "resident", "--figure-dir", tmp_path,
-                   before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"))
+    done = project(
+        SCRIPT,
+        "--model",
+        "mlp",
+        "--loader",
+        "resident",
+        "--figure-dir",
+        tmp_path,
+        before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"),
+    )
     reported("100 kB of memory, --loader resident", done, 3, "the data set does not fit into the memory of cpu; ")
     assert " 1 MiB needed, 0 MiB free; type --loader workers, or give a smaller --train-size" in done.stderr
 
@@ -89,12 +120,35 @@ def test_bf16_where_it_is_emulated(project, reported):
 @on_x86
 @pytest.mark.slow
 def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, data_root, tmp_path, keep):
-    done = project(SCRIPT, "--model", "mlp", "--precision", "bf16", "--allow-slow-precision", "--epochs", 1,
-                   "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 96, "--batch-size", 48,
-                   "--num-workers", 0, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False,
-                   environment=NO_BFLOAT16)
-    keep("--precision bf16 without such instructions, --allow-slow-precision", done.returncode, done.stderr,
-         done.seconds)
+    done = project(
+        SCRIPT,
+        "--model",
+        "mlp",
+        "--precision",
+        "bf16",
+        "--allow-slow-precision",
+        "--epochs",
+        1,
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        96,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        tiny=False,
+        environment=NO_BFLOAT16,
+    )
+    keep(
+        "--precision bf16 without such instructions, --allow-slow-precision", done.returncode, done.stderr, done.seconds
+    )
     assert done.returncode == 0, done.stderr
     assert '"precision": "bfloat16 autocast"' in (tmp_path / "result.json").read_text()
 
@@ -126,18 +180,27 @@ def compilers(tmp_path, monkeypatch):
     return compilers
 
 
-@pytest.mark.parametrize("fault, names, variables, cause", [
-    ("CXX=/nonexistent", ["g++", "clang++"], {"CXX": "/nonexistent"}, "/nonexistent"),
-    pytest.param("clang++ but no CXX", ["clang++"], {}, "g++", marks=pytest.mark.skipif(
-        sys.platform != "linux", reason="torch looks for g++ on Linux alone")),
-])
+@pytest.mark.parametrize(
+    "fault, names, variables, cause",
+    [
+        ("CXX=/nonexistent", ["g++", "clang++"], {"CXX": "/nonexistent"}, "/nonexistent"),
+        pytest.param(
+            "clang++ but no CXX",
+            ["clang++"],
+            {},
+            "g++",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="torch looks for g++ on Linux alone"),
+        ),
+    ],
+)
 def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, cause, compilers, refused):
     with refused(f"--compile, {fault}", MACHINE, "--compile needs a C++ compiler; ", cause, "leave out --compile"):
         compilers(*names, **variables)
 
 
-@pytest.mark.parametrize("names, variables", [
-    (["g++", "clang++"], {}), (["mine"], {"CXX": "mine"}), (["mine"], {"CXX": "mine -O1"})])
+@pytest.mark.parametrize(
+    "names, variables", [(["g++", "clang++"], {}), (["mine"], {"CXX": "mine"}), (["mine"], {"CXX": "mine -O1"})]
+)
 def test_compile_with_a_compiler_is_fine(names, variables, compilers):
     assert compilers(*names, **variables)
 
@@ -148,13 +211,22 @@ def test_cuda_graphs_without_cuda(refused):
         replace_network(make_context(network), (1, 1, 28, 28), make_config(cuda_graph=True))
 
 
-@pytest.mark.parametrize("content", ["def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",
-                                     "raise ImportError('no such file')"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",
+        "raise ImportError('no such file')",
+    ],
+)
 def test_a_torchvision_that_does_not_fit_is_named(content, project, tmp_path, reported):
     (tmp_path / "torchvision.py").write_text(content)
     done = project(SCRIPT, environment={"PYTHONPATH": str(tmp_path)})
-    reported(f"torchvision that {'is of another torch' if 'nms' in content else 'is missing'}", done, 3,
-             "torchvision cannot be imported; torch ")
+    reported(
+        f"torchvision that {'is of another torch' if 'nms' in content else 'is missing'}",
+        done,
+        3,
+        "torchvision cannot be imported; torch ",
+    )
     assert "pip install -r requirements.txt" in done.stderr
 
 
@@ -178,15 +250,21 @@ def test_without_the_virtual_environment(prepared, program, project, copied, rep
         (copied / ".venv" / "bin").mkdir(parents=True)
         (copied / ".venv" / "bin" / "activate").touch()
     done = project("-S", *program, tiny=False, cwd=copied)  # without site-packages
-    reported(f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}", done, 3,
-             f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: ")
+    reported(
+        f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}",
+        done,
+        3,
+        f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: ",
+    )
     assert done.stderr.endswith("; type: . .venv/bin/activate\n" if prepared else INSTALL)
 
 
 def test_a_virtual_environment_that_lacks_a_package(project, copied, reported):
     (copied / ".venv").symlink_to(sys.prefix)
-    (copied / "sitecustomize.py").write_text("import importlib.util as util\nfind = util.find_spec\n"
-                                             "util.find_spec = lambda name: name != 'tabulate' and find(name)")
+    (copied / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name: name != 'tabulate' and find(name)"
+    )
     done = project(SCRIPT, cwd=copied, environment={"PYTHONPATH": str(copied)})
     reported("tabulate missing in the virtual environment", done, 3, "error: not installed: tabulate; this Python is ")
     assert done.stderr.endswith(INSTALL)
@@ -239,8 +317,15 @@ def test_figures_need_no_display(backend, project, tmp_path, keep):
 
 def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
     source = PROJECT / "figures" / "ladder-mnist" / "results.json"
-    done = project("compare_parallel.py", "--from", source, "--output-dir", tmp_path, tiny=False,
-                   environment={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"})
+    done = project(
+        "compare_parallel.py",
+        "--from",
+        source,
+        "--output-dir",
+        tmp_path,
+        tiny=False,
+        environment={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    )
     keep("LC_ALL=C", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -259,8 +344,16 @@ def gbk(tmp_path_factory):
 
 def test_a_terminal_that_knows_gbk(project, gbk, tmp_path, keep):
     source = PROJECT / "figures" / "ladder-mnist" / "results.json"
-    done = project("compare_parallel.py", "--from", source, "--output-dir", tmp_path / "中文", tiny=False,
-                   environment=gbk, encoding="gbk")
+    done = project(
+        "compare_parallel.py",
+        "--from",
+        source,
+        "--output-dir",
+        tmp_path / "中文",
+        tiny=False,
+        environment=gbk,
+        encoding="gbk",
+    )
     keep("LC_ALL=zh_CN.gbk", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     assert "DDP ×2" in done.stdout and "DDP ×2" in (tmp_path / "中文" / "report.md").read_text(encoding="utf-8")
@@ -276,8 +369,15 @@ def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
 
 def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
     place = Path(tempfile.mkdtemp())
-    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)},
-                   before=mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place))  # itself, and one directory
+    done = project(
+        SCRIPT,
+        "--num-workers",
+        2,
+        "--figure-dir",
+        tmp_path,
+        environment={"TMPDIR": str(place)},
+        before=mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place),
+    )  # itself, and one directory
     reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
     place.rmdir()
 
@@ -286,15 +386,46 @@ def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
 def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gbk, tmp_path, keep):
     temporary = Path(tempfile.mkdtemp(prefix="a place "))  # a short path, for sockets
     directory = tmp_path / os.fsdecode("中文".encode("gbk"))
-    command = [sys.executable, "compare_parallel.py", "--methods", "ddp", "--baseline", "ddp", "--repeats", "1",
-               "--model", "mlp", "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480",
-               "--batch-size", "48", "--num-workers", "2", "--epochs", "1", "--output-dir", directory]
+    command = [
+        sys.executable,
+        "compare_parallel.py",
+        "--methods",
+        "ddp",
+        "--baseline",
+        "ddp",
+        "--repeats",
+        "1",
+        "--model",
+        "mlp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        "480",
+        "--batch-size",
+        "48",
+        "--num-workers",
+        "2",
+        "--epochs",
+        "1",
+        "--output-dir",
+        directory,
+    ]
     start, core = time.perf_counter(), min(os.sched_getaffinity(0))
-    done = subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command], cwd=PROJECT, timeout=180,
-                          preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-                          env={**child_environment(), **gbk, "TMPDIR": str(temporary), "ODD": str(tmp_path)})
-    keep("a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr", done.returncode, "",
-         time.perf_counter() - start)
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command],
+        cwd=PROJECT,
+        timeout=180,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        env={**child_environment(), **gbk, "TMPDIR": str(temporary), "ODD": str(tmp_path)},
+    )
+    keep(
+        "a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr",
+        done.returncode,
+        "",
+        time.perf_counter() - start,
+    )
     logs = [log.read_text(errors="replace") for log in directory.glob("runs/*.log")]
     assert done.returncode == 0, logs
     report = read_results(directory / "results.json")
@@ -308,8 +439,10 @@ def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gb
 @pytest.fixture
 def one_and_a_half_cores():
     """What a child calls, before exec, to have a quota of 1.5 cores."""
-    for place, limit, value in ((Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "150000"),
-                                (Path("/sys/fs/cgroup"), "cpu.max", "150000 100000")):
+    for place, limit, value in (
+        (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "150000"),
+        (Path("/sys/fs/cgroup"), "cpu.max", "150000 100000"),
+    ):
         group = place / f"test-{uuid.uuid4().hex}"
         if (place / "cgroup.procs").exists() and os.access(place, os.W_OK):
             group.mkdir()
@@ -325,8 +458,17 @@ def one_and_a_half_cores():
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core is no quota")
 def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path, keep):
-    done = project(SCRIPT, "--max-steps", 1, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
-                   preexec_fn=one_and_a_half_cores, environment={"TMPDIR": str(tmp_path / "missing")})
+    done = project(
+        SCRIPT,
+        "--max-steps",
+        1,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        preexec_fn=one_and_a_half_cores,
+        environment={"TMPDIR": str(tmp_path / "missing")},
+    )
     keep("a quota of 1.5 cores, TMPDIR missing", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads((tmp_path / "result.json").read_text())
@@ -334,9 +476,20 @@ def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path
 
 
 def test_a_clock_that_steps_back(project, tmp_path, keep):
-    done = project(SCRIPT, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, environment={
-        "PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK": "0",
-        "FAULT_TIME": str(tmp_path / "time"), "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)"})
+    done = project(
+        SCRIPT,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        environment={
+            "PYTHONPATH": str(Path(__file__).parent / "injected"),
+            "FAULT_EPOCH": "1",
+            "FAULT_RANK": "0",
+            "FAULT_TIME": str(tmp_path / "time"),
+            "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)",
+        },
+    )
     keep("the clock steps back by an hour", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "time").exists()
     result = json.loads((tmp_path / "result.json").read_text())
@@ -347,32 +500,68 @@ def test_a_clock_that_steps_back(project, tmp_path, keep):
 @pytest.fixture
 def read_only(mounted, tmp_path):
     """What to put in front of a command for which all disks but `tmp_path` may only be read."""
-    before = [*mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path), "sh", "-c",
-              'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    before = [
+        *mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path),
+        "sh",
+        "-c",
+        'mount -o remount,bind,ro / && exec "$@"',
+        "sh",
+    ]
     if subprocess.run([*before, "true"], capture_output=True).returncode:
         pytest.skip("this system lets nobody see its disk as read-only")
     return before
 
 
-@pytest.mark.parametrize("fault, flags, environment, code, message", [
-    ("no data set", ("data_parallel_train.py", "--data-root", "nowhere"), {"TMPDIR": "{}"}, 4,
-     "cannot put data into nowhere; Read-only file system; name another directory with --data-root"),
-    ("no temporary directory", ("ddp_train.py", "--spawn", 2), {"TMPDIR": "/nowhere"}, 3,
-     "there is no place for temporary files; No usable temporary directory found in ["),
-], ids=["no data set", "no temporary directory"])
-def test_a_machine_that_may_only_be_read(fault, flags, environment, code, message, read_only, project, data_root,
-                                         tmp_path, reported):
+@pytest.mark.parametrize(
+    "fault, flags, environment, code, message",
+    [
+        (
+            "no data set",
+            ("data_parallel_train.py", "--data-root", "nowhere"),
+            {"TMPDIR": "{}"},
+            4,
+            "cannot put data into nowhere; Read-only file system; name another directory with --data-root",
+        ),
+        (
+            "no temporary directory",
+            ("ddp_train.py", "--spawn", 2),
+            {"TMPDIR": "/nowhere"},
+            3,
+            "there is no place for temporary files; No usable temporary directory found in [",
+        ),
+    ],
+    ids=["no data set", "no temporary directory"],
+)
+def test_a_machine_that_may_only_be_read(
+    fault, flags, environment, code, message, read_only, project, data_root, tmp_path, reported
+):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
-    done = project(*flags, "--model", "mlp", "--figure-dir", tmp_path, before=read_only,
-                   environment={name: value.format(tmp_path) for name, value in environment.items()})
+    done = project(
+        *flags,
+        "--model",
+        "mlp",
+        "--figure-dir",
+        tmp_path,
+        before=read_only,
+        environment={name: value.format(tmp_path) for name, value in environment.items()},
+    )
     reported(f"all disks may only be read, {fault}", done, code, message)
 
 
 def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root, tmp_path, keep):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
-    done = project(SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
-                   before=[*read_only, *look], environment={"TMPDIR": str(tmp_path)})
+    done = project(
+        SCRIPT,
+        "--model",
+        "mlp",
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        before=[*read_only, *look],
+        environment={"TMPDIR": str(tmp_path)},
+    )
     keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
@@ -380,27 +569,45 @@ def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root
 
 @pytest.mark.slow
 def test_ranks_whose_reader_has_seen_enough(data_root, tmp_path, keep):
-    command = (f"{sys.executable} ddp_train.py --spawn 2 --dataset synthetic-mnist --data-root {data_root} --model mlp "
-               f"--train-size 480 --batch-size 48 --num-workers 0 --epochs 30 --figure-dir {tmp_path}")
+    command = (
+        f"{sys.executable} ddp_train.py --spawn 2 --dataset synthetic-mnist --data-root {data_root} --model mlp "
+        f"--train-size 480 --batch-size 48 --num-workers 0 --epochs 30 --figure-dir {tmp_path}"
+    )
     start = time.perf_counter()
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
-                          text=True, env=child_environment())
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
     keep("ddp_train.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr, done.stdout) == (141, "", "Method:        ddp\n")
 
 
 def test_a_script_without_stdout():
-    done = subprocess.run(["bash", "-c", f"{sys.executable} compare_parallel.py --dry-run >&-"], cwd=PROJECT,
-                          capture_output=True, text=True, env=child_environment())
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} compare_parallel.py --dry-run >&-"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_reader_who_has_seen_enough(keep):
     command = f"{sys.executable} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
-        str(2 * count) for count in range(200))
+        str(2 * count) for count in range(200)
+    )
     start = time.perf_counter()
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=PROJECT, capture_output=True,
-                          text=True, env=child_environment())
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
     keep("compare_parallel.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
 
@@ -409,9 +616,30 @@ def test_a_reader_who_has_seen_enough(keep):
 def compare(project, data_root, tmp_path):
     """A small comparison of one row in `tmp_path`."""
     return lambda directory, **options: project(
-        "compare_parallel.py", "--methods", "single", "--repeats", 1, "--model", "mlp", "--output-dir", directory,
-        "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-        "--num-workers", 0, "--epochs", 2, tiny=False, **options)
+        "compare_parallel.py",
+        "--methods",
+        "single",
+        "--repeats",
+        1,
+        "--model",
+        "mlp",
+        "--output-dir",
+        directory,
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--epochs",
+        2,
+        tiny=False,
+        **options,
+    )
 
 
 @pytest.mark.slow
@@ -422,8 +650,9 @@ def test_hostile_paths(compare, tmp_path, keep):
     report = read_results(tmp_path / HOSTILE / "results.json")
     assert {outcome.status for outcome in report.outcomes} == {"ok"}
     assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
-    again = subprocess.run(["bash", "-c", report.outcomes[0].command], cwd=PROJECT, capture_output=True, text=True,
-                           env=child_environment())  # the command in the report can be pasted
+    again = subprocess.run(
+        ["bash", "-c", report.outcomes[0].command], cwd=PROJECT, capture_output=True, text=True, env=child_environment()
+    )  # the command in the report can be pasted
     assert again.returncode == 0, again.stderr
     assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
 

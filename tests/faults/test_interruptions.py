@@ -27,11 +27,38 @@ def comparison(data_root, tmp_path):
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
         process = subprocess.Popen(
-            [sys.executable, "compare_parallel.py", "--methods", "single", "--repeats", "2", "--model", "mlp",
-             "--output-dir", tmp_path, "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", "480",
-             "--batch-size", "48", "--num-workers", "0", "--epochs", "2", *flags], cwd=PROJECT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**child_environment(), "INTERRUPTED": str(tmp_path)},
-            preexec_fn=handle_signals)
+            [
+                sys.executable,
+                "compare_parallel.py",
+                "--methods",
+                "single",
+                "--repeats",
+                "2",
+                "--model",
+                "mlp",
+                "--output-dir",
+                tmp_path,
+                "--dataset",
+                "synthetic-mnist",
+                "--data-root",
+                data_root,
+                "--train-size",
+                "480",
+                "--batch-size",
+                "48",
+                "--num-workers",
+                "0",
+                "--epochs",
+                "2",
+                *flags,
+            ],
+            cwd=PROJECT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**child_environment(), "INTERRUPTED": str(tmp_path)},
+            preexec_fn=handle_signals,
+        )
         started.append(process)
         return process
 
@@ -65,9 +92,15 @@ def test_a_signal(number, comparison, tmp_path, keep):
 
 
 def test_ctrl_c_while_torch_is_imported(keep):
-    process = subprocess.Popen([sys.executable, "data_parallel_train.py", "--help"], cwd=PROJECT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment(),
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = subprocess.Popen(
+        [sys.executable, "data_parallel_train.py", "--help"],
+        cwd=PROJECT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None
         time.sleep(0.01)
@@ -100,8 +133,12 @@ def test_a_signal_where_python_drops_what_it_raises(number, place, tmp_path, kee
         run_script(main)
     """)
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True,
-                          env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        env={**child_environment(), "PYTHONPATH": str(PROJECT)},
+    )
     keep(f"{number.name} in {place}", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr) == (128 + number, "")
 
@@ -119,7 +156,7 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
     while alive(f"INTERRUPTED={tmp_path}"):
         assert time.perf_counter() - start < 2
     keep("SIGKILL to the comparison, then --resume", process.returncode, "", time.perf_counter() - start)
-    first, = read_results(tmp_path / "results.json").outcomes
+    (first,) = read_results(tmp_path / "results.json").outcomes
     again = comparison("--resume")
     out, _ = again.communicate(timeout=60)
     assert again.returncode == 0 and "of which 1 are kept" in out
@@ -189,8 +226,10 @@ def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path, keep):
     _, err = second.communicate(timeout=60)
     keep("two comparisons in one directory", second.returncode, err, time.perf_counter() - start)
     assert second.returncode == 2
-    assert err == (f"error: another comparison is writing to {tmp_path}; its lock is held; wait for it, or name "
-                   "another directory with --output-dir\n")
+    assert err == (
+        f"error: another comparison is writing to {tmp_path}; its lock is held; wait for it, or name "
+        "another directory with --output-dir\n"
+    )
     assert process.poll() is None
 
 
@@ -205,13 +244,20 @@ def test_a_run_that_takes_too_long(tmp_path, keep):
     assert outcome.reason == f"stopped after 0.5 s, before its first epoch (log: {tmp_path / 'single-1.log'})"
 
 
-@pytest.mark.parametrize("fault, code, message", [
-    ("no result file", "pass", "it ended without writing a result, before its first epoch"),
-    ("empty result file", "open(path, 'w')", "cannot read the result file"),
-    ("truncated result file", "open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
-    ("result file without its fields", "open(path, 'w').write('{\"schema_version\": 2}')", "cannot read the result"),
-    ("result file of another program", "open(path, 'w').write('[1, 2]')", "cannot read the result file"),
-])
+@pytest.mark.parametrize(
+    "fault, code, message",
+    [
+        ("no result file", "pass", "it ended without writing a result, before its first epoch"),
+        ("empty result file", "open(path, 'w')", "cannot read the result file"),
+        ("truncated result file", "open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
+        (
+            "result file without its fields",
+            "open(path, 'w').write('{\"schema_version\": 2}')",
+            "cannot read the result",
+        ),
+        ("result file of another program", "open(path, 'w').write('[1, 2]')", "cannot read the result file"),
+    ],
+)
 def test_a_result_that_is_missing_or_broken(fault, code, message, tmp_path, keep):
     outcome = run_once(child(f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {code}"), 1, 42, tmp_path)
     keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)

@@ -17,32 +17,61 @@ from tests.processes import PROJECT, alive, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 SPAWN = ("ddp_train.py", "--spawn", "2")
-TRAINING = ("--dataset", "synthetic-mnist", "--batch-size", "48", "--num-workers", "2", "--epochs", "1000",
-            "--train-size", "480")
-PARENT = ("import signal, sys; from pathlib import Path; from comparison.run.launch import run_child; "
-          "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
-          "sys.exit(run_child(tuple(sys.argv[2:]), Path(sys.argv[1])))")
+TRAINING = (
+    "--dataset",
+    "synthetic-mnist",
+    "--batch-size",
+    "48",
+    "--num-workers",
+    "2",
+    "--epochs",
+    "1000",
+    "--train-size",
+    "480",
+)
+PARENT = (
+    "import signal, sys; from pathlib import Path; from comparison.run.launch import run_child; "
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
+    "sys.exit(run_child(tuple(sys.argv[2:]), Path(sys.argv[1])))"
+)
 USE = "from common.machine.lifetime import temporary_directory\nwith temporary_directory() as directory: pass"
 
 
-@pytest.mark.parametrize("launcher, victim, number, code", [
-    (TORCHRUN, "parent", signal.SIGKILL, -9),
-    (TORCHRUN, "launcher", signal.SIGKILL, 247),  # -9 as an exit code
-    (SPAWN, "parent", signal.SIGKILL, -9),
-    (SPAWN, "launcher", signal.SIGKILL, 247),
-    (SPAWN, "parent", signal.SIGTERM, 143),
-    (SPAWN, "launcher", signal.SIGTERM, 143),
-    (TORCHRUN, "guard and parent", signal.SIGKILL, -9),
-    (SPAWN, "guard and parent", signal.SIGKILL, -9),
-])
+@pytest.mark.parametrize(
+    "launcher, victim, number, code",
+    [
+        (TORCHRUN, "parent", signal.SIGKILL, -9),
+        (TORCHRUN, "launcher", signal.SIGKILL, 247),  # -9 as an exit code
+        (SPAWN, "parent", signal.SIGKILL, -9),
+        (SPAWN, "launcher", signal.SIGKILL, 247),
+        (SPAWN, "parent", signal.SIGTERM, 143),
+        (SPAWN, "launcher", signal.SIGTERM, 143),
+        (TORCHRUN, "guard and parent", signal.SIGKILL, -9),
+        (SPAWN, "guard and parent", signal.SIGKILL, -9),
+    ],
+)
 @pytest.mark.slow
 def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path, keep):
     marker, temporary = f"TEST_MARKER={uuid.uuid4().hex}", Path(tempfile.mkdtemp())  # a short path, for sockets
     environment = {**child_environment(), **dict([marker.split("=")]), "TMPDIR": str(temporary)}
     log = tmp_path / "log"
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, log, sys.executable, *launcher, *TRAINING, "--data-root", data_root,
-         "--figure-dir", tmp_path], cwd=PROJECT, env=environment)
+        [
+            sys.executable,
+            "-c",
+            PARENT,
+            log,
+            sys.executable,
+            *launcher,
+            *TRAINING,
+            "--data-root",
+            data_root,
+            "--figure-dir",
+            tmp_path,
+        ],
+        cwd=PROJECT,
+        env=environment,
+    )
     deadline = time.time() + 60
     while not (log.exists() and "Epoch [2/" in log.read_text()):  # two ranks with a worker each are at work
         assert parent.poll() is None and time.time() < deadline, log.read_text()
@@ -51,8 +80,13 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     assert len(running) >= 6, running  # parent, launcher, 2 ranks, 2 workers
     pid = parent.pid
     if victim == "launcher":
-        pid = next(child for child, command in running.items() if child != pid and "ddp_train.py" in command
-                   and Path(f"/proc/{child}/stat").read_text().split()[3] == str(pid))
+        pid = next(
+            child
+            for child, command in running.items()
+            if child != pid
+            and "ddp_train.py" in command
+            and Path(f"/proc/{child}/stat").read_text().split()[3] == str(pid)
+        )
     if victim == "guard and parent":
         os.kill(next(child for child, command in running.items() if "lifetime.py" in command), signal.SIGKILL)
     start = time.perf_counter()
@@ -62,8 +96,12 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     while left := alive(marker):
         assert time.time() < deadline, left
         time.sleep(0.05)
-    keep(f"{number.name} to the {victim} of {'torchrun' if launcher is TORCHRUN else 'spawn'}", code, "",
-         time.perf_counter() - start)
+    keep(
+        f"{number.name} to the {victim} of {'torchrun' if launcher is TORCHRUN else 'spawn'}",
+        code,
+        "",
+        time.perf_counter() - start,
+    )
     if victim == "guard and parent":
         assert list(temporary.glob("parallel-training-*"))
         subprocess.run([sys.executable, "-c", USE], cwd=PROJECT, env=environment, check=True)
@@ -107,16 +145,23 @@ def test_a_directory_is_swept_when_its_process_is_gone(tmp_path, monkeypatch, ke
     (tmp_path / "parallel-training-notes").mkdir()
     (tmp_path / "parallel-training-4711-abcdefgh").mkdir()
     hold = USE.replace("pass", "print(directory, flush=True); input()")
-    holders = [subprocess.Popen([sys.executable, "-c", hold], cwd=PROJECT, text=True, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE) for _ in range(2)]
+    holders = [
+        subprocess.Popen(
+            [sys.executable, "-c", hold], cwd=PROJECT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
     dead, living = (Path(holder.stdout.readline().strip()) for holder in holders)
     (dead / "file").touch()
     start = time.perf_counter()
     holders[0].kill()
     holders[0].communicate()
     with temporary_directory() as own:
-        assert {*map(str, tmp_path.iterdir())} == {own, str(living), *(str(tmp_path / f"parallel-training-{rest}")
-                                                                       for rest in ("notes", "4711-abcdefgh"))}
+        assert {*map(str, tmp_path.iterdir())} == {
+            own,
+            str(living),
+            *(str(tmp_path / f"parallel-training-{rest}") for rest in ("notes", "4711-abcdefgh")),
+        }
     keep("SIGKILL to a process that has a temporary directory", -9, "", time.perf_counter() - start)
     holders[1].communicate("\n")
     assert not living.exists() and not Path(own).exists()
@@ -133,13 +178,17 @@ def container():
 
 def test_comparisons_in_containers_that_share_a_directory(container, tmp_path, keep):
     temporary = Path(tempfile.mkdtemp())
-    look = ("import os, sys, time\nprint(os.environ['TMPDIR'], flush=True)\n"
-            "while not os.path.exists('go'): time.sleep(0.05)\nsys.exit(not os.path.isdir(os.environ['TMPDIR']))")
+    look = (
+        "import os, sys, time\nprint(os.environ['TMPDIR'], flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\nsys.exit(not os.path.isdir(os.environ['TMPDIR']))"
+    )
 
     def compare(name, code):
-        return subprocess.Popen([*container, sys.executable, "-c", PARENT, tmp_path / name, sys.executable, "-c", code],
-                                cwd=tmp_path, env={**child_environment(), "TMPDIR": str(temporary),
-                                                   "PYTHONPATH": str(PROJECT)})
+        return subprocess.Popen(
+            [*container, sys.executable, "-c", PARENT, tmp_path / name, sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**child_environment(), "TMPDIR": str(temporary), "PYTHONPATH": str(PROJECT)},
+        )
 
     first = compare("first", look)
     deadline = time.time() + 60
@@ -162,9 +211,23 @@ def test_what_a_shell_with_a_rank_started_outlives_the_shell(script, rank, ranks
     marker, log = f"TEST_MARKER={uuid.uuid4().hex}", tmp_path / "log"
     cluster = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     code = "import subprocess, sys; subprocess.run(sys.argv[2:], stdout=open(sys.argv[1], 'w'))"
-    shell = subprocess.Popen([sys.executable, "-c", code, log, sys.executable, script, *TRAINING, "--data-root",
-                              data_root, "--figure-dir", tmp_path], cwd=PROJECT,
-                             env={**child_environment(), **cluster, **dict([marker.split("=")])})
+    shell = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code,
+            log,
+            sys.executable,
+            script,
+            *TRAINING,
+            "--data-root",
+            data_root,
+            "--figure-dir",
+            tmp_path,
+        ],
+        cwd=PROJECT,
+        env={**child_environment(), **cluster, **dict([marker.split("=")])},
+    )
     deadline = time.time() + 60
 
     def epochs():
@@ -189,9 +252,11 @@ def test_what_a_shell_with_a_rank_started_outlives_the_shell(script, rank, ranks
 
 def test_a_helper_ends_with_the_comparison(keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
-    parent = subprocess.Popen([sys.executable, "-c", 
-                               "from comparison.run.launch import ask; ask('common.programs.check')"],
-                              cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])})
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "from comparison.run.launch import ask; ask('common.programs.check')"],
+        cwd=PROJECT,
+        env={**child_environment(), **dict([marker.split("=")])},
+    )
     deadline = time.time() + 30
     while not any("common.programs.check" in command and "-m" in command for command in alive(marker).values()):
         assert time.time() < deadline
@@ -206,9 +271,14 @@ def test_a_helper_ends_with_the_comparison(keep):
 
 def test_a_helper_that_is_killed_is_named(tmp_path, keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
-    process = subprocess.Popen([sys.executable, "compare_parallel.py", "--dry-run", "--output-dir", tmp_path],
-                               cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "compare_parallel.py", "--dry-run", "--output-dir", tmp_path],
+        cwd=PROJECT,
+        env={**child_environment(), **dict([marker.split("=")])},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while not (helpers := [pid for pid, command in alive(marker).items() if "common.programs.check" in command]):
         assert process.poll() is None
         time.sleep(0.01)
@@ -217,8 +287,10 @@ def test_a_helper_that_is_killed_is_named(tmp_path, keep):
     out, err = process.communicate(timeout=60)
     keep("SIGKILL to what looks at the machine for a comparison", process.returncode, err, time.perf_counter() - start)
     assert (process.returncode, out) == (1, "")
-    assert err == ("error: common.programs.check ended without a word; signal 9 (SIGKILL), probably out of memory; try "
-                   "it again, or with a smaller --batch-size\n")
+    assert err == (
+        "error: common.programs.check ended without a word; signal 9 (SIGKILL), probably out of memory; try "
+        "it again, or with a smaller --batch-size\n"
+    )
 
 
 @pytest.mark.slow
@@ -226,11 +298,18 @@ def test_a_helper_that_is_killed_is_named(tmp_path, keep):
 def test_ranks_started_by_hand_end_with_their_launcher(when, data_root, tmp_path, keep):
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
     log = open(tmp_path / "log", "w")  # noqa: SIM115 - for the process
-    launcher = subprocess.Popen([sys.executable, *SPAWN, *TRAINING, "--data-root", data_root, "--figure-dir", tmp_path],
-                                cwd=PROJECT, env={**child_environment(), **dict([marker.split("=")])}, stdout=log)
+    launcher = subprocess.Popen(
+        [sys.executable, *SPAWN, *TRAINING, "--data-root", data_root, "--figure-dir", tmp_path],
+        cwd=PROJECT,
+        env={**child_environment(), **dict([marker.split("=")])},
+        stdout=log,
+    )
     deadline = time.time() + 60
-    while (sum("spawn_main" in command for command in alive(marker).values()) < 2 if when == "starting"
-           else "Epoch [2/" not in (tmp_path / "log").read_text()):
+    while (
+        sum("spawn_main" in command for command in alive(marker).values()) < 2
+        if when == "starting"
+        else "Epoch [2/" not in (tmp_path / "log").read_text()
+    ):
         assert time.time() < deadline
         time.sleep(0.05)
     start = time.perf_counter()

@@ -110,8 +110,13 @@ def test_results_that_are_signed_and_malformed(fault, shown, tmp_path):
     shown(fault, signed(MALFORMED[fault], tmp_path))
 
 
-@pytest.mark.parametrize(("part", "name"), [*(("settings", name) for name in typing.get_type_hints(Settings)),
-                                            *(("environment", name) for name in typing.get_type_hints(Environment))])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        *(("settings", name) for name in typing.get_type_hints(Settings)),
+        *(("environment", name) for name in typing.get_type_hints(Environment)),
+    ],
+)
 def test_results_with_a_setting_of_another_type(part, name, refused, tmp_path):
     file = signed(put(part, name, {"a": "strange thing"}), tmp_path)
     with refused(f"{part} with a strange {name}", DATA, f"{file}; TypeError: report.{part}['{name}'] is {{'a': 'stra"):
@@ -149,9 +154,16 @@ def test_a_checkpoint_that_nobody_writes(project, tmp_path, reported):
 TOO_LONG = "x" * 300
 
 
-@pytest.mark.parametrize("flags", [
-    ("--resume", TOO_LONG), ("--model", f"{TOO_LONG}.py:build"), ("--dataset", f"folder:{TOO_LONG}"),
-    ("--dataset", "mnist", "--data-root", TOO_LONG)], ids=lambda flags: flags[-2])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--resume", TOO_LONG),
+        ("--model", f"{TOO_LONG}.py:build"),
+        ("--dataset", f"folder:{TOO_LONG}"),
+        ("--dataset", "mnist", "--data-root", TOO_LONG),
+    ],
+    ids=lambda flags: flags[-2],
+)
 def test_names_that_no_file_can_have(flags, project, tmp_path, reported):
     done = project(SCRIPT, *flags, "--figure-dir", tmp_path)
     reported(f"{flags[-2]} of 300 characters", done, USAGE, "this name is too long for a file; ")
@@ -175,15 +187,49 @@ def build(shape, classes):
 def test_names_of_250_characters(project, data_root, tmp_path, keep):
     network, weights = tmp_path / f"{'n' * 250}.py", tmp_path / ("w" * 250)
     network.write_text(NETWORK)
-    small = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-             "--num-workers", 0, "--epochs", 1, "--model", f"{network}:build")
-    done = project(SCRIPT, *small, "--save", weights, "--output", tmp_path / ("o" * 250), "--checkpoint",
-                   tmp_path / ("c" * 250), "--figure-dir", tmp_path / ("f" * 250), tiny=False)
+    small = (
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--epochs",
+        1,
+        "--model",
+        f"{network}:build",
+    )
+    done = project(
+        SCRIPT,
+        *small,
+        "--save",
+        weights,
+        "--output",
+        tmp_path / ("o" * 250),
+        "--checkpoint",
+        tmp_path / ("c" * 250),
+        "--figure-dir",
+        tmp_path / ("f" * 250),
+        tiny=False,
+    )
     keep("names of 250 characters", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert weights.stat().st_size and [*(tmp_path / ("f" * 250)).glob("*.png")]
-    done = project("compare_parallel.py", *small, "--methods", "single", "--repeats", 1, "--output-dir",
-                   tmp_path / ("d" * 250), tiny=False)
+    done = project(
+        "compare_parallel.py",
+        *small,
+        "--methods",
+        "single",
+        "--repeats",
+        1,
+        "--output-dir",
+        tmp_path / ("d" * 250),
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -199,15 +245,54 @@ def test_directories_whose_names_are_no_utf8(project, data_root, tmp_path, keep)
             for number in range(4):
                 Image.new("RGB", (8, 8), (number, 0, 0)).save(place / "images" / part / name / f"{number}.png")
     files = [text for name in ("output", "save", "checkpoint") for text in (f"--{name}", place / name)]
-    done = project(SCRIPT, "--dataset", f"folder:{place / 'images'}", "--image-size", 8, "--data-root", place,
-                   "--model", "mlp", "--batch-size", 4, "--num-workers", 0, "--epochs", 1, "--figure-dir", place,
-                   *files, tiny=False)
+    done = project(
+        SCRIPT,
+        "--dataset",
+        f"folder:{place / 'images'}",
+        "--image-size",
+        8,
+        "--data-root",
+        place,
+        "--model",
+        "mlp",
+        "--batch-size",
+        4,
+        "--num-workers",
+        0,
+        "--epochs",
+        1,
+        "--figure-dir",
+        place,
+        *files,
+        tiny=False,
+    )
     keep("directories that are no UTF-8", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     assert json.loads((place / "output").read_text())["config"]["save"] == str(place / "save")
-    done = project("compare_parallel.py", "--methods", "single", "--repeats", 1, "--model", "mlp", "--dataset",
-                   "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-                   "--num-workers", 0, "--epochs", 1, "--output-dir", place / "comparison", tiny=False)
+    done = project(
+        "compare_parallel.py",
+        "--methods",
+        "single",
+        "--repeats",
+        1,
+        "--model",
+        "mlp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--epochs",
+        1,
+        "--output-dir",
+        place / "comparison",
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
     again = project("compare_parallel.py", "--from", place / "comparison" / "results.json", tiny=False)
     assert again.returncode == 0, again.stderr
@@ -223,10 +308,12 @@ def nobody():
 
 
 def test_a_user_without_a_home(nobody, project, tmp_path, keep):
-    done = project(SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
-                   before=nobody)
+    done = project(
+        SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path, before=nobody
+    )
     keep("a user without a home", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
-    done = project("compare_parallel.py", "--from", GENUINE, "--output-dir", tmp_path / "shown", tiny=False,
-                   before=nobody)
+    done = project(
+        "compare_parallel.py", "--from", GENUINE, "--output-dir", tmp_path / "shown", tiny=False, before=nobody
+    )
     assert (done.returncode, done.stderr) == (0, "")

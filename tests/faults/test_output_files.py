@@ -53,26 +53,36 @@ def test_a_circle_of_links(parsed, tmp_path, refused):
         parsed("--output", tmp_path / "link")
 
 
-@pytest.mark.parametrize("first, second", [
-    (("--output", "a"), ("--save", "a")), (("--checkpoint", "a"), ("--output", "b/../a")),
-    (("--checkpoint", "a"), ("--save", "link")), (("--resume", "a"), ("--save", "a")),
-    (("--model", "net.py:build"), ("--output", "net.py")),
-])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (("--output", "a"), ("--save", "a")),
+        (("--checkpoint", "a"), ("--output", "b/../a")),
+        (("--checkpoint", "a"), ("--save", "link")),
+        (("--resume", "a"), ("--save", "a")),
+        (("--model", "net.py:build"), ("--output", "net.py")),
+    ],
+)
 def test_two_flags_that_name_one_file(first, second, parsed, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to("a")
     for flags in ((first, second), (second, first)):
-        with refused(f"{' '.join((*flags[0], *flags[1]))} are one file", USAGE, f"{first[0]} and {second[0]} need a ",
-                     f"file each; both are {tmp_path}"):
+        with refused(
+            f"{' '.join((*flags[0], *flags[1]))} are one file",
+            USAGE,
+            f"{first[0]} and {second[0]} need a ",
+            f"file each; both are {tmp_path}",
+        ):
             parsed(*flags[0], *flags[1])
     parsed("--checkpoint", "a", "--resume", "a")  # which is what going on needs
 
 
 def test_a_file_that_may_only_be_read_is_refused(project, tmp_path, reported):
     (tmp_path / "file").touch(0o444)
-    done = project("data_parallel_train.py", "--output", tmp_path / "file", "--figure-dir", tmp_path,
-                   preexec_fn=give_up_root)
+    done = project(
+        "data_parallel_train.py", "--output", tmp_path / "file", "--figure-dir", tmp_path, preexec_fn=give_up_root
+    )
     reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
 
 
@@ -126,10 +136,19 @@ def test_the_files_of_a_run_keep_links_and_modes(train, tmp_path):
 @pytest.mark.parametrize("name", ["file", "中" * 83, "x" * 255], ids=["short", "Chinese", "long"])
 def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name, tmp_path, keep):
     path = tmp_path / name
-    code = ("import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
-            "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)")
-    writers = [subprocess.Popen([sys.executable, "-c", code, path], cwd=PROJECT, stdout=subprocess.PIPE,
-                                env={**child_environment(), "PYTHONPATH": str(PROJECT)}) for _ in range(2)]
+    code = (
+        "import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
+        "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)"
+    )
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, path],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            env={**child_environment(), "PYTHONPATH": str(PROJECT)},
+        )
+        for _ in range(2)
+    ]
     try:
         for writer in writers:
             writer.stdout.readline()

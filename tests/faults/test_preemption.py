@@ -35,15 +35,48 @@ def training(data_root, tmp_path):
 
     def training(command, name, fault, *flags, writes=("output", "save", "checkpoint")):
         temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
-        injected = {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, "FAULT_EPOCH": "2",
-                    "FAULT_RANK": "0" if command in (SINGLE, SIMULATED) else "1", "FAULT_TIME": str(tmp_path / "time")}
+        injected = {
+            "PYTHONPATH": str(Path(__file__).parent / "injected"),
+            "FAULT": fault,
+            "FAULT_EPOCH": "2",
+            "FAULT_RANK": "0" if command in (SINGLE, SIMULATED) else "1",
+            "FAULT_TIME": str(tmp_path / "time"),
+        }
         named = [text for flag in writes for text in (f"--{flag}", tmp_path / f"{name}.{flag}")]
         done = subprocess.run(
-            [sys.executable, *map(str, (*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
-             "mlp", "--train-size", 48 * STEPS, "--batch-size", 48, "--epochs", 2, "--figure-dir", tmp_path, *named,
-             *flags))], cwd=PROJECT, capture_output=True, text=True, timeout=180, start_new_session=True,
+            [
+                sys.executable,
+                *map(
+                    str,
+                    (
+                        *command,
+                        "--dataset",
+                        "synthetic-mnist",
+                        "--data-root",
+                        data_root,
+                        "--model",
+                        "mlp",
+                        "--train-size",
+                        48 * STEPS,
+                        "--batch-size",
+                        48,
+                        "--epochs",
+                        2,
+                        "--figure-dir",
+                        tmp_path,
+                        *named,
+                        *flags,
+                    ),
+                ),
+            ],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
-            env={**child_environment(), "TMPDIR": str(temporary), **(injected if fault else {})})
+            env={**child_environment(), "TMPDIR": str(temporary), **(injected if fault else {})},
+        )
         left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
         shutil.rmtree(temporary)
         done.left = [*left, *(path.name for path in tmp_path.glob("*.part"))]
@@ -54,19 +87,25 @@ def training(data_root, tmp_path):
 
 def learned(tmp_path, name):
     epochs = json.loads((tmp_path / f"{name}.output").read_text())["epochs"]
-    losses = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"], epoch["samples"], epoch["steps"])
-              for epoch in epochs]
+    losses = [
+        (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"], epoch["samples"], epoch["steps"])
+        for epoch in epochs
+    ]
     return losses, torch.load(tmp_path / f"{name}.save", weights_only=True)
 
 
 ITSELF, LAUNCHER = "os.kill(os.getpid(), signal.{})", "os.kill(os.getppid(), signal.{})"
 GROUP = "os.killpg(os.getpgrp(), signal.{})"
-TWICE = ("(os.kill(os.getpid(), signal.SIGINT), __import__('subprocess').Popen(['sh', '-c', "
-         "f'sleep 1.2; kill -INT {os.getpid()}']))")
+TWICE = (
+    "(os.kill(os.getpid(), signal.SIGINT), __import__('subprocess').Popen(['sh', '-c', "
+    "f'sleep 1.2; kill -INT {os.getpid()}']))"
+)
 
 
-@pytest.mark.parametrize("told, last", [
-    ((3, 3), 4), ((3, 9), 10), ((9, 3, 5), 10), ((1, 2, 1), 3), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)])
+@pytest.mark.parametrize(
+    "told, last",
+    [((3, 3), 4), ((3, 9), 10), ((9, 3, 5), 10), ((1, 2, 1), 3), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)],
+)
 def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
     """told: after which of 20 steps each rank is told to end, whose steps begin together, as those of DDP do."""
     store, together, ended = distributed.dist.HashStore(), threading.Barrier(len(told), timeout=20), {}
@@ -89,29 +128,37 @@ def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command, fault, number, code, flags", [
-    (SINGLE, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-    (SINGLE, GROUP, "SIGTERM", 143, ("--num-workers", 2)),  # its workers too
-    (SINGLE, ITSELF, "SIGHUP", 129, ("--loader", "resident")),
-    (SINGLE, ITSELF, "SIGINT", 130, ("--num-workers", 2)),
-    (SPAWN, GROUP, "SIGINT", 130, ("--num-workers", 0)),  # as a terminal does it
-    (TORCHRUN, LAUNCHER, "SIGINT", 1, ("--num-workers", 0)),
-    (SPAWN, LAUNCHER, "SIGTERM", 143, ("--num-workers", 2)),
-    (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
-    (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-    (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
-    (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 2)),
-    (SIMULATED, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-    (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
-    (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
-], ids=str)
+@pytest.mark.parametrize(
+    "command, fault, number, code, flags",
+    [
+        (SINGLE, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
+        (SINGLE, GROUP, "SIGTERM", 143, ("--num-workers", 2)),  # its workers too
+        (SINGLE, ITSELF, "SIGHUP", 129, ("--loader", "resident")),
+        (SINGLE, ITSELF, "SIGINT", 130, ("--num-workers", 2)),
+        (SPAWN, GROUP, "SIGINT", 130, ("--num-workers", 0)),  # as a terminal does it
+        (TORCHRUN, LAUNCHER, "SIGINT", 1, ("--num-workers", 0)),
+        (SPAWN, LAUNCHER, "SIGTERM", 143, ("--num-workers", 2)),
+        (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
+        (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
+        (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
+        (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 2)),
+        (SIMULATED, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
+        (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+        (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+    ],
+    ids=str,
+)
 def test_told_to_end_and_resumed(command, fault, number, code, flags, training, tmp_path, keep):
     done = training(command, "cut", fault.format(number), *flags)
     seconds = time.time() - float((tmp_path / "time").read_text())
     said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
     whom = {ITSELF: "a process", LAUNCHER: "the launcher", GROUP: "all processes"}[fault]
-    keep(f"{number} to {whom} of {' '.join((*command, *map(str, flags)))}", done.returncode,
-         said[0] if said else done.stderr, seconds)
+    keep(
+        f"{number} to {whom} of {' '.join((*command, *map(str, flags)))}",
+        done.returncode,
+        said[0] if said else done.stderr,
+        seconds,
+    )
     assert done.returncode == code, done.stderr
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
     assert said == [f"Ended by {number} in epoch 2 after {steps}; go on with --resume {tmp_path / 'cut.checkpoint'}"]
@@ -129,10 +176,15 @@ def test_told_to_end_and_resumed(command, fault, number, code, flags, training, 
     assert all(torch.equal(weights[name], same[name]) for name in same)
 
 
-@pytest.mark.parametrize("fault, code, checkpoint", [
-    (ITSELF.format("SIGQUIT"), 131, ["checkpoint"]), (ITSELF.format("SIGINT"), 130, []),
-    (f"({WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130, ["checkpoint"]),
-], ids=["SIGQUIT", "SIGINT without --checkpoint", "SIGINT twice, a loader worker is stopped"])
+@pytest.mark.parametrize(
+    "fault, code, checkpoint",
+    [
+        (ITSELF.format("SIGQUIT"), 131, ["checkpoint"]),
+        (ITSELF.format("SIGINT"), 130, []),
+        (f"({WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130, ["checkpoint"]),
+    ],
+    ids=["SIGQUIT", "SIGINT without --checkpoint", "SIGINT twice, a loader worker is stopped"],
+)
 def test_ended_at_once(fault, code, checkpoint, training, tmp_path, keep, request):
     done = training(SINGLE, "cut", fault, "--num-workers", 2, writes=["output", *checkpoint])
     seconds = time.time() - float((tmp_path / "time").read_text())
@@ -142,9 +194,24 @@ def test_ended_at_once(fault, code, checkpoint, training, tmp_path, keep, reques
 
 
 def test_told_to_end_without_a_checkpoint(project, tmp_path, keep):
-    done = project(*SINGLE, "--model", "mlp", "--epochs", 2, "--output", tmp_path / "file", "--figure-dir", tmp_path,
-                   environment={"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK":
-                                "0", "FAULT": ITSELF.format("SIGTERM"), "FAULT_TIME": str(tmp_path / "time")})
+    done = project(
+        *SINGLE,
+        "--model",
+        "mlp",
+        "--epochs",
+        2,
+        "--output",
+        tmp_path / "file",
+        "--figure-dir",
+        tmp_path,
+        environment={
+            "PYTHONPATH": str(Path(__file__).parent / "injected"),
+            "FAULT_EPOCH": "1",
+            "FAULT_RANK": "0",
+            "FAULT": ITSELF.format("SIGTERM"),
+            "FAULT_TIME": str(tmp_path / "time"),
+        },
+    )
     keep("SIGTERM to a script without --checkpoint", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 143
     assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to go on from\n"
@@ -155,24 +222,48 @@ def test_told_to_end_where_the_disk_is_full(project, small_disk, tmp_path, repor
     disk = tmp_path / "disk"
     disk.mkdir()
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
-    done = project(*SINGLE, "--model", "mlp", "--epochs", 2, "--output", disk / "file", "--checkpoint",
-                   disk / "checkpoint", "--figure-dir", tmp_path, before=[*small_disk("300k", disk), *look],
-                   environment={"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT_EPOCH": "1", "FAULT_RANK":
-                                "0", "FAULT": ITSELF.format("SIGTERM"), "FAULT_TIME": str(tmp_path / "time")})
+    done = project(
+        *SINGLE,
+        "--model",
+        "mlp",
+        "--epochs",
+        2,
+        "--output",
+        disk / "file",
+        "--checkpoint",
+        disk / "checkpoint",
+        "--figure-dir",
+        tmp_path,
+        before=[*small_disk("300k", disk), *look],
+        environment={
+            "PYTHONPATH": str(Path(__file__).parent / "injected"),
+            "FAULT_EPOCH": "1",
+            "FAULT_RANK": "0",
+            "FAULT": ITSELF.format("SIGTERM"),
+            "FAULT_TIME": str(tmp_path / "time"),
+        },
+    )
     reported("SIGTERM, and no room for the checkpoint", done, 1, f"cannot write all of {disk / 'checkpoint'}; No space")
     assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_told_to_end_while_a_file_is_written(number, tmp_path, keep):
-    code = ("import os, signal, sys; from common.machine.entry import run_script\n"
-            "from common.files.writing import replacing\n"
-            "def main():\n    with replacing('file'):\n"
-            f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)")
+    code = (
+        "import os, signal, sys; from common.machine.entry import run_script\n"
+        "from common.files.writing import replacing\n"
+        "def main():\n    with replacing('file'):\n"
+        f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)"
+    )
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
-                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-                          env={**child_environment(), "PYTHONPATH": str(PROJECT)})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        env={**child_environment(), "PYTHONPATH": str(PROJECT)},
+    )
     keep(f"{number} while a file is written", done.returncode, done.stderr, time.perf_counter() - start)
     assert done.returncode == {"SIGTERM": 143, "SIGHUP": 129, "SIGQUIT": 131}[number]
     assert (done.stdout, done.stderr, [*tmp_path.iterdir()]) == ("", "", [])

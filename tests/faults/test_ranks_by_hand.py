@@ -46,11 +46,21 @@ def test_a_launcher_is_not_called_a_rank(project, reported):
     reported("--spawn, RANK=3 in the environment", done, 2, "error: --batch-size is a total and must divide")
 
 
-@pytest.mark.parametrize("script, environment", [
-    ("data_parallel_train.py", CLUSTER), ("ddp_train.py", {**HERE, "RANK": "0", "WORLD_SIZE": "1"})])
+@pytest.mark.parametrize(
+    "script, environment",
+    [("data_parallel_train.py", CLUSTER), ("ddp_train.py", {**HERE, "RANK": "0", "WORLD_SIZE": "1"})],
+)
 def test_what_a_shell_starts_does_not_count_from_the_shells_start(script, environment, project, tmp_path, keep):
-    done = project(script, "--max-steps", 1, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
-                   environment=environment)
+    done = project(
+        script,
+        "--max-steps",
+        1,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        environment=environment,
+    )
     keep(f"{script}, RANK in the environment", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
@@ -59,20 +69,28 @@ def test_what_a_shell_starts_does_not_count_from_the_shells_start(script, enviro
 
 def test_a_rank_without_an_address(project, reported):
     done = project("ddp_train.py", environment={**HERE, "MASTER_ADDR": ""})
-    reported("a rank without MASTER_ADDR", done, 2, "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, "
-             "MASTER_PORT; MASTER_ADDR is not set; start the ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1")
+    reported(
+        "a rank without MASTER_ADDR",
+        done,
+        2,
+        "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, "
+        "MASTER_PORT; MASTER_ADDR is not set; start the ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1",
+    )
 
 
-@pytest.mark.parametrize("name, value, message", [
-    ("WORLD_SIZE", "", "WORLD_SIZE is not set"),
-    ("MASTER_PORT", "", "MASTER_PORT is not set"),
-    ("RANK", "abc", "RANK must be a whole number; found 'abc'"),
-    ("RANK", "-1", "RANK must be a whole number; found '-1'"),
-    ("WORLD_SIZE", "two", "WORLD_SIZE must be a whole number; found 'two'"),
-    ("MASTER_PORT", "http", "MASTER_PORT must be a whole number; found 'http'"),
-    ("RANK", "2", "RANK must be below WORLD_SIZE; RANK=2, WORLD_SIZE=2"),
-    ("MASTER_PORT", "99999", "cannot meet the others at 127.0.0.1:99999; port must have value from 0 to 65535"),
-])
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("WORLD_SIZE", "", "WORLD_SIZE is not set"),
+        ("MASTER_PORT", "", "MASTER_PORT is not set"),
+        ("RANK", "abc", "RANK must be a whole number; found 'abc'"),
+        ("RANK", "-1", "RANK must be a whole number; found '-1'"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE must be a whole number; found 'two'"),
+        ("MASTER_PORT", "http", "MASTER_PORT must be a whole number; found 'http'"),
+        ("RANK", "2", "RANK must be below WORLD_SIZE; RANK=2, WORLD_SIZE=2"),
+        ("MASTER_PORT", "99999", "cannot meet the others at 127.0.0.1:99999; port must have value from 0 to 65535"),
+    ],
+)
 def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refused):
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
@@ -80,22 +98,27 @@ def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refuse
         find_ranks("env://", 1)
 
 
-@pytest.mark.parametrize("fault, environment, code, message", [
-    ("the port is taken", {"RANK": "0"}, 2, "rank 0 cannot meet the others at 127.0.0.1:{port}; "),
-    ("nobody listens", {"MASTER_PORT": "1"}, 2, "rank 1 cannot meet the others at 127.0.0.1:1; "),
-    ("there is no such host", {"MASTER_ADDR": "host.invalid"}, 2, "rank 1 cannot meet the others at host.inv"),
-    ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
-])
+@pytest.mark.parametrize(
+    "fault, environment, code, message",
+    [
+        ("the port is taken", {"RANK": "0"}, 2, "rank 0 cannot meet the others at 127.0.0.1:{port}; "),
+        ("nobody listens", {"MASTER_PORT": "1"}, 2, "rank 1 cannot meet the others at 127.0.0.1:1; "),
+        ("there is no such host", {"MASTER_ADDR": "host.invalid"}, 2, "rank 1 cannot meet the others at host.inv"),
+        ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
+    ],
+)
 def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, project, reported):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        done = project("ddp_train.py", "--dist-timeout", 2,
-                       environment={**HERE, "MASTER_PORT": str(port), **environment})
+        done = project(
+            "ddp_train.py", "--dist-timeout", 2, environment={**HERE, "MASTER_PORT": str(port), **environment}
+        )
     reported(f"ranks by hand: {fault}", done, code, message.format(port=port))
 
 
 def attempt(store, ranks, world_size=3):
     """Let these ranks of an attempt come to a store; return which value each finds there that rank 0 has left."""
+
     def come(rank):
         with contextlib.suppress(dist.DistStoreError):
             part = of_attempt(store, rank, world_size)
@@ -122,22 +145,54 @@ def two_ranks(data_root, tmp_path, free_port):
     def two_ranks(*both, script="ddp_train.py", directories=(PROJECT, PROJECT)):
         start, processes = time.perf_counter(), []
         for rank, (flags, directory) in enumerate(zip(both, directories, strict=True)):
-            described = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
-                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
-            command = [sys.executable, script, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model",
-                       "mlp", "--train-size", 480, "--batch-size", 48, "--num-workers", 0, "--epochs", 1,
-                       "--figure-dir", tmp_path, *flags]
-            processes.append(subprocess.Popen(
-                [*map(str, command)], cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**child_environment(), **{name: str(value) for name, value in described.items()}}))
+            described = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": 2,
+                "LOCAL_WORLD_SIZE": 2,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": free_port,
+            }
+            command = [
+                sys.executable,
+                script,
+                "--dataset",
+                "synthetic-mnist",
+                "--data-root",
+                data_root,
+                "--model",
+                "mlp",
+                "--train-size",
+                480,
+                "--batch-size",
+                48,
+                "--num-workers",
+                0,
+                "--epochs",
+                1,
+                "--figure-dir",
+                tmp_path,
+                *flags,
+            ]
+            processes.append(
+                subprocess.Popen(
+                    [*map(str, command)],
+                    cwd=directory,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**child_environment(), **{name: str(value) for name, value in described.items()}},
+                )
+            )
         try:
             spoken = [process.communicate(timeout=120) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        return [SimpleNamespace(returncode=process.returncode, stdout=out, stderr=err,
-                                seconds=time.perf_counter() - start)
-                for process, (out, err) in zip(processes, spoken, strict=True)]
+        return [
+            SimpleNamespace(returncode=process.returncode, stdout=out, stderr=err, seconds=time.perf_counter() - start)
+            for process, (out, err) in zip(processes, spoken, strict=True)
+        ]
 
     return two_ranks
 
@@ -155,14 +210,20 @@ DIFFERENT = [
 
 def refused_by_both(fault, processes, message, reported):
     for rank, process in enumerate(processes):
-        reported(f"{fault}, says rank {rank}", process, 2, f"{'rank 1: ' if rank else 'error: '}ranks were started "
-                 f"differently; {message}")
+        reported(
+            f"{fault}, says rank {rank}",
+            process,
+            2,
+            f"{'rank 1: ' if rank else 'error: '}ranks were started differently; {message}",
+        )
         assert process.stderr.endswith("; start all ranks with the same flags, data and code\n")
         assert process.stdout == ""
 
 
-@pytest.mark.parametrize("first, second, message", [
-    flags if flags[0][:1] == ("--lr",) else pytest.param(*flags, marks=pytest.mark.slow) for flags in DIFFERENT])
+@pytest.mark.parametrize(
+    "first, second, message",
+    [flags if flags[0][:1] == ("--lr",) else pytest.param(*flags, marks=pytest.mark.slow) for flags in DIFFERENT],
+)
 def test_ranks_with_different_flags(first, second, message, two_ranks, reported):
     refused_by_both(message, two_ranks(first, second), message, reported)
 
@@ -236,8 +297,9 @@ def together(*ranks):
 
     def compare(rank, device, values, image_set):
         try:
-            refuse_different_ranks(Store(shared, rank, answers), rank, len(ranks), device, make_config(**values),
-                                   Namespace(), image_set)
+            refuse_different_ranks(
+                Store(shared, rank, answers), rank, len(ranks), device, make_config(**values), Namespace(), image_set
+            )
         except SuiteError as error:
             raised[rank] = str(error)
         if rank == 0:
@@ -264,15 +326,26 @@ def test_ranks_that_see_one_gpu_each_train_on_it_unless_it_is_the_same_one(monke
     numbers = iter([1, 1])
     assert together((gpu, {}, images), (gpu, {}, images)) == 2 * [
         "every rank needs a GPU of its own; ranks 0 and 1 have one together, GPU-1; start fewer ranks, or show each a "
-        "GPU of its own"]
+        "GPU of its own"
+    ]
 
 
 def test_places_may_differ_and_all_else_is_compared(monkeypatch):
     images, gpu = make_image_set(), torch.device("cuda", 0)
     monkeypatch.setattr(agreement, "gpu_uuid", lambda device: "GPU-1")
     same = {"lr": 0.01, "checkpoint": "a", "resume": "a"}
-    other = {**same, "data_root": "b", "data_url": "b", "output": "b", "figure_dir": "b", "save": "b",
-             "checkpoint": "b", "resume": "b", "quiet": True, "debug": True}
+    other = {
+        **same,
+        "data_root": "b",
+        "data_url": "b",
+        "output": "b",
+        "figure_dir": "b",
+        "save": "b",
+        "checkpoint": "b",
+        "resume": "b",
+        "quiet": True,
+        "debug": True,
+    }
     assert together((CPU, same, images), (CPU, other, images), (CPU, same, images)) == [None] * 3
     for device, values, message in [
         (gpu, same, "the kind of device: rank 0 has cpu, rank 2 has cuda"),
@@ -281,4 +354,5 @@ def test_places_may_differ_and_all_else_is_compared(monkeypatch):
     ]:
         messages = together((CPU, same, images), (CPU, same, images), (device, values, images))
         assert messages == 3 * [
-            f"ranks were started differently; {message}; start all ranks with the same flags, data and code"]
+            f"ranks were started differently; {message}; start all ranks with the same flags, data and code"
+        ]

@@ -27,13 +27,27 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
         for number, value in enumerate(seconds, start=1)
     )
     defaults = {
-        "status": "ok", "reason": "", "simulated": False, "command": "python x.py", "config": {
-            "dataset": "synthetic-mnist", "model": "lenet", "optimizer": "adam", "lr": 0.001, "loader": "workers",
-            "epochs": len(seconds)},
+        "status": "ok",
+        "reason": "",
+        "simulated": False,
+        "command": "python x.py",
+        "config": {
+            "dataset": "synthetic-mnist",
+            "model": "lenet",
+            "optimizer": "adam",
+            "lr": 0.001,
+            "loader": "workers",
+            "epochs": len(seconds),
+        },
         "environment": {"torch": "2.11.0", "cores": 1, "gpus": []},
-        "world_size": 1, "parameters": 5, "global_batch_size": 100,
-        "per_device_batch_size": 100, "workers_per_process": 0, "threads_per_process": 1,
-        "class_accuracy": {"0": 0.5, "1": 0.75}, "peak_memory_bytes": (1,) * len(devices),
+        "world_size": 1,
+        "parameters": 5,
+        "global_batch_size": 100,
+        "per_device_batch_size": 100,
+        "workers_per_process": 0,
+        "threads_per_process": 1,
+        "class_accuracy": {"0": 0.5, "1": 0.75},
+        "peak_memory_bytes": (1,) * len(devices),
     }
     return RunResult(method=method, devices=devices, epochs=epochs, **{**defaults, **values})
 
@@ -71,12 +85,15 @@ def test_nan_is_null_in_json_and_nan_again(tmp_path):
     assert math.isnan(read_result(tmp_path / "result.json").epochs[0].train_seconds)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda text: text[: len(text) // 2],
-    lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}'),
-    lambda text: text.replace('"world_size"', '"world"'),
-    lambda text: "[]",
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}'),
+        lambda text: text.replace('"world_size"', '"world"'),
+        lambda text: "[]",
+    ],
+)
 def test_a_damaged_result_is_one_clear_error(damage, tmp_path):
     file = tmp_path / "result.json"
     write_result(make_result(), file)

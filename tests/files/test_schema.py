@@ -43,10 +43,19 @@ def test_a_comparison_that_has_everything_fits(tmp_path):
     jsonschema.validate(json.loads((tmp_path / "results.json").read_text()), comparison())
 
 
-@pytest.mark.parametrize("place, value", [
-    (("epochs", 0, "train_seconds"), "1.5"), (("epochs", 0, "phases", "coffee"), 1.0), (("devices",), "cpu"),
-    (("epochs", 0, "epoch"), 2**63), (("simulated",), 0), (("config", "lr"), "high"), (("schema_version",), 99),
-], ids=str)
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        (("epochs", 0, "train_seconds"), "1.5"),
+        (("epochs", 0, "phases", "coffee"), 1.0),
+        (("devices",), "cpu"),
+        (("epochs", 0, "epoch"), 2**63),
+        (("simulated",), 0),
+        (("config", "lr"), "high"),
+        (("schema_version",), 99),
+    ],
+    ids=str,
+)
 def test_what_does_not_fit_is_told(place, value):
     values = json.loads(RUNS[0].read_text())
     part = values
@@ -61,12 +70,20 @@ def as_json(value):
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize("kind, fine, wrong", [
-    (float, [1, 1.5, None], ["1", True, []]), (int, [0, -2**62], [None, "1", True, 2**63, 1.5]),
-    (bool, [True], [0, None]),
-    (str | None, ["a", None], [1]), (dict[str, int], [{}, {"a": 1}], [{"a": "b"}, []]), (dict, [{"a": None}], [[]]),
-    (tuple[int, ...], [(), (1, 2)], [("a",), 1]), (tuple[tuple[int, str], ...], [((1, "a"),)], [((1, 2),)]),
-], ids=str)
+@pytest.mark.parametrize(
+    "kind, fine, wrong",
+    [
+        (float, [1, 1.5, None], ["1", True, []]),
+        (int, [0, -(2**62)], [None, "1", True, 2**63, 1.5]),
+        (bool, [True], [0, None]),
+        (str | None, ["a", None], [1]),
+        (dict[str, int], [{}, {"a": 1}], [{"a": "b"}, []]),
+        (dict, [{"a": None}], [[]]),
+        (tuple[int, ...], [(), (1, 2)], [("a",), 1]),
+        (tuple[tuple[int, str], ...], [((1, "a"),)], [((1, 2),)]),
+    ],
+    ids=str,
+)
 def test_the_schema_says_what_is_checked_when_a_file_is_read(kind, fine, wrong):
     validator = jsonschema.Draft202012Validator(schema_of(kind))
     for value in fine:

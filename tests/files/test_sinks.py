@@ -24,8 +24,10 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def evil_report():
     """Two rows whose names, settings and command a stranger wrote."""
-    rows = [(replace(configuration(), label=EVIL), runs(seconds=STEADY)),
-            (replace(configuration("ddp"), label=f"=cmd|{EVIL}"), runs("ddp", (1.0, 1.02, 0.99)))]
+    rows = [
+        (replace(configuration(), label=EVIL), runs(seconds=STEADY)),
+        (replace(configuration("ddp"), label=f"=cmd|{EVIL}"), runs("ddp", (1.0, 1.02, 0.99))),
+    ]
     return replace(report_of(*rows, dataset=EVIL), command=f"python `` {EVIL}\n```\n<script>")
 
 
@@ -48,8 +50,17 @@ def test_a_page_gets_no_control_characters_and_all_figures_are_xml(tmp_path):
     assert len(figures) > 2 and all(ElementTree.parse(figure) for figure in figures)
 
 
-@pytest.mark.parametrize("label, kept", [("=1+1", "'=1+1"), ("+1", "'+1"), ("-x", "'-x"), ("@SUM(A1)", "'@SUM(A1)"),
-                                         ("\t=1", "'\t=1"), ("DDP ×2", "DDP ×2")])
+@pytest.mark.parametrize(
+    "label, kept",
+    [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-x", "'-x"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("DDP ×2", "DDP ×2"),
+    ],
+)
 def test_no_cell_of_a_csv_is_a_formula(label, kept, tmp_path):
     report = report_of((replace(configuration(), label=label), runs(seconds=STEADY)))
     write_csv(analyse(report), tmp_path / "results.csv")

@@ -17,8 +17,9 @@ from tests.reports import configuration, report_of, runs
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
 FIGURES = Path(__file__).parents[2] / "figures"
-COMMITTED = [file for file in sorted(FIGURES.rglob("results.json"))
-             if len(json.loads(file.read_text()).get("plan", ())) > 1]
+COMMITTED = [
+    file for file in sorted(FIGURES.rglob("results.json")) if len(json.loads(file.read_text()).get("plan", ())) > 1
+]
 
 
 def times(rng, count, names=PHASES, scale=1.0):
@@ -48,8 +49,10 @@ def test_parts_add_up_to_the_difference(seed):
 def test_parts_add_up_in_every_committed_comparison(file):
     baseline, *rows = (row for row in read_results(file).rows if row.results)
     for row in rows:
-        for account, whole in ((account_for_steps(row, baseline, 2.0), step_time),
-                               (account_for_runs(row, baseline), run_time)):
+        for account, whole in (
+            (account_for_steps(row, baseline, 2.0), step_time),
+            (account_for_runs(row, baseline), run_time),
+        ):
             own, other = (mean(whole(result).whole for result in some.results) for some in (row, baseline))
             share = account.expected / other
             assert sum(part.value for part in account.parts) == pytest.approx(own - share * other, abs=1e-9)
@@ -68,19 +71,29 @@ def test_an_interval_is_students_and_wider_for_one_of_several_claims():
 
 def test_what_is_proved_comes_in_the_order_of_size():
     other = [Time(20.0, {"data": 2.0, "forward": 10.0, "backward": 8.0})] * 3
-    own = [Time(28.0 + noise, {"data": 1.0 + noise, "forward": 12.0, "backward": 14.0 + noise / 9})
-           for noise in (-0.5, 0.0, 0.5)]
+    own = [
+        Time(28.0 + noise, {"data": 1.0 + noise, "forward": 12.0, "backward": 14.0 + noise / 9})
+        for noise in (-0.5, 0.0, 0.5)
+    ]
     account = make_account(list(zip(own, other, strict=True)), 0.5)
-    assert [(part.name, part.value) for part in account.proved] == [("backward", 10.0), ("forward", 7.0),
-                                                                    ("outside", 1.0)]
+    assert [(part.name, part.value) for part in account.proved] == [
+        ("backward", 10.0),
+        ("forward", 7.0),
+        ("outside", 1.0),
+    ]
 
 
 def test_nothing_is_proved_where_nothing_differs():
     """With four blocks of normal noise, one of six parts is said to differ in no more than 5 % of comparisons."""
     rng, alarms = random.Random(1), 0
     for _ in range(1000):
-        own, other = ([Time(sum(parts.values()) + abs(rng.gauss(0, 0.1)), parts) for parts in (
-            {name: rng.gauss(10, 1) for name in PHASES} for _ in range(4))] for _ in range(2))
+        own, other = (
+            [
+                Time(sum(parts.values()) + abs(rng.gauss(0, 0.1)), parts)
+                for parts in ({name: rng.gauss(10, 1) for name in PHASES} for _ in range(4))
+            ]
+            for _ in range(2)
+        )
         alarms += bool(make_account(list(zip(own, other, strict=True)), 1.0).proved)
     assert 5 <= alarms <= 65
 
@@ -88,12 +101,18 @@ def test_nothing_is_proved_where_nothing_differs():
 def of_ranks(*ranks):
     """A run of DDP whose every epoch of 10 steps has these ranks: seconds, and milliseconds of forward and exchange."""
     (result,) = runs("ddp", (2.0,), count=len(ranks), world_size=len(ranks))
-    kept = tuple(RankTimes(seconds, PhaseTimes(0.0, 0.0, forward, 40.0, exchange, 3.0), 1.0, 0.0)
-                 for seconds, forward, exchange in ranks)
+    kept = tuple(
+        RankTimes(seconds, PhaseTimes(0.0, 0.0, forward, 40.0, exchange, 3.0), 1.0, 0.0)
+        for seconds, forward, exchange in ranks
+    )
     slowest = max(kept, key=lambda rank: rank.train_seconds)
-    return replace(result, epochs=tuple(
-        replace(epoch, ranks=kept, phases=slowest.phases, train_seconds=slowest.train_seconds)
-        for epoch in result.epochs))
+    return replace(
+        result,
+        epochs=tuple(
+            replace(epoch, ranks=kept, phases=slowest.phases, train_seconds=slowest.train_seconds)
+            for epoch in result.epochs
+        ),
+    )
 
 
 def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
@@ -101,8 +120,9 @@ def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
     for ranks, critical in (((waits, works), 1), ((works, waits), 0)):
         assert critical_rank(of_ranks(*ranks)) == rank_means(of_ranks(*ranks))[critical]
         time = step_time(of_ranks(*ranks))
-        assert time.parts == pytest.approx({"data": 0.0, "transfer": 0.0, "forward": 55.0, "backward": 40.0,
-                                            "exchange": 2.0, "update": 3.0})
+        assert time.parts == pytest.approx(
+            {"data": 0.0, "transfer": 0.0, "forward": 55.0, "backward": 40.0, "exchange": 2.0, "update": 3.0}
+        )
         assert time.whole == pytest.approx(100.2)  # the slowest rank's
 
 
@@ -118,8 +138,14 @@ def test_ranks_that_were_not_kept_in_every_epoch_do_not_count():
 
 
 def test_one_device_exchanges_nothing_and_an_older_result_does_not_tell():
-    assert step_time(make_result()).parts == {"data": 1.0, "transfer": 0.5, "forward": 20.0, "backward": 40.0,
-                                              "exchange": 0.0, "update": 3.0}
+    assert step_time(make_result()).parts == {
+        "data": 1.0,
+        "transfer": 0.5,
+        "forward": 20.0,
+        "backward": 40.0,
+        "exchange": 0.0,
+        "update": 3.0,
+    }
     assert "exchange" not in step_time(make_result("ddp", devices=("cpu", "cpu"))).parts
     two_stages = PhaseTimes(1.0, update=3.0, rest=50.0)
     assert step_time(make_result("mp", phases=two_stages)).parts == {"data": 1.0, "update": 3.0}
@@ -127,28 +153,34 @@ def test_one_device_exchanges_nothing_and_an_older_result_does_not_tell():
 
 def test_a_run_is_start_up_warm_up_training_and_evaluation():
     result = make_result(seconds=(3.0, 2.0, 2.2), startup_seconds=5.0, total_seconds=14.0)
-    assert run_time(result).parts == pytest.approx({"start-up": 5.0, "warm-up": 0.9, "training": 6.3,
-                                                    "evaluation": 1.5})
+    assert run_time(result).parts == pytest.approx(
+        {"start-up": 5.0, "warm-up": 0.9, "training": 6.3, "evaluation": 1.5}
+    )
     assert run_time(result).whole == 14.0
     single = make_result(seconds=(3.0,), startup_seconds=5.0, total_seconds=14.0)
-    assert run_time(single).parts == pytest.approx({"start-up": 5.0, "warm-up": 0.0, "training": 3.0,
-                                                    "evaluation": 0.5})
+    assert run_time(single).parts == pytest.approx(
+        {"start-up": 5.0, "warm-up": 0.0, "training": 3.0, "evaluation": 0.5}
+    )
 
 
 def test_under_weak_scaling_a_step_has_the_devices_work():
     report = report_of((configuration(), runs()), (configuration("ddp"), runs("ddp", count=2, world_size=2)))
     single, ddp = report.rows
     assert account_for_steps(ddp, single, 2.0).expected == pytest.approx(100.0)  # half of 200 ms
-    twice = [replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
-             for result in ddp.results]
+    twice = [
+        replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
+        for result in ddp.results
+    ]
     report = report_of((configuration(), runs()), (configuration("ddp"), twice))
     assert account_for_steps(report.rows[1], report.rows[0], 2.0).expected == pytest.approx(200.0)
 
 
 def test_blocks_are_paired_and_what_failed_in_one_row_is_left_out():
     slower = [2.0, 4.0, 6.0]
-    report = report_of((configuration(), runs(seconds=slower)),
-                       (configuration("ddp"), ["failed", *runs("ddp", seconds=[4.1, 6.1], count=2)]))
+    report = report_of(
+        (configuration(), runs(seconds=slower)),
+        (configuration("ddp"), ["failed", *runs("ddp", seconds=[4.1, 6.1], count=2)]),
+    )
     account = account_for_steps(report.rows[1], report.rows[0], 1.0)
     assert account.total.value == pytest.approx(10.0) and account.total.margin == pytest.approx(0.0, abs=1e-9)
     nothing = report_of((configuration(), runs(seconds=[2.0])), (configuration("ddp"), ["failed", *runs()[:1]]))

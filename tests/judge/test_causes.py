@@ -28,18 +28,33 @@ def rank(phases, cpu=0.95, queued=0.01):
 
 def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
     """A run whose every epoch has these ranks, so many times as long; of one device where there is one rank."""
+
     def epoch(number, factor):
         def longer(phases):
             return PhaseTimes(**{name: factor * value for name, value in phases.known.items()})
 
-        kept = tuple(RankTimes(factor * own.train_seconds, longer(own.phases), factor * own.cpu_seconds,
-                               own.queue_seconds and factor * own.queue_seconds) for own in ranks)
+        kept = tuple(
+            RankTimes(
+                factor * own.train_seconds,
+                longer(own.phases),
+                factor * own.cpu_seconds,
+                own.queue_seconds and factor * own.queue_seconds,
+            )
+            for own in ranks
+        )
         slowest = max(kept, key=lambda own: own.train_seconds)
-        return replace(result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases,
-                       ranks=kept)
+        return replace(
+            result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases, ranks=kept
+        )
 
-    settings = {"world_size": len(ranks), "devices": CPU * len(ranks), "threads_per_process": 1,
-                "startup_seconds": 4.0, "environment": {"torch": "2.11.0", "cores": 2, "gpus": []}, **values}
+    settings = {
+        "world_size": len(ranks),
+        "devices": CPU * len(ranks),
+        "threads_per_process": 1,
+        "startup_seconds": 4.0,
+        "environment": {"torch": "2.11.0", "cores": 2, "gpus": []},
+        **values,
+    }
     result = make_result("single" if len(ranks) == 1 else "ddp", **settings)
     epochs = tuple(epoch(number, factor) for number, factor in enumerate(factors, start=1))
     spent = sum(each.train_seconds + each.evaluate_seconds for each in epochs)
@@ -74,9 +89,17 @@ def test_nothing_is_named_where_nothing_is_planted():
     assert judged(single(), ddp(rank(halves()), rank(halves())))[0] == []
 
 
-@pytest.mark.parametrize("phase, place", [
-    ("data", "waiting for data"), ("transfer", "the transfer to the device"), ("forward", "the forward pass"),
-    ("backward", "the backward pass"), ("exchange", "the exchange of gradients"), ("update", "the update")])
+@pytest.mark.parametrize(
+    "phase, place",
+    [
+        ("data", "waiting for data"),
+        ("transfer", "the transfer to the device"),
+        ("forward", "the forward pass"),
+        ("backward", "the backward pass"),
+        ("exchange", "the exchange of gradients"),
+        ("update", "the update"),
+    ],
+)
 def test_a_slow_phase_is_named_with_its_time(phase, place):
     slow = rank(halves(**{phase: halves()[phase] + 6.0}))
     names, words = judged(single(), ddp(slow, slow))
@@ -107,9 +130,15 @@ def test_little_is_not_worth_a_word_and_noise_proves_nothing():
 
 def test_an_older_result_has_the_exchange_in_its_backward_pass():
     def old(runs):
-        forget = [replace(each, epochs=tuple(
-            replace(epoch, ranks=(), phases=replace(epoch.phases, exchange=None)) for epoch in each.epochs))
-            for each in runs]
+        forget = [
+            replace(
+                each,
+                epochs=tuple(
+                    replace(epoch, ranks=(), phases=replace(epoch.phases, exchange=None)) for epoch in each.epochs
+                ),
+            )
+            for each in runs
+        ]
         return forget
 
     configured, runs = ddp(rank(halves(backward=16.0)), rank(halves(backward=16.0)))
@@ -129,16 +158,28 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
     assert "straggler" not in judged(single(), ddp(waits, works))[0]
 
 
-@pytest.mark.parametrize("values, kind, words", [
-    ({"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}}, "shared cores",
-     "2 threads share 1 core; give it more cores"),
-    ({}, "shared cores", "of 2: look for other programs, or type --bind, which"),
-    ({"config": {**make_result().config, "bind": True}}, "shared cores",
-     "of 2: look for other programs; what sends for a rank has no cores but the rank's own."),
-    ({"devices": ("cuda:0 (A)", "cuda:1 (A)")}, "shared cores",
-     "of 2: look for other programs, and for what binds processes to the same cores."),
-    ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
-])
+@pytest.mark.parametrize(
+    "values, kind, words",
+    [
+        (
+            {"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}},
+            "shared cores",
+            "2 threads share 1 core; give it more cores",
+        ),
+        ({}, "shared cores", "of 2: look for other programs, or type --bind, which"),
+        (
+            {"config": {**make_result().config, "bind": True}},
+            "shared cores",
+            "of 2: look for other programs; what sends for a rank has no cores but the rank's own.",
+        ),
+        (
+            {"devices": ("cuda:0 (A)", "cuda:1 (A)")},
+            "shared cores",
+            "of 2: look for other programs, and for what binds processes to the same cores.",
+        ),
+        ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
+    ],
+)
 def test_ranks_without_a_core_are_named(values, kind, words):
     starved = rank(halves(), cpu=0.5, queued=0.45)
     alone = {"workers_per_process": 2 * values.get("workers_per_process", 0), "devices": values.get("devices", CPU)[:1]}
@@ -173,15 +214,18 @@ def test_threads_that_have_nothing_to_do_are_named():
 
 def test_epochs_that_get_longer_are_named():
     def growing(*factors):
-        return row("ddp", [run(rank(halves()), rank(halves()), factors=[jitter * factor for factor in factors])
-                           for jitter in JITTER])
+        return row(
+            "ddp",
+            [run(rank(halves()), rank(halves()), factors=[jitter * factor for factor in factors]) for jitter in JITTER],
+        )
 
     names, words = judged(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1))
     assert names == ["growing"] and "get longer while it trains, by 20% ± 0%" in words
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
         assert "growing" not in judged(single(), steady)[0]
-    machine = row("single", [run(rank(PHASES), factors=[jitter * factor for factor in (1.0, 0.9, 1.0, 1.1)])
-                             for jitter in JITTER])  # which became slower under both
+    machine = row(
+        "single", [run(rank(PHASES), factors=[jitter * factor for factor in (1.0, 0.9, 1.0, 1.1)]) for jitter in JITTER]
+    )  # which became slower under both
     assert "growing" not in judged(machine, growing(1.0, 0.9, 1.0, 1.1))[0]
 
 
@@ -216,8 +260,9 @@ def test_what_only_the_whole_run_contains_is_told_apart_from_the_speed_up():
     assert "pays from 16 epochs on, of 3 here)." in words
     early = ddp(rank(halves()), rank(halves()), startup_seconds=3.0)
     assert "start-up takes 1.0 ± 0.0 s less." in judged(single(), early)[1]
-    warm = row("ddp", [run(rank(halves()), rank(halves()), factors=(21.0 * factor, factor, factor))
-                       for factor in JITTER])
+    warm = row(
+        "ddp", [run(rank(halves()), rank(halves()), factors=(21.0 * factor, factor, factor)) for factor in JITTER]
+    )
     names, words = judged(single(), warm)
     assert names == ["warm-up"] and "the first epoch's warm-up takes 4.0 ± 0.0 s more" in words
 
@@ -235,10 +280,27 @@ def test_tables_and_the_figure_show_every_part_and_every_rank(tmp_path):
     steps, runs = account_tables(analysis, "plain")
     (line,) = steps.splitlines()[1:]
     assert re.split("  +", line.strip().replace("-0.00", "+0.00")) == [
-        "DDP", "26.00", "20.00", "+6.00 ± 0.03", "+0.00 ± 0.00", "+0.00 ± 0.00", "+6.00 ± 0.08", "+0.00 ± 0.00",
-        "+0.00 ± 0.00", "+0.00 ± 0.00", "+0.00 ± 0.00"]
+        "DDP",
+        "26.00",
+        "20.00",
+        "+6.00 ± 0.03",
+        "+0.00 ± 0.00",
+        "+0.00 ± 0.00",
+        "+6.00 ± 0.08",
+        "+0.00 ± 0.00",
+        "+0.00 ± 0.00",
+        "+0.00 ± 0.00",
+        "+0.00 ± 0.00",
+    ]
     assert re.split("  +", steps.splitlines()[0].strip())[4:] == [
-        "Data", "Transfer", "Forward", "Backward", "Exchange", "Update", "Outside"]
+        "Data",
+        "Transfer",
+        "Forward",
+        "Backward",
+        "Exchange",
+        "Update",
+        "Outside",
+    ]
     assert "Start-up" in runs and "+0.00 ± 0.00" in runs
     waiting, working = rank_table(analysis, "plain").splitlines()[2:]
     assert [text for text in waiting.split() if text] == ["DDP", "0", "26.00", "20.00", "6.00", "0.95", "1.00"]

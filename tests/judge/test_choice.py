@@ -16,8 +16,10 @@ SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
 def row(method, seconds, accuracies=(0.7, 0.71, 0.69), **values):
     """A row of runs on two devices that end with these accuracies; None instead of seconds is a run that failed."""
     count = 1 if method.startswith("single") else 2
-    results = [learnt("failed" if value is None else runs(method, [value], count=count, **values)[0], accuracy)
-               for value, accuracy in zip(seconds, accuracies, strict=False)]
+    results = [
+        learnt("failed" if value is None else runs(method, [value], count=count, **values)[0], accuracy)
+        for value, accuracy in zip(seconds, accuracies, strict=False)
+    ]
     return configuration(method), results
 
 
@@ -54,10 +56,16 @@ def test_a_row_that_does_not_learn_is_not_recommended_and_says_so():
     assert chosen(*rows, equivalence=passed) == ("use", "DDP")  # 20 equal steps do not excuse that
 
 
-@pytest.mark.parametrize("accuracies, margin, words", [
-    ((0.70, 0.71, 0.69), 1.0, "faster"), ((0.695, 0.706, 0.686), 1.0, "faster"),
-    ((0.72, 0.73, 0.66), 1.0, "faster; accuracy not shown to be within 1 point"),
-    ((0.72, 0.73, 0.66), 30.0, "faster"), ((0.69, 0.70, 0.68), 0.5, "faster; accuracy 1.0 points lower")])
+@pytest.mark.parametrize(
+    "accuracies, margin, words",
+    [
+        ((0.70, 0.71, 0.69), 1.0, "faster"),
+        ((0.695, 0.706, 0.686), 1.0, "faster"),
+        ((0.72, 0.73, 0.66), 1.0, "faster; accuracy not shown to be within 1 point"),
+        ((0.72, 0.73, 0.66), 30.0, "faster"),
+        ((0.69, 0.70, 0.68), 0.5, "faster; accuracy 1.0 points lower"),
+    ],
+)
 def test_an_accuracy_has_to_be_shown_within_the_margin(accuracies, margin, words):
     rows = SINGLE, row("ddp", FAST, accuracies)
     assert result_of("DDP", *rows, accuracy_margin=margin) == words
@@ -75,8 +83,9 @@ def test_a_row_that_failed_in_the_slow_blocks_is_not_the_fastest_for_that():
     """Each block is slower than the last; whoever failed in the slow ones has the smallest mean of what is left."""
     blocks = (1.0, 1.0, 1.01, 2.0, 2.0, 2.02)
     noise = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0)
-    single, ddp = ([factor * block * wobble for block, wobble in zip(blocks, noise, strict=True)]
-                   for factor in (3.0, 1.0))
+    single, ddp = (
+        [factor * block * wobble for block, wobble in zip(blocks, noise, strict=True)] for factor in (3.0, 1.0)
+    )
     fsdp = [1.08 * block if block < 1.5 else None for block in blocks]
     rows = row("single", single, 6 * [0.7]), row("ddp", ddp, 6 * [0.7]), row("fsdp", fsdp, 6 * [0.7])
     analysis = analyse(report_of(*rows))
@@ -123,8 +132,9 @@ def test_a_row_that_is_not_proved_to_be_faster_is_not_recommended_though_it_may_
 def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended():
     report = report_of(SINGLE, row("ddp", FAST), row("accelerate", FAST))
     for longer, best in (("ddp", "ACCELERATE"), ("accelerate", "DDP")):
-        outcomes = tuple(replace(outcome, wall_seconds=9.0 + (outcome.configuration == longer))
-                         for outcome in report.outcomes)
+        outcomes = tuple(
+            replace(outcome, wall_seconds=9.0 + (outcome.configuration == longer)) for outcome in report.outcomes
+        )
         (choice,) = analyse(replace(report, outcomes=outcomes)).recommendations
         assert choice.best.label == best
 
@@ -132,14 +142,20 @@ def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended
 def batch(method, size, seconds, steps=10, **values):
     """A row of one batch size; its runs have so many steps an epoch, each of `size` images."""
     results = row(method, seconds, global_batch_size=size, **values)[1]
-    full = [replace(result, epochs=tuple(replace(epoch, samples=steps * size, steps=steps) for epoch in result.epochs))
-            for result in results]
+    full = [
+        replace(result, epochs=tuple(replace(epoch, samples=steps * size, steps=steps) for epoch in result.epochs))
+        for result in results
+    ]
     return configuration(method, values={"batch_size": size}, batch_size=size), full
 
 
 def test_with_a_target_accuracy_rows_of_all_batches_are_one_answer():
-    rows = (batch("single", 64, SLOW), batch("single", 256, MIDDLE), batch("ddp", 64, (2.0, 2.02, 1.99)),
-            batch("ddp", 256, FAST))
+    rows = (
+        batch("single", 64, SLOW),
+        batch("single", 256, MIDDLE),
+        batch("ddp", 64, (2.0, 2.02, 1.99)),
+        batch("ddp", 256, FAST),
+    )
     assert len(analyse(report_of(*rows)).recommendations) == 2
     assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP (batch size 256)")
     rows = (*rows[:3], batch("ddp", 256, SLOW))
@@ -154,8 +170,10 @@ def test_a_sweep_of_batches_is_judged_by_its_images(max_steps):
     """A step of 256 images takes twice as long as one of 64, so that twice as many images a second are trained."""
     steps = {64: 10, 256: 10} if max_steps else {64: 40, 256: 10}
     seconds = {64: 0.1, 256: 0.2}
-    rows = [batch("single", size, [steps[size] * seconds[size] * wobble for wobble in (1.0, 1.01, 0.99)], steps[size])
-            for size in (64, 256)]
+    rows = [
+        batch("single", size, [steps[size] * seconds[size] * wobble for wobble in (1.0, 1.01, 0.99)], steps[size])
+        for size in (64, 256)
+    ]
     (sweep,) = analyse(report_of(*rows, max_steps=max_steps)).sweeps
     assert [sweep.value(entry) for entry in sweep.fastest] == [256]
     assert sweep.ratios[0].value == pytest.approx(0.5) and sweep.ratios[0].high < 0.6
@@ -168,8 +186,14 @@ def test_weak_scaling_prints_how_many_times_as_many_images_are_trained(devices, 
     images = 1000 * (devices if max_steps else 1)
     steps = images // 100 // devices
     config, results = row("ddp", [1.25 * images / 1000 / devices] * 3, world_size=devices)
-    full = [replace(result, global_batch_size=100 * devices, epochs=tuple(
-        replace(epoch, samples=images, steps=steps) for epoch in result.epochs)) for result in results]
+    full = [
+        replace(
+            result,
+            global_batch_size=100 * devices,
+            epochs=tuple(replace(epoch, samples=images, steps=steps) for epoch in result.epochs),
+        )
+        for result in results
+    ]
     planned = replace(config, planned=replace(config.planned, batch_size=100 * devices))
     report = report_of(row("single", (1.0, 1.0, 1.0)), (planned, full), scaling="weak", max_steps=max_steps)
     entry = analyse(report).rows[1]
@@ -182,20 +206,26 @@ def test_who_trains_other_images_bears_the_mark():
     double = config, [replace(result, epochs=tuple(map(twice, result.epochs))) for result in results]
     assert result_of("DDP", SINGLE, double) == "refused: images 2000 instead of 1000"
     assert result_of("DDP", SINGLE, double, allow_unequal=True).startswith("UNEQUAL (images 2000 instead of 1000); ")
-    fewer = config, [replace(result, epochs=tuple(replace(epoch, samples=999) for epoch in result.epochs))
-                     for result in results]
+    fewer = (
+        config,
+        [replace(result, epochs=tuple(replace(epoch, samples=999) for epoch in result.epochs)) for result in results],
+    )
     assert result_of("DDP", SINGLE, fewer) == "faster"  # ranks leave out up to N - 1 images
 
 
 def test_nothing_is_told_of_a_sweep_of_simulated_rows():
-    rows = [(configuration("mp-micro", values={"micro_batches": count}), runs("mp-micro", seconds, simulated=True))
-            for count, seconds in ((1, SLOW), (2, FAST))]
+    rows = [
+        (configuration("mp-micro", values={"micro_batches": count}), runs("mp-micro", seconds, simulated=True))
+        for count, seconds in ((1, SLOW), (2, FAST))
+    ]
     assert analyse(report_of(SINGLE, *rows)).sweeps == ()
 
 
 def test_a_sweep_names_no_value_as_the_fastest_that_is_undecided_or_disturbed():
-    rows = [(configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
-            for workers, seconds in ((0, SLOW), (2, FAST), (4, (1.02, 0.98, 1.0)))]
+    rows = [
+        (configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
+        for workers, seconds in ((0, SLOW), (2, FAST), (4, (1.02, 0.98, 1.0)))
+    ]
     (sweep,) = analyse(report_of(*rows)).sweeps
     assert {sweep.value(entry) for entry in sweep.fastest} == {2, 4}
     (sweep,) = analyse(report_of(*rows, foreign_cores={"single-num_workers=2": 0.5})).sweeps

@@ -44,9 +44,15 @@ def test_what_makes_a_step_shorter_needs_no_remedy():
     assert remedies(single(), ranks_row(own, own)) == []
 
 
-@pytest.mark.parametrize("phase, change, flags", [
-    ("exchange", "no exchange", ("--no-sync",)), ("forward", "batch 200", ("--batch-size", "200")),
-    ("backward", "batch 200", ("--batch-size", "200")), ("update", "batch 200", ("--batch-size", "200"))])
+@pytest.mark.parametrize(
+    "phase, change, flags",
+    [
+        ("exchange", "no exchange", ("--no-sync",)),
+        ("forward", "batch 200", ("--batch-size", "200")),
+        ("backward", "batch 200", ("--batch-size", "200")),
+        ("update", "batch 200", ("--batch-size", "200")),
+    ],
+)
 def test_the_remedy_takes_away_the_cause(phase, change, flags):
     (remedy,) = remedies(single(), slow(phase))
     assert (remedy.cause, remedy.change, remedy.flags) == (phase, change, flags)
@@ -79,8 +85,10 @@ def test_the_baseline_waits_for_its_workers_too():
 def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
     def of(method, backward, **values):
         phases = PhaseTimes(1.0, 1.0, 10.0, backward, update=8.0)
-        results = [replace(result, epochs=tuple(replace(epoch, phases=phases, ranks=()) for epoch in result.epochs))
-                   for result in runs(method, (0.2, 0.202, 0.198), **values)]
+        results = [
+            replace(result, epochs=tuple(replace(epoch, phases=phases, ranks=()) for epoch in result.epochs))
+            for result in runs(method, (0.2, 0.202, 0.198), **values)
+        ]
         return configuration(method), results
 
     (remedy,) = remedies(of("single", 20.0), of("ddp", 20.0, count=2, world_size=2))
@@ -89,9 +97,13 @@ def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
 
 def test_too_many_workers_are_reduced_to_one_for_each_process():
     crowded = single(workers_per_process=4, config=WORKERS["config"])
-    crowded = (replace(crowded[0], planned=replace(crowded[0].planned, num_workers=4)),
-               [run(rank(halves(), queued=0.5), factors=(factor,) * 3, workers_per_process=4, config=WORKERS["config"])
-                for factor in (1.0, 1.002, 0.998)])
+    crowded = (
+        replace(crowded[0], planned=replace(crowded[0].planned, num_workers=4)),
+        [
+            run(rank(halves(), queued=0.5), factors=(factor,) * 3, workers_per_process=4, config=WORKERS["config"])
+            for factor in (1.0, 1.002, 0.998)
+        ],
+    )
     (remedy,) = remedies(crowded)
     assert (remedy.cause, remedy.change, remedy.flags) == ("too many workers", "workers 1", ("--num-workers", "1"))
     assert remedy.predicted.value == pytest.approx(0.5 * analyse(report_of(crowded)).rows[0].summary.step_milliseconds)
@@ -116,9 +128,13 @@ def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
     assert proof.probe == report.probe and proof.outcomes == ()
 
 
-@pytest.mark.parametrize("rows, settings, why", [
-    ((single(), slow("exchange")), {"foreign_cores": {"ddp": 0.5}}, "disturbed"),
-    ((single(), ranks_row(rank(halves()), rank(halves()))), {}, "no row has a cause")])
+@pytest.mark.parametrize(
+    "rows, settings, why",
+    [
+        ((single(), slow("exchange")), {"foreign_cores": {"ddp": 0.5}}, "disturbed"),
+        ((single(), ranks_row(rank(halves()), rank(halves()))), {}, "no row has a cause"),
+    ],
+)
 def test_where_nothing_is_proved_it_says_why(rows, settings, why):
     analysis = analyse(report_of(*rows, prove=True, **settings))
     assert plan_proof(analysis) is None
@@ -132,8 +148,9 @@ def proved(*seconds, other=NEAR, busy=0.0):
     """What came of a remedy for the exchange, where a step takes so long with it and so long without."""
     remedied = analyse(report_of(single(), slow("exchange")))
     (remedy,) = find_remedies(remedied)
-    proof = report_of((remedy.row, runs("ddp", seconds)), (remedy.configuration, runs("ddp", other)),
-                      foreign_cores={"ddp": busy})
+    proof = report_of(
+        (remedy.row, runs("ddp", seconds)), (remedy.configuration, runs("ddp", other)), foreign_cores={"ddp": busy}
+    )
     (result,) = find_proofs(remedied, proof)
     return result
 
@@ -146,10 +163,16 @@ def test_the_gain_stands_beside_the_prediction():
     assert f"predicted were {result.remedy.predicted} ms" in words
 
 
-@pytest.mark.parametrize("seconds, words", [
-    ((1.001, 1.02, 0.985), ": not proved."), ((0.9, 0.91, 0.89), "ms longer, predicted"),
-    ((1.02, 1.03, 1.01), "proved, and less than predicted."), ((1.2, 1.21, 1.19), "proved, and more than predicted."),
-    ((1.06,), "one block proves nothing.")])
+@pytest.mark.parametrize(
+    "seconds, words",
+    [
+        ((1.001, 1.02, 0.985), ": not proved."),
+        ((0.9, 0.91, 0.89), "ms longer, predicted"),
+        ((1.02, 1.03, 1.01), "proved, and less than predicted."),
+        ((1.2, 1.21, 1.19), "proved, and more than predicted."),
+        ((1.06,), "one block proves nothing."),
+    ],
+)
 def test_what_a_proof_says(seconds, words):
     assert words in tell_proof(proved(*seconds))
 
@@ -161,8 +184,10 @@ def test_a_disturbed_proof_claims_nothing():
 def test_a_larger_batch_counts_for_as_many_images():
     remedied = analyse(report_of(single(), slow("forward")))
     (remedy,) = find_remedies(remedied)
-    twice = [replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
-             for result in runs("ddp", (1.6, 1.61, 1.59))]
+    twice = [
+        replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
+        for result in runs("ddp", (1.6, 1.61, 1.59))
+    ]
     proof = report_of((remedy.row, runs("ddp", NEAR)), (remedy.configuration, twice))
     (result,) = find_proofs(remedied, proof)
     assert result.measured.value == pytest.approx(20.0)  # 100 ms, and 160 ms for twice the images
@@ -173,8 +198,10 @@ def test_the_comparison_and_its_proof_are_shown_together(tmp_path, capsys):
     write_results(report, tmp_path)
     (remedy,) = find_remedies(analyse(report))
     (tmp_path / PROOF).mkdir()
-    write_results(report_of((remedy.row, runs("ddp", (1.06, 1.071, 1.049))), (remedy.configuration, runs("ddp", NEAR))),
-                  tmp_path / PROOF)
+    write_results(
+        report_of((remedy.row, runs("ddp", (1.06, 1.071, 1.049))), (remedy.configuration, runs("ddp", NEAR))),
+        tmp_path / PROOF,
+    )
     present(tmp_path)
     sentence = "DDP, without “exchange” (no exchange): a step is 6.0 ± "
     assert sentence in " ".join(capsys.readouterr().out.split()) and sentence in (tmp_path / "report.md").read_text()
@@ -199,13 +226,32 @@ def test_a_proof_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_causes_are_proved_from_start_to_end(project, data_root, tmp_path):
-    flags = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 960, "--batch-size", 48,
-             "--num-workers", 0, "--epochs", 3, "--repeats", 1, "--methods", "single", "--output-dir", tmp_path)
+    flags = (
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        960,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--epochs",
+        3,
+        "--repeats",
+        1,
+        "--methods",
+        "single",
+        "--output-dir",
+        tmp_path,
+    )
     done = project("compare_parallel.py", *flags, "--prove", tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     if (tmp_path / PROOF).exists():  # one device waits for its images for a fifth of the time, here as anywhere
         sentence = "one device, without “waiting for data” (loader resident): a step is "
         assert sentence in " ".join(done.stdout.split())
-        again = project("compare_parallel.py", "--from", tmp_path / "results.json", "--output-dir", tmp_path / "copy",
-                        tiny=False)
+        again = project(
+            "compare_parallel.py", "--from", tmp_path / "results.json", "--output-dir", tmp_path / "copy", tiny=False
+        )
         assert sentence in " ".join(again.stdout.split())

@@ -46,8 +46,10 @@ def test_t_quantile(freedom, confidence):
 
 
 # C. W. Dunnett, Biometrics 20, 1964, table II
-@pytest.mark.parametrize("freedom, row", [(5, (2.57, 3.03, 3.29, 3.48, 3.62)), (10, (2.23, 2.57, 2.76, 2.89, 2.99)),
-                                          (20, (2.09, 2.38, 2.54, 2.65, 2.73))])
+@pytest.mark.parametrize(
+    "freedom, row",
+    [(5, (2.57, 3.03, 3.29, 3.48, 3.62)), (10, (2.23, 2.57, 2.76, 2.89, 2.99)), (20, (2.09, 2.38, 2.54, 2.65, 2.73))],
+)
 def test_dunnetts_quantile(freedom, row):
     found = [dunnett_quantile(count, freedom) for count in range(1, len(row) + 1)]
     assert found == pytest.approx(row, abs=0.0051)
@@ -60,7 +62,8 @@ def test_dunnetts_quantile_for_other_correlations(confidence, freedom):
         critical = dunnett_quantile(3, freedom, confidence, correlation)
         shape = np.full((3, 3), correlation) + (1 - correlation) * np.eye(3)
         inside = stats.multivariate_t(shape=shape, df=freedom, seed=1).cdf(
-            [critical] * 3, lower_limit=[-critical] * 3, maxpts=200_000)
+            [critical] * 3, lower_limit=[-critical] * 3, maxpts=200_000
+        )
         assert inside == pytest.approx(confidence, abs=2e-4)
 
 
@@ -86,7 +89,8 @@ def test_the_noise_of_a_pair_is_told_by_its_own_differences_and_for_a_part_by_th
         deviation = math.sqrt((own + 2 * (squares - own) / 9) / 5)  # 3 own degrees and 2 of the other 9
         margin = dunnett_quantile(4, 5) * deviation * math.sqrt(2 / 4)
         assert [math.log(value) for value in (found.value, found.low, found.high)] == pytest.approx(
-            [pairs.mean(), pairs.mean() - margin, pairs.mean() + margin])
+            [pairs.mean(), pairs.mean() - margin, pairs.mean() + margin]
+        )
 
 
 def test_two_rows_are_paired():
@@ -101,8 +105,13 @@ def test_blocks_with_holes_are_judged_by_least_squares():
     times[0, 1] = times[3, 0] = times[3, 4] = np.nan
     blocks, columns = np.nonzero(np.isfinite(times))
     # another parametrisation: the first block's first row, and how the others differ from it
-    design = np.column_stack([np.ones(len(blocks)), *(blocks == block for block in range(1, 4)),
-                              *(columns == column for column in range(1, 5))])
+    design = np.column_stack(
+        [
+            np.ones(len(blocks)),
+            *(blocks == block for block in range(1, 4)),
+            *(columns == column for column in range(1, 5)),
+        ]
+    )
     estimates, squares, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
     pairs = np.log(times[1:3, 0] / times[1:3, 1])  # the blocks that have both
     own = np.var(pairs, ddof=1) / 2
@@ -122,7 +131,8 @@ def test_a_failed_row_changes_nothing_for_the_others():
     times = table()
     with_failed = np.column_stack([times, np.full(4, np.nan)])
     assert ratios(with_failed, 0, [1, 2]) == [
-        Ratio(*map(pytest.approx, (ratio.value, ratio.low, ratio.high))) for ratio in ratios(times, 0, [1, 2])]
+        Ratio(*map(pytest.approx, (ratio.value, ratio.low, ratio.high))) for ratio in ratios(times, 0, [1, 2])
+    ]
     assert residual_deviation(with_failed) == pytest.approx(residual_deviation(times))
 
 
@@ -148,7 +158,7 @@ def test_a_column_without_its_slow_blocks_is_no_faster_for_that():
 def test_a_difference_of_means_is_that_of_a_two_way_analysis_of_variance():
     values = np.array([[70.0, 70.5, 69.0], [60.0, 60.1, 59.5], [65.0, 65.2, 64.0]])
     residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    margin = stats.t.ppf(0.95, 4) * math.sqrt((residuals ** 2).sum() / 4 * 2 / 3)
+    margin = stats.t.ppf(0.95, 4) * math.sqrt((residuals**2).sum() / 4 * 2 / 3)
     difference = values[:, 2].mean() - values[:, 0].mean()
     assert mean_difference(values, 2, 0, 0.9) == pytest.approx((difference, difference - margin, difference + margin))
     assert mean_difference(values[:1], 2, 0, 0.9) == (pytest.approx(-1.0), -math.inf, math.inf)
@@ -173,7 +183,8 @@ def test_an_interval_needs_two_degrees_of_freedom(blocks, columns, known):
 
 def test_equal_times_have_a_narrow_interval():
     assert ratios(np.array([[2.0, 1.0, 4.0]] * 3), 0, [1, 2]) == [
-        Ratio(*[pytest.approx(value)] * 3) for value in (2.0, 0.5)]
+        Ratio(*[pytest.approx(value)] * 3) for value in (2.0, 0.5)
+    ]
 
 
 def test_the_confidence_of_several_looks():
@@ -208,9 +219,19 @@ def test_the_resolution_is_found_in_four_of_five():
     assert 0.74 < told / 300 < 0.86
 
 
-@pytest.mark.parametrize("low, high, words", [
-    (1.01, 1.2, FASTER), (0.9, 0.99, SLOWER), (0.9, 1.1, UNDECIDED), (1.0, 1.1, UNDECIDED),
-    (0.98, 1.02, EQUAL), (1.01, 1.02, EQUAL), (0.98, 1.04, UNDECIDED), (None, None, TOO_FEW)])
+@pytest.mark.parametrize(
+    "low, high, words",
+    [
+        (1.01, 1.2, FASTER),
+        (0.9, 0.99, SLOWER),
+        (0.9, 1.1, UNDECIDED),
+        (1.0, 1.1, UNDECIDED),
+        (0.98, 1.02, EQUAL),
+        (1.01, 1.02, EQUAL),
+        (0.98, 1.04, UNDECIDED),
+        (None, None, TOO_FEW),
+    ],
+)
 def test_four_answers(low, high, words):
     assert Ratio(1.0, low, high).words == words
     assert Ratio(1.0, low, high).decided == (words in (FASTER, SLOWER, EQUAL))
@@ -227,8 +248,11 @@ def summary_of(*results, **values):
 
 
 def test_the_mean_leaves_out_the_warm_up_epoch():
-    results = (make_result(seconds=(9.0, 1.0, 4.0, 4.0)), make_result(seconds=(9.0, 3.0, 5.0, 4.0)),
-               make_result(seconds=(9.0, 8.0, 6.0, 7.0)))
+    results = (
+        make_result(seconds=(9.0, 1.0, 4.0, 4.0)),
+        make_result(seconds=(9.0, 3.0, 5.0, 4.0)),
+        make_result(seconds=(9.0, 8.0, 6.0, 7.0)),
+    )
     numbers = summary_of(*results)
     assert run_seconds(row_of(*results)) == [3.0, 4.0, 7.0]
     mean = (3.0 * 4.0 * 7.0) ** (1 / 3)
@@ -267,9 +291,14 @@ def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
         assert row_of(*runs(**environment), foreign_cores={"single": 0.5}).disturbed == disturbed
 
 
-@pytest.mark.parametrize("seconds, odd", [
-    ((9.0, 1.0, 3.0, 1.0, 3.0, 1.0), "epochs 3, 5 took 3.00, 3.00 s, where the median epoch took 1.00 s"),
-    ((9.0, 1.0, 1.0, 1.2, 1.0, 1.0), ""), ((9.0, 1.0, 1.0, 1.0, 0.5, 1.0), "epoch 5 took 0.50 s")])
+@pytest.mark.parametrize(
+    "seconds, odd",
+    [
+        ((9.0, 1.0, 3.0, 1.0, 3.0, 1.0), "epochs 3, 5 took 3.00, 3.00 s, where the median epoch took 1.00 s"),
+        ((9.0, 1.0, 1.0, 1.2, 1.0, 1.0), ""),
+        ((9.0, 1.0, 1.0, 1.0, 0.5, 1.0), "epoch 5 took 0.50 s"),
+    ],
+)
 def test_epochs_that_stall_count_and_are_named(seconds, odd):
     result = make_result(seconds=seconds)
     assert run_seconds(row_of(result)) == pytest.approx([sum(seconds[1:]) / 5])
@@ -281,8 +310,15 @@ def test_more_runs_of_a_steady_row_are_warned_of_no_more_often():
     generator = random.Random(0)
 
     def warned(count):
-        return sum(bool(unsteadiness(row_of(*runs(seconds=[2 * math.exp(generator.gauss(0, 0.04))
-                                                           for _ in range(count)])))) for _ in range(150)) / 150
+        return (
+            sum(
+                bool(
+                    unsteadiness(row_of(*runs(seconds=[2 * math.exp(generator.gauss(0, 0.04)) for _ in range(count)])))
+                )
+                for _ in range(150)
+            )
+            / 150
+        )
 
     assert 0.2 > warned(3) > warned(10)  # by the range of its runs: 18 and 75 %
 

@@ -33,8 +33,10 @@ def kept(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize("node, near, expected", [
-    ("1", "0,2-3\n", [{0}]), ("0", "1\n", [{1}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])])
+@pytest.mark.parametrize(
+    "node, near, expected",
+    [("1", "0,2-3\n", [{0}]), ("0", "1\n", [{1}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])],
+)
 def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, kept, monkeypatch, tmp_path):
     gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
@@ -58,14 +60,17 @@ def test_a_rank_on_a_cpu_is_bound_to_its_share(kept, monkeypatch, tmp_path):
     assert kept == [{0}, {1}, {0, 1}]
 
 
-@pytest.mark.parametrize("siblings, sockets, processes, shares", [
-    ("0 1 2 3", "0 0 0 0", 2, [{0, 1}, {2, 3}]),
-    ("0,2 1,3 0,2 1,3", "0 0 0 0", 2, [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
-    ("0 1 2 3", "0 1 0 1", 2, [{0, 2}, {1, 3}]),
-    ("0-1 0-1 2-3 2-3", "0 0 0 0", 3, [{0}, {1}, {2, 3}]),
-    ("0 1 2 3", "0 0 0 0", 5, [{0}, {1}, {2}, {3}, {0}]),
-    ("", "", 4, [{0}, {1}, {2}, {3}]),
-])
+@pytest.mark.parametrize(
+    "siblings, sockets, processes, shares",
+    [
+        ("0 1 2 3", "0 0 0 0", 2, [{0, 1}, {2, 3}]),
+        ("0,2 1,3 0,2 1,3", "0 0 0 0", 2, [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
+        ("0 1 2 3", "0 1 0 1", 2, [{0, 2}, {1, 3}]),
+        ("0-1 0-1 2-3 2-3", "0 0 0 0", 3, [{0}, {1}, {2, 3}]),
+        ("0 1 2 3", "0 0 0 0", 5, [{0}, {1}, {2}, {3}, {0}]),
+        ("", "", 4, [{0}, {1}, {2}, {3}]),
+    ],
+)
 def test_ranks_get_whole_cores_of_one_socket(siblings, sockets, processes, shares, monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "SYSFS", tmp_path)
     for core, (threads, socket) in enumerate(zip(siblings.split(), sockets.split(), strict=True)):
@@ -90,12 +95,16 @@ def threads_and_cores(rank, allowed, directory, told):
     told.put((rank, kept))
 
 
-@pytest.mark.parametrize("allowed, threads, bound", [
-    ([range(8), range(8, 16), range(16, 24), range(24, 32)], 8, 8),  # by srun --cpus-per-task=8
-    ([range(32)] * 4, 8, 8),
-    ([range(16), range(16, 32)] * 2, 8, 8),
-    ([range(8)] * 4, 2, 2),
-], ids=["each its own", "all together", "by socket", "few"])
+@pytest.mark.parametrize(
+    "allowed, threads, bound",
+    [
+        ([range(8), range(8, 16), range(16, 24), range(24, 32)], 8, 8),  # by srun --cpus-per-task=8
+        ([range(32)] * 4, 8, 8),
+        ([range(16), range(16, 32)] * 2, 8, 8),
+        ([range(8)] * 4, 2, 2),
+    ],
+    ids=["each its own", "all together", "by socket", "few"],
+)
 def test_ranks_that_a_launcher_has_bound_keep_all_their_cores(allowed, threads, bound, tmp_path):
     context = multiprocessing.get_context("fork")
     told = context.Queue()
@@ -206,9 +215,15 @@ def shares():
 
 
 @HAS_SLICES
-@pytest.mark.parametrize("command", [
-    ("ddp_train.py", "--spawn", 2), ("fsdp_train.py", "--spawn", 2), ("pipeline_train.py", "--spawn", 2),
-    ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ddp_train.py", "--spawn", 2),
+        ("fsdp_train.py", "--spawn", 2),
+        ("pipeline_train.py", "--spawn", 2),
+        ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py"),
+    ],
+)
 def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
     if "accelerate_train.py" in command:
         pytest.importorskip("accelerate")
@@ -220,14 +235,31 @@ def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp
     _, others, _ = train(*command, "--model", model)
     free = told(tmp_path)
     assert len(free) == 2 and all(
-        SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free)
+        SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free
+    )
     torch.testing.assert_close(weights, others, rtol=0, atol=0)
 
 
 @HAS_SLICES
 def test_a_link_is_measured_between_bound_ranks(project, data_root, tmp_path):
-    done = project("-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--train-size", 48, "--data-root",
-                   data_root, "--batch-size", 48, "--model", told_file(tmp_path), "--loader", "resident", "--link",
-                   "--bind", tiny=False)
+    done = project(
+        "-m",
+        "common.programs.probe",
+        "--dataset",
+        "synthetic-mnist",
+        "--train-size",
+        48,
+        "--data-root",
+        data_root,
+        "--batch-size",
+        48,
+        "--model",
+        told_file(tmp_path),
+        "--loader",
+        "resident",
+        "--link",
+        "--bind",
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
     assert told(tmp_path) == [(None, {SHORT_SLICE}, share) for share in shares()]

@@ -34,7 +34,8 @@ def nvidia_smi(tmp_path, monkeypatch):
         lines = "\n".join(f"{uuid}, {value}" for uuid, value in values.items())
         (tmp_path / "nvidia-smi").write_text(
             f"#!/bin/sh\necho >> {tmp_path}/calls\nif [ $1 = topo ]; then cat <<'END'\n{MATRIX}END\nelse cat <<'END'\n"
-            f"{lines}\nEND\nfi\n")
+            f"{lines}\nEND\nfi\n"
+        )
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         return tmp_path / "calls"
@@ -48,7 +49,10 @@ def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia
         nvidia_smi({gpu_uuid(1): "575.1", "GPU-hidden": "575.1", gpu_uuid(0): "575.1"})
         described = describe_environment()
         assert (described["gpus"], described["links"], described["driver"]) == (
-            ["last", "first"], ["GPU0-GPU1 SYS"], "575.1")
+            ["last", "first"],
+            ["GPU0-GPU1 SYS"],
+            "575.1",
+        )
         nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1", "GPU-hidden": "575.1"})
         assert describe_environment()["links"] == ["GPU0-GPU1 NV18"]
         nvidia_smi({gpu_uuid(0): "575.1", "GPU-of-the-other": "575.1", "GPU-hidden": "575.1"})  # it is a part of one
@@ -84,14 +88,23 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
         context = make_context(torch.nn.Identity(), devices=devices, note="a note")
         context.model.precision = "fp32"
         assert common.engine.run._before(context, context.model, make_config(), make_config()).reason == (
-            "a note; its devices are not alike (H200, A100), and the slowest decides")
+            "a note; its devices are not alike (H200, A100), and the slowest decides"
+        )
         alike = make_context(context.model, devices=devices[::2])
         assert common.engine.run._before(alike, context.model, make_config(), make_config()).reason == ""
 
 
-@pytest.mark.parametrize("capability, allowed, label", [
-    ((7, 0), True, "float32"), ((7, 5), True, "float32"), ((8, 0), True, "float32, TF32 convolutions"),
-    ((9, 0), True, "float32, TF32 convolutions"), ((9, 0), False, "float32")], ids=str)
+@pytest.mark.parametrize(
+    "capability, allowed, label",
+    [
+        ((7, 0), True, "float32"),
+        ((7, 5), True, "float32"),
+        ((8, 0), True, "float32, TF32 convolutions"),
+        ((9, 0), True, "float32, TF32 convolutions"),
+        ((9, 0), False, "float32"),
+    ],
+    ids=str,
+)
 def test_tf32_is_named_where_a_gpu_has_it(capability, allowed, label, monkeypatch):
     with pretended_gpus("one"):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -107,7 +120,9 @@ def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 8 * 2**30))
         check = preflight._gpus({"gpus": ["free", "full"], "links": []})
         assert (check.status, check.found) == (
-            BAD, "3.0 GiB of cuda:1 are in use by other programs, which disturb the times")
+            BAD,
+            "3.0 GiB of cuda:1 are in use by other programs, which disturb the times",
+        )
         free[1] = free[0]  # 2 GiB: a desktop's, and this process's own
         assert preflight._gpus({"gpus": ["free", "full"], "links": []}).status == OK
 
@@ -118,6 +133,7 @@ def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path
 @pytest.fixture
 def unusable(tmp_path, monkeypatch):
     """A machine with a GPU that PyTorch does not see; the cause of it."""
+
     def init():
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
 
@@ -162,8 +178,9 @@ def test_every_gpu_computes_a_convolution_before_a_comparison(device, status, en
     (check,) = [check for check in checks if check.name == "GPUs"]
     assert check.status == status and (described is None) == ends
     if ends:
-        assert check.found == ("cuda:1 (old) cannot be used; CUDA error: no kernel image is available for execution on "
-                               "the device")
+        assert check.found == (
+            "cuda:1 (old) cannot be used; CUDA error: no kernel image is available for execution on the device"
+        )
         assert "CUDA_VISIBLE_DEVICES" in check.advice
 
 

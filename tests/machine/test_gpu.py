@@ -16,8 +16,19 @@ from tests.reports import configuration
 
 pytestmark = pytest.mark.gpu
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-SAME_STEPS = ("--device", "gpu", "--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05,
-              "--max-steps", 6)
+SAME_STEPS = (
+    "--device",
+    "gpu",
+    "--model",
+    "lenet",
+    "--no-augment",
+    "--optimizer",
+    "sgd",
+    "--lr",
+    0.05,
+    "--max-steps",
+    6,
+)
 
 
 def test_phases_add_up_to_the_time_of_the_epoch(train):
@@ -75,12 +86,15 @@ def assert_same_training(train, *command):
     return result
 
 
-@pytest.mark.parametrize("command, method, note", [
-    (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
-    (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
-    (("ddp_train.py", "--spawn", 1), "ddp", ""),
-    (("fsdp_train.py", "--spawn", 1), "fsdp", "forward and backward contain what the ranks exchange in them"),
-])
+@pytest.mark.parametrize(
+    "command, method, note",
+    [
+        (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
+        (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
+        (("ddp_train.py", "--spawn", 1), "ddp", ""),
+        (("fsdp_train.py", "--spawn", 1), "fsdp", "forward and backward contain what the ranks exchange in them"),
+    ],
+)
 def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note, train):
     result = assert_same_training(train, *command)
     assert (result["method"], result["reason"]) == (method, note)
@@ -105,9 +119,24 @@ def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_pa
 def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.chdir(PROJECT)
-    row = configuration(command=(
-        sys.executable, "data_parallel_train.py", "--dataset", "synthetic-cifar10", "--data-root", str(data_root),
-        "--device", "gpu", "--loader", "resident", "--batch-size", "500", "--epochs", "4"))
+    row = configuration(
+        command=(
+            sys.executable,
+            "data_parallel_train.py",
+            "--dataset",
+            "synthetic-cifar10",
+            "--data-root",
+            str(data_root),
+            "--device",
+            "gpu",
+            "--loader",
+            "resident",
+            "--batch-size",
+            "500",
+            "--epochs",
+            "4",
+        )
+    )
     outcome = run_once(row, 1, 42, tmp_path)
     assert outcome.status == "ok", outcome.reason
     (card,) = outcome.cards
@@ -135,20 +164,25 @@ def test_a_recorded_step_is_refused_where_the_method_wraps_the_network(project):
 
 
 @two_gpus
-@pytest.mark.parametrize("command", [
-    ("data_parallel_train.py", "--use-parallel", 2),
-    ("ddp_train.py", "--spawn", 2),
-    ("ddp_train.py", "--spawn", 2, "--zero"),
-    ("fsdp_train.py", "--spawn", 2),
-    ("model_parallel_train.py", "--use-model-parallel"),
-    ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
-    ("pipeline_train.py", "--spawn", 2),
-    ("pipeline_train.py", "--spawn", 2, "--pipeline-schedule", "1f1b"),
-])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data_parallel_train.py", "--use-parallel", 2),
+        ("ddp_train.py", "--spawn", 2),
+        ("ddp_train.py", "--spawn", 2, "--zero"),
+        ("fsdp_train.py", "--spawn", 2),
+        ("model_parallel_train.py", "--use-model-parallel"),
+        ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
+        ("pipeline_train.py", "--spawn", 2),
+        ("pipeline_train.py", "--spawn", 2, "--pipeline-schedule", "1f1b"),
+    ],
+)
 def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
     result = assert_same_training(train, *command)
-    own = {"data_parallel_train.py": {"scatter", "replicate", "gather"},
-           "model_parallel_train.py": {"stage 0", "stage 1"}}
+    own = {
+        "data_parallel_train.py": {"scatter", "replicate", "gather"},
+        "model_parallel_train.py": {"stage 0", "stage 1"},
+    }
     assert set(result["method_milliseconds"] or ()) == own.get(command[0], set())
     assert not result["simulated"] and [name[:6] for name in result["devices"]] == ["cuda:0", "cuda:1"]
     epoch = result["epochs"][0]
@@ -161,9 +195,11 @@ def test_convolutions_are_channels_last_on_every_gpu():
     devices = torch.device("cuda", 0), torch.device("cuda", 1)
     model, strides = build_model("vgg", (3, 32, 32), seed=0).to(devices[0]), {}
     model.conv1_1[0].register_forward_hook(
-        lambda _, __, features: strides.update({features.device: features.stride(1)}))
-    context = make_context(torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0],
-                           output_device=devices[0])
+        lambda _, __, features: strides.update({features.device: features.stride(1)})
+    )
+    context = make_context(
+        torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0], output_device=devices[0]
+    )
     evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
     assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
 

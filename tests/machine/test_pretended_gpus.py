@@ -54,9 +54,32 @@ def train(monkeypatch, tmp_path, data_root):
 
     def train(script, *flags):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        typed = ["--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", BATCH * STEPS,
-                 "--batch-size", BATCH, "--loader", "resident", "--epochs", 1, "--threads", 1, "--device", "gpu",
-                 "--quiet", "--output", output, "--save", weights, "--figure-dir", tmp_path, *flags]
+        typed = [
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            data_root,
+            "--train-size",
+            BATCH * STEPS,
+            "--batch-size",
+            BATCH,
+            "--loader",
+            "resident",
+            "--epochs",
+            1,
+            "--threads",
+            1,
+            "--device",
+            "gpu",
+            "--quiet",
+            "--output",
+            output,
+            "--save",
+            weights,
+            "--figure-dir",
+            tmp_path,
+            *flags,
+        ]
         monkeypatch.setattr(sys, "argv", [script.__file__, *map(str, typed)])
         with pretended_gpus("first", "second") as gpus:
             script.main()
@@ -90,7 +113,7 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
     used = ["cuda:0 (first)", "cuda:1 (second)"][: 1 if method == "single" else 2]
     assert (result["method"], result["devices"], result["simulated"]) == (method, used, False)
     assert {*(result["method_milliseconds"] or ())} == OWN_TIMES.get(method, set())
-    assert result["gpu_uuids"] == ["GPU-00000000-0000", "GPU-00000001-0000"][:len(used)]
+    assert result["gpu_uuids"] == ["GPU-00000000-0000", "GPU-00000001-0000"][: len(used)]
     assert result["reserved_memory_bytes"] == [2**20] * len(used)
     there, back = sizes(copies, "cuda:0", "cuda:1"), sizes(copies, "cuda:1", "cuda:0")
     size = {name: 4 * value.numel() for name, value in weights.items()}
@@ -98,7 +121,8 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
         assert there == back == []
     elif method == "dp":  # the other half of the images and the weights; logits and gradients
         assert sum(there) == STEPS * (BATCH // 2 * (IMAGE + LOGITS) + sum(size.values())) + TESTS * (
-            TESTED // 2 * IMAGE + sum(size.values()))
+            TESTED // 2 * IMAGE + sum(size.values())
+        )
         assert sum(back) == STEPS * (BATCH // 2 * LOGITS + sum(size.values())) + TESTS * TESTED // 2 * LOGITS
     else:  # once, stage 1; then one copy of the features for each part of a batch, and one of their gradients
         parts = 4 if method == "mp-micro" else 1
@@ -137,8 +161,12 @@ def test_convolutions_of_every_replica_are_channels_last():
             weights[output.device] = convolution.weight.stride(1)
 
         model.conv1_1[0].register_forward_hook(look)
-        context = make_context(torch.nn.DataParallel(model, [FIRST, SECOND]), devices=(FIRST, SECOND),
-                               input_device=FIRST, output_device=FIRST)
+        context = make_context(
+            torch.nn.DataParallel(model, [FIRST, SECOND]),
+            devices=(FIRST, SECOND),
+            input_device=FIRST,
+            output_device=FIRST,
+        )
         evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
     assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}
 
@@ -176,12 +204,21 @@ def test_a_stopwatch_must_wait_for_both_devices():
             events[0].elapsed_time(events[1])
 
 
-@pytest.mark.parametrize("wait", [
-    lambda value: value.sum().item(), lambda value: value[value > 0], lambda value: value.cpu(),
-    lambda value: torch.ones(2, 2).to(FIRST), lambda value: value.nonzero(), lambda value: value.tolist(),
-    lambda value: value.to("cpu").to(FIRST), lambda value: bool((value > 0).all()),
-    lambda value: torch.tensor([1.0], device=FIRST),
-], ids="item mask cpu to nonzero tolist there-and-back bool tensor".split())
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda value: value.sum().item(),
+        lambda value: value[value > 0],
+        lambda value: value.cpu(),
+        lambda value: torch.ones(2, 2).to(FIRST),
+        lambda value: value.nonzero(),
+        lambda value: value.tolist(),
+        lambda value: value.to("cpu").to(FIRST),
+        lambda value: bool((value > 0).all()),
+        lambda value: torch.tensor([1.0], device=FIRST),
+    ],
+    ids="item mask cpu to nonzero tolist there-and-back bool tensor".split(),
+)
 def test_what_lets_the_host_wait_is_seen(wait):
     with pretended_gpus("first", "second") as gpus:
         value = torch.ones(2, 2, device=FIRST)
@@ -198,10 +235,30 @@ def test_what_lets_the_host_wait_is_seen(wait):
 
 def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
     methods = [*COMMANDS]
-    done = project("compare_parallel.py", "--methods", *methods, "--nproc", 2, "--dataset", "synthetic-mnist",
-                   "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 2, "--repeats", 1,
-                   "--check-maths", "--output-dir", tmp_path / "out", tiny=False,
-                   environment=environment_with(2, tmp_path))
+    done = project(
+        "compare_parallel.py",
+        "--methods",
+        *methods,
+        "--nproc",
+        2,
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        96,
+        "--batch-size",
+        48,
+        "--epochs",
+        2,
+        "--repeats",
+        1,
+        "--check-maths",
+        "--output-dir",
+        tmp_path / "out",
+        tiny=False,
+        environment=environment_with(2, tmp_path),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     stored = read_results(tmp_path / "out" / "results.json")
     assert stored.environment["gpus"] == ["Pretended 0", "Pretended 1"]
@@ -211,5 +268,6 @@ def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path
         assert outcome.result.devices == devices and not outcome.result.simulated
         assert outcome.result.config["loader"] == "resident"
     assert {name: result.difference < 1e-4 for name, result in stored.equivalence.items()} == dict.fromkeys(
-        methods, True)
+        methods, True
+    )
     assert [memory.device for memory in stored.probe.memory] == ["cpu", "cuda"]

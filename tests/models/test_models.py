@@ -58,8 +58,10 @@ def test_the_vgg_stays_small():
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             layer.register_forward_hook(
-                count if isinstance(layer, nn.Conv2d) else
-                lambda layer, inputs, output: count(layer, inputs, output.new_empty(1, *output.shape[1:])))
+                count
+                if isinstance(layer, nn.Conv2d)
+                else lambda layer, inputs, output: count(layer, inputs, output.new_empty(1, *output.shape[1:]))
+            )
     model(torch.randn(1, 3, 32, 32))
     assert 2 * multiplications <= 80e6
 
@@ -104,10 +106,14 @@ def test_a_split_needs_blocks_on_both_sides(block):
 
 
 @pytest.mark.parametrize("parts", [1, 3, 4])
-@pytest.mark.parametrize("wrap", [
-    lambda model, parts: TwoStage(model[:2], model[2:], [CPU, CPU], parts),
-    lambda model, parts: SimulatedDataParallel(model, parts, CPU),
-], ids=["two stages", "simulated replicas"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model, parts: TwoStage(model[:2], model[2:], [CPU, CPU], parts),
+        lambda model, parts: SimulatedDataParallel(model, parts, CPU),
+    ],
+    ids=["two stages", "simulated replicas"],
+)
 def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
     images, labels = torch.randn(10, 1, 28, 28), torch.arange(10)  # 10 divides neither by 3 nor by 4
     gradients = []
@@ -135,8 +141,10 @@ def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
 
 def test_what_a_method_measures_of_itself_is_that_of_training_batches():
     model, images = build_model("lenet", (1, 28, 28), 0), torch.randn(4, 1, 28, 28)
-    for module, names in ((SimulatedDataParallel(model, 2, CPU), {"scatter", "replicate", "gather"}),
-                          (TwoStage(model[:2], model[2:], [CPU, CPU], 2), {"stage 0", "stage 1"})):
+    for module, names in (
+        (SimulatedDataParallel(model, 2, CPU), {"scatter", "replicate", "gather"}),
+        (TwoStage(model[:2], model[2:], [CPU, CPU], 2), {"stage 0", "stage 1"}),
+    ):
         for _ in range(SAMPLE_FIRST):
             module(images)
         assert module.timers.milliseconds() is None  # too short to be sampled

@@ -45,8 +45,9 @@ def planned(monkeypatch, tmp_path):
 def beside(role, seconds, label="again", **values):
     """A comparison of one device, its counterpart and DDP."""
     other = counterpart(SINGLE, role, label, SINGLE.command)
-    return report_of((SINGLE, runs(seconds=STEADY)), (other, runs(seconds=seconds, **values)),
-                     (DDP, runs("ddp", (1.0, 1.02, 0.99))))
+    return report_of(
+        (SINGLE, runs(seconds=STEADY)), (other, runs(seconds=seconds, **values)), (DDP, runs("ddp", (1.0, 1.02, 0.99)))
+    )
 
 
 # ---- a row of no table
@@ -73,9 +74,13 @@ def test_its_runs_are_kept_listed_and_read_back(tmp_path):
 
 def test_a_failure_of_it_is_a_failure_and_told():
     report = beside(TWIN, STEADY)
-    failed = replace(report, outcomes=tuple(replace(outcome, status="failed", reason="signal 9")
-                                            if outcome.configuration == "single-again" else outcome
-                                            for outcome in report.outcomes))
+    failed = replace(
+        report,
+        outcomes=tuple(
+            replace(outcome, status="failed", reason="signal 9") if outcome.configuration == "single-again" else outcome
+            for outcome in report.outcomes
+        ),
+    )
     assert failed.failed and "SINGLE, again, block 1: failed: signal 9" in terminal_text(analyse(failed))
     assert analyse(failed).pairs[TWIN] == ()
 
@@ -90,9 +95,16 @@ def test_the_default_rows_have_a_twin_of_the_baseline(planned):
     assert planned("--baseline", "ddp").plan[-1].against == "ddp"
 
 
-@pytest.mark.parametrize("flags, wanted", [
-    (("--methods", "single", "ddp"), False), (("--repeats", 1), False), (("--no-twin",), False),
-    (("--methods", "single", "ddp", "--twin"), True), (("--repeats", 1, "--twin"), True)])
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [
+        (("--methods", "single", "ddp"), False),
+        (("--repeats", 1), False),
+        (("--no-twin",), False),
+        (("--methods", "single", "ddp", "--twin"), True),
+        (("--repeats", 1, "--twin"), True),
+    ],
+)
 def test_a_twin_can_be_had_and_left_out(flags, wanted, planned):
     assert any(row.role == TWIN for row in planned(*flags).plan) == wanted
 
@@ -137,8 +149,12 @@ def checkout(tmp_path):
 
 def test_another_checkouts_scripts_get_the_flags_of_now(checkout, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (row,) = before([replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))],
-                    checkout, None, Machine(0, 2))
+    (row,) = before(
+        [replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))],
+        checkout,
+        None,
+        Machine(0, 2),
+    )
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
     assert (row.name, row.label, row.role, row.against) == ("single-before", "SINGLE, before", BEFORE, "single")
 
@@ -154,12 +170,15 @@ def before_file(monkeypatch, tmp_path):
 
     typed: the flags of now; command: what the file says that its row ran.
     """
+
     def before_file(*typed, command=("python", "data_parallel_train.py"), **settings):
         monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--methods", "single", "--model", "lenet", *typed])
         arguments, shared = compare_parallel.parse()
         arguments.loader = "workers"
-        then = replace(report_of((configuration(command=command), runs(seconds=STEADY))),
-                       settings={**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings})
+        then = replace(
+            report_of((configuration(command=command), runs(seconds=STEADY))),
+            settings={**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings},
+        )
         write_results(then, tmp_path)
         plan = make_plan(arguments, Machine(0, 2), shared)
         (row,) = before(plan, tmp_path / "results.json", arguments, Machine(0, 2))
@@ -192,17 +211,20 @@ def test_no_command_of_a_file_is_run(before_file, tmp_path):
     assert read_results(tmp_path / "results.json").plan[0].command == ()
 
 
-@pytest.mark.parametrize("settings, message", [
-    ({"model": ["/tmp/evil.py:build"]}, r"names /tmp/evil.py:build; what only"),
-    ({"dataset": "folder:/etc"}, "names folder:/etc; what only"),
-    ({"model": ["--save"]}, "cannot be typed; .*unknown name"),
-    ({"model": None}, "cannot be typed"),
-    ({"precision": "--output=/tmp/owned"}, "cannot be typed"),
-    ({"lr": [0.1, "--save"]}, "cannot be typed"),
-    ({"nproc": ["2; rm"]}, "cannot be typed"),
-    ({"batch_size": []}, "cannot be typed"),
-    ({"cuda_graph": "yes"}, "cannot be typed"),
-])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"model": ["/tmp/evil.py:build"]}, r"names /tmp/evil.py:build; what only"),
+        ({"dataset": "folder:/etc"}, "names folder:/etc; what only"),
+        ({"model": ["--save"]}, "cannot be typed; .*unknown name"),
+        ({"model": None}, "cannot be typed"),
+        ({"precision": "--output=/tmp/owned"}, "cannot be typed"),
+        ({"lr": [0.1, "--save"]}, "cannot be typed"),
+        ({"nproc": ["2; rm"]}, "cannot be typed"),
+        ({"batch_size": []}, "cannot be typed"),
+        ({"cuda_graph": "yes"}, "cannot be typed"),
+    ],
+)
 def test_settings_that_no_flag_takes_are_refused(settings, message, before_file):
     with pytest.raises(SuiteError, match=message):
         before_file(**settings)
@@ -221,10 +243,16 @@ def test_a_block_that_is_called_as_a_flag_is_is_refused(tmp_path):
         read_results(tmp_path / "results.json")
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda path: None, "is no checkout of this project"),
-    (lambda path: write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), path),
-     "in common; found mp there")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda path: None, "is no checkout of this project"),
+        (
+            lambda path: write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), path),
+            "in common; found mp there",
+        ),
+    ],
+)
 def test_what_is_no_before_is_refused(make, message, planned, tmp_path):
     make(tmp_path)
     file = tmp_path / "results.json"
@@ -234,9 +262,13 @@ def test_what_is_no_before_is_refused(make, message, planned, tmp_path):
 
 def test_rows_stand_beside_themselves_before_and_all_intervals_hold_together():
     pairs = [(row, counterpart(row, BEFORE, BEFORE, row.command)) for row in (SINGLE, DDP)]
-    report = report_of(*((row, runs(row.method, seconds)) for pair, times in
-                         zip(pairs, ((STEADY, SLOWER), ((1.0, 1.02, 0.99), (1.01, 1.0, 1.0))), strict=True)
-                         for row, seconds in zip(pair, times, strict=True)))
+    report = report_of(
+        *(
+            (row, runs(row.method, seconds))
+            for pair, times in zip(pairs, ((STEADY, SLOWER), ((1.0, 1.02, 0.99), (1.01, 1.0, 1.0))), strict=True)
+            for row, seconds in zip(pair, times, strict=True)
+        )
+    )
     first, second = analyse(report).pairs[BEFORE]
     assert first.ratio == ratios(block_times(report.all_rows), 1, [0], 0.975)[0] and first.ratio.words == "faster"
     assert second.ratio.words != "faster" and first.differences == ()
@@ -249,8 +281,10 @@ def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(t
     other = {**runs()[0].config, "lr": 0.5}
     analysis = analyse(beside(BEFORE, SLOWER, BEFORE, config=other))
     assert analysis.pairs[BEFORE][0].differences == ("lr 0.001 instead of 0.5",)
-    half = [replace(result, epochs=tuple(replace(epoch, samples=epoch.samples // 2) for epoch in result.epochs))
-            for result in runs(seconds=SLOWER)]
+    half = [
+        replace(result, epochs=tuple(replace(epoch, samples=epoch.samples // 2) for epoch in result.epochs))
+        for result in runs(seconds=SLOWER)
+    ]
     report = report_of((SINGLE, runs(seconds=STEADY)), (counterpart(SINGLE, BEFORE, BEFORE, SINGLE.command), half))
     assert analyse(report).pairs[BEFORE][0].ratio is None
     write_markdown(analyse(report), tmp_path / "report.md", [])
@@ -266,9 +300,30 @@ def test_a_change_that_makes_training_slower_is_found_beside_the_checkout_before
     text = script_before.read_text()
     assert text.count("loss.backward()") == 1
     script_before.write_text(text.replace("loss.backward()", "loss.backward(), __import__('time').sleep(0.1)"))
-    done = project("compare_parallel.py", "--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480,
-                   "--batch-size", 48, "--loader", "resident", "--epochs", 2, "--repeats", 2, "--methods", "single",
-                   "--against", other, "--output-dir", tmp_path / "out", tiny=False)
+    done = project(
+        "compare_parallel.py",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--loader",
+        "resident",
+        "--epochs",
+        2,
+        "--repeats",
+        2,
+        "--methods",
+        "single",
+        "--against",
+        other,
+        "--output-dir",
+        tmp_path / "out",
+        tiny=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_results(tmp_path / "out" / "results.json")
     (pair,) = analyse(report).pairs[BEFORE]

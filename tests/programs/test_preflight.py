@@ -82,8 +82,11 @@ def test_little_room(limit, name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("parent, status", [(2**22 + 1, BAD), (1, NOTE)], ids=["gone", "at work"])
 def test_processes_of_other_runs(parent, status, tmp_path):
     tag = f"name-{parent}-{uuid.uuid4().hex}"
-    left = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
-                            stdout=subprocess.PIPE, env={**child_environment(), TAG: tag})
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+        env={**child_environment(), TAG: tag},
+    )
     try:
         left.stdout.read(1)
         check = named(check_all(tmp_path, tmp_path)[0], "other runs")
@@ -108,8 +111,7 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty, with the md5 ")
 
 
-@pytest.mark.parametrize("terminal, no_color, coloured", [
-    (True, "", True), (True, "1", False), (False, "", False)])
+@pytest.mark.parametrize("terminal, no_color, coloured", [(True, "", True), (True, "1", False), (False, "", False)])
 def test_colours_are_for_terminals_whose_user_wants_them(terminal, no_color, coloured, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "check_all", lambda *_: ([Check("Python", OK, "3.11")], {}))
     monkeypatch.setattr("sys.argv", ["check"])

@@ -42,10 +42,36 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
     log, network = tmp_path / "steps", f"{tmp_path / 'own.py'}:network"
     (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
     done = subprocess.run(
-        [sys.executable, "-m", "common.programs.probe", "--dataset", "synthetic-mnist", "--data-root", data_root,
-         "--train-size", "480", "--model", "lenet", network, "--batch-size", "48", "--sizes", "12", "48", "--threads",
-         "1", "--ceiling", "--link", "--cut", "12"],
-        cwd=PROJECT, capture_output=True, text=True, env=child_environment())
+        [
+            sys.executable,
+            "-m",
+            "common.programs.probe",
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            data_root,
+            "--train-size",
+            "480",
+            "--model",
+            "lenet",
+            network,
+            "--batch-size",
+            "48",
+            "--sizes",
+            "12",
+            "48",
+            "--threads",
+            "1",
+            "--ceiling",
+            "--link",
+            "--cut",
+            "12",
+        ],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+    )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["train_images"], measured["test_images"]) == (480, 2000)
@@ -53,9 +79,11 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
     assert set(steps) == {("lenet", 12), ("lenet", 48), (network, 12), (network, 48)} and min(steps.values()) > 0
     parameters = sum(weight.numel() for weight in build_model("lenet", (1, 28, 28), 0).parameters())
     assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == {
-        "lenet": 4 * parameters, network: 4 * 7850}
+        "lenet": 4 * parameters,
+        network: 4 * 7850,
+    }
     for model in measured["models"]:
-        assert 0.01 < model["link_gbps"] < 1000 
+        assert 0.01 < model["link_gbps"] < 1000
         assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
         assert model["buckets"] == [{"size": model["gradient_bytes"], "left": 0.0}]
     halves = Counter(line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 24"))
@@ -141,9 +169,29 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypat
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
 def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [
-        "probe", "--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--model", "mlp",
-        "--loader", "resident", "--batch-size", "48", "--sizes", "24", "48", "--link"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "probe",
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            str(data_root),
+            "--train-size",
+            "480",
+            "--model",
+            "mlp",
+            "--loader",
+            "resident",
+            "--batch-size",
+            "48",
+            "--sizes",
+            "24",
+            "48",
+            "--link",
+        ],
+    )
     monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
     monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
     monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
@@ -178,8 +226,9 @@ def test_buckets_are_those_of_ddp(name, tmp_path):
     model = build_model(name, (3, 32, 32), 0)
     images = SimpleNamespace(image_shape=(3, 32, 32), classes=tuple("0123456789"))
     cpu = torch.device("cpu")
-    buckets = probe.gradient_buckets(model, probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images,
-                                                              4, cpu), cpu)
+    buckets = probe.gradient_buckets(
+        model, probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu), cpu
+    )
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     exchanged = []
 

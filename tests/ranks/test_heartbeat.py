@@ -94,8 +94,10 @@ def test_it_is_named_and_ended_and_so_is_the_rank_that_waited(ranks, monkeypatch
         with pytest.raises(SystemExit) as caught:
             beats[0]._watch()
         assert caught.value.code == 1
-        line = ("lost contact with another rank; rank 1 did not answer in time; see the log of that rank, or give it "
-                "more time with --dist-timeout")
+        line = (
+            "lost contact with another rank; rank 1 did not answer in time; see the log of that rank, or give it "
+            "more time with --dist-timeout"
+        )
         assert capsys.readouterr().err == f"error: {line}\n"
         assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == line
         assert hanging.wait(10) == -signal.SIGKILL
@@ -155,7 +157,7 @@ def test_nccls_watchdog_comes_later_where_accelerate_makes_the_group(kind, monke
     monkeypatch.setattr(accelerate_train, "group_store", lambda: dist.PrefixStore("attempt", stores[0][1]))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     accelerate_train.make_accelerator(make_config(), SimpleNamespace(dist_timeout=60))
-    (watchdog, store), = stores
+    ((watchdog, store),) = stores
     assert store.timeout == timedelta(seconds=60)
     assert watchdog > timedelta(seconds=65) if kind == "cuda" else watchdog == timedelta(seconds=60)
 
@@ -165,8 +167,9 @@ def test_every_batch_of_training_and_evaluation_counts_whether_this_rank_has_its
     model, config = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10, 10)), make_config()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     context = make_context(model, after_batch=lambda: beats.append(1))
-    train_one_epoch(context, make_step(model, config), optimizer, engine.build_schedule(optimizer, config, 3), batches,
-                    config)
+    train_one_epoch(
+        context, make_step(model, config), optimizer, engine.build_schedule(optimizer, config, 3), batches, config
+    )
     assert len(beats) == 3
     evaluate(context, batches)
     assert len(beats) == 6

@@ -24,8 +24,12 @@ HERE = {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
 
 def listening(pids) -> list[str]:
     """The local addresses, in hexadecimal, of all TCP sockets on which these processes listen (proc_net_tcp(5))."""
-    rows = [line.split() for pid in pids for table in ("tcp", "tcp6")
-            for line in Path(f"/proc/{pid}/net", table).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for pid in pids
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net", table).read_text().splitlines()[1:]
+    ]
     addresses = {row[9]: row[1].partition(":")[0] for row in rows if row[3] == "0A"}
     opened = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
     sockets = (re.fullmatch(r"socket:\[(\d+)\]", target) for target in opened)
@@ -58,10 +62,31 @@ def listening_while_training(command, data_root, tmp_path):
     """The addresses where a run's processes listen, which end with it."""
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [*command, "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp",
-         "--train-size", "480", "--batch-size", "48", "--num-workers", "0", "--epochs", "99", "--figure-dir", tmp_path],
-        cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**child_environment(), **dict([marker.split("=")])})
+        [
+            *command,
+            "--dataset",
+            "synthetic-mnist",
+            "--data-root",
+            data_root,
+            "--model",
+            "mlp",
+            "--train-size",
+            "480",
+            "--batch-size",
+            "48",
+            "--num-workers",
+            "0",
+            "--epochs",
+            "99",
+            "--figure-dir",
+            tmp_path,
+        ],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**child_environment(), **dict([marker.split("=")])},
+    )
     next(line for line in process.stdout if line.startswith("Epoch [2/"))
     pids = alive(marker)
     addresses = listening(pids)

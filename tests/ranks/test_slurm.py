@@ -31,25 +31,37 @@ from comparison.run.nodes import by_hand, find_nodes
 from tests.processes import PROJECT, child_environment
 from tests.run.test_compare import plan_arguments
 
-TOLD = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2",
-        "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"}
+TOLD = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+}
 RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
 LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}
 
 # ---- what srun tells
 
 
-@pytest.mark.parametrize("hosts, first", [
-    ("n1", "n1"), ("n1,n2", "n1"), ("n[07-09,12],m3", "n07"), ("rack[2,4]-node[10-11]", "rack2-node10"),
-])
+@pytest.mark.parametrize(
+    "hosts, first",
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[07-09,12],m3", "n07"), ("rack[2,4]-node[10-11]", "rack2-node10")],
+)
 def test_the_first_host_of_a_list(hosts, first):
     assert first_host(hosts) == first
 
 
-@pytest.mark.parametrize("given, expected", [
-    (TOLD, RANK), ({**TOLD, "MASTER_ADDR": "10.0.0.1"}, {**RANK, "MASTER_ADDR": "10.0.0.1"}),
-    ({**TOLD, "SLURM_STEP_NUM_TASKS": "1"}, {}), ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, {}),  # of a batch script
-])
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (TOLD, RANK),
+        ({**TOLD, "MASTER_ADDR": "10.0.0.1"}, {**RANK, "MASTER_ADDR": "10.0.0.1"}),
+        ({**TOLD, "SLURM_STEP_NUM_TASKS": "1"}, {}),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, {}),  # of a batch script
+    ],
+)
 def test_ranks_are_what_srun_says(given, expected, monkeypatch):
     for name in (*TOLD, *RANK):
         monkeypatch.delenv(name, raising=False)
@@ -86,7 +98,7 @@ def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
         row = rows[name]
         assert (row.nodes, row.tasks) == (2, 2) and "×4 on 2 nodes" in row.label and "--spawn" not in row.command
         assert row.command[1].endswith("_train.py")
-        assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2"} < set(row.launched[1:row.launched.index(python())])
+        assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2"} < set(row.launched[1 : row.launched.index(python())])
     assert rows["ddp"].planned.per_device_batch_size == 16 and rows["ddp"].planned.threads == 4
     assert rows["pipeline"].stages == 4
 
@@ -94,8 +106,11 @@ def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
 def test_a_ladder_over_nodes_is_a_sweep():
     rows = plan_of([1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
     assert {name: (row.nodes, row.nodes * row.tasks) for name, row in rows.items() if name != "single"} == {
-        "ddp-nodes=1-nproc=1": (1, 1), "ddp-nodes=1-nproc=4": (1, 1),
-        "ddp-nodes=2-nproc=1": (2, 2), "ddp-nodes=2-nproc=4": (2, 8)}
+        "ddp-nodes=1-nproc=1": (1, 1),
+        "ddp-nodes=1-nproc=4": (1, 1),
+        "ddp-nodes=2-nproc=1": (2, 2),
+        "ddp-nodes=2-nproc=4": (2, 8),
+    }
     assert not any(row.skip for row in rows.values()) and rows["ddp-nodes=1-nproc=4"].command[2:4] == ("--spawn", "4")
     too_many = plan_of([2], nproc=[5], batch_size=[640], methods=[("ddp", {})], gpus=4)["ddp"]
     assert too_many.skip == "needs 10 GPUs, found 8"
@@ -104,8 +119,23 @@ def test_a_ladder_over_nodes_is_a_sweep():
 @pytest.mark.parametrize("nodes", [[3], [1, 3]])
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--nodes", *map(str, nodes), "--nproc", "1", "--methods",
-                                      "single", "ddp", "--dataset", "synthetic-mnist", *more])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "compare_parallel.py",
+            "--nodes",
+            *map(str, nodes),
+            "--nproc",
+            "1",
+            "--methods",
+            "single",
+            "ddp",
+            "--dataset",
+            "synthetic-mnist",
+            *more,
+        ],
+    )
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, cores=8), {}))
     monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
     monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
@@ -113,8 +143,9 @@ def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes,
         compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
 
 
-@pytest.mark.parametrize("total, processes, choices", [
-    (48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")])
+@pytest.mark.parametrize(
+    "total, processes, choices", [(48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")]
+)
 def test_totals_that_would_divide(total, processes, choices):
     with pytest.raises(SuiteError) as caught:
         per_process("--batch-size", total, processes)
@@ -137,17 +168,26 @@ def described(environment=ALIKE, *checks):
     return {"environment": environment, "checks": checks}
 
 
-@pytest.mark.parametrize("held, descriptions, message", [
-    ("", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare."),
-    ("1", [], "this one has 1 node"),
-    ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
-    ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
-    ("2", [described(ALIKE, ("data: mnist", "ok")), described(ALIKE, ("data: mnist", "note"))],
-     "node 2 of 2, data: mnist; found; type: "),
-    ("2", [described(), described(ALIKE, ("data: mnist", "bad"))], "node 2 of 2, data: mnist; found; type: "),
-    ("2", [described(), described({**ALIKE, "cores": 16}, ("data: cifar10", "note"))],
-     "the nodes of the job are not alike; cores 8, 16; ask"),
-])
+@pytest.mark.parametrize(
+    "held, descriptions, message",
+    [
+        ("", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare."),
+        ("1", [], "this one has 1 node"),
+        ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
+        ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
+        (
+            "2",
+            [described(ALIKE, ("data: mnist", "ok")), described(ALIKE, ("data: mnist", "note"))],
+            "node 2 of 2, data: mnist; found; type: ",
+        ),
+        ("2", [described(), described(ALIKE, ("data: mnist", "bad"))], "node 2 of 2, data: mnist; found; type: "),
+        (
+            "2",
+            [described(), described({**ALIKE, "cores": 16}, ("data: cifar10", "note"))],
+            "the nodes of the job are not alike; cores 8, 16; ask",
+        ),
+    ],
+)
 def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
     monkeypatch.setattr(nodes, "_descriptions", lambda *_: descriptions)
@@ -168,8 +208,9 @@ def test_a_directory_that_another_machine_does_not_see_is_bad(tmp_path):
     command = (sys.executable, "-m", "common.programs.check", "--json", "--output-dir", tmp_path, "--sees")
     for file, bad in (("there", False), ("missing", True)):
         (tmp_path / "there").touch()
-        done = subprocess.run([*command, tmp_path / file], cwd=PROJECT, env=child_environment(), capture_output=True,
-                              text=True)
+        done = subprocess.run(
+            [*command, tmp_path / file], cwd=PROJECT, env=child_environment(), capture_output=True, text=True
+        )
         (line,) = done.stdout.splitlines()
         checks = {check["name"]: check["status"] for check in json.loads(line)["checks"]}
         assert checks.get("shared files") == ("bad" if bad else None)
@@ -237,14 +278,22 @@ def cluster(tmp_path_factory):
     place = tmp_path_factory.mktemp("slurm")
     for part in ("state", "spool.n1", "spool.n2", "tmp"):
         (place / part).mkdir()
-    environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf"),
-                   "TMPDIR": str(place / "tmp")}
-    (place / "slurm.conf").write_text(CONFIGURATION.format(
-        host=socket.gethostname().partition(".")[0], place=place, ports=free_ports(3), cores=os.cpu_count()))
+    environment = {
+        **child_environment(),
+        **LOCAL,
+        "SLURM_CONF": str(place / "slurm.conf"),
+        "TMPDIR": str(place / "tmp"),
+    }
+    (place / "slurm.conf").write_text(
+        CONFIGURATION.format(
+            host=socket.gethostname().partition(".")[0], place=place, ports=free_ports(3), cores=os.cpu_count()
+        )
+    )
 
     def run(*command, check=True):
-        return subprocess.run([*map(str, command)], env=environment, cwd=PROJECT, capture_output=True, text=True,
-                              check=check, timeout=120).stdout
+        return subprocess.run(
+            [*map(str, command)], env=environment, cwd=PROJECT, capture_output=True, text=True, check=check, timeout=120
+        ).stdout
 
     if not any(process.name() == "munged" for process in psutil.process_iter()):
         Path("/run/munge").mkdir(exist_ok=True)
@@ -265,8 +314,13 @@ def slurm(cluster):
     """The cluster; what a failed test leaves there is printed, then taken away, so that the next test begins anew."""
     yield cluster
     if cluster("squeue", "-h"):
-        for command in (("squeue",), ("sinfo", "-N", "-l"), ("sinfo", "-R"), ("scontrol", "show", "job"),
-                        ("tail", "-n", "50", *cluster.place.glob("*.log"))):
+        for command in (
+            ("squeue",),
+            ("sinfo", "-N", "-l"),
+            ("sinfo", "-R"),
+            ("scontrol", "show", "job"),
+            ("tail", "-n", "50", *cluster.place.glob("*.log")),
+        ):
             print("$", *command, cluster(*command, check=False), sep="\n")
     cluster("scancel", "--user=root")
     wait_for(lambda: not cluster("squeue", "-h"), 90)
@@ -287,8 +341,19 @@ def wait_for(met, seconds):
 
 
 def small(data_root, *more):
-    return ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-            "--loader", "resident", *more)
+    return (
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--loader",
+        "resident",
+        *more,
+    )
 
 
 def alive(text):
@@ -302,9 +367,24 @@ def gone(text):
 
 @pytest.mark.slow
 def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path):
-    slurm("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "ddp_train.py",
-          *small(data_root, "--epochs", 1, "--output", tmp_path / "srun.json", "--save", tmp_path / "srun.pth",
-                 "--figure-dir", tmp_path))
+    slurm(
+        "srun",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        sys.executable,
+        "ddp_train.py",
+        *small(
+            data_root,
+            "--epochs",
+            1,
+            "--output",
+            tmp_path / "srun.json",
+            "--save",
+            tmp_path / "srun.pth",
+            "--figure-dir",
+            tmp_path,
+        ),
+    )
     assert json.loads((tmp_path / "srun.json").read_text())["world_size"] == 2
     _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident")
     weights = torch.load(tmp_path / "srun.pth", weights_only=True)
@@ -323,25 +403,48 @@ run_script(lambda: print(len(find_nodes(arguments, directory)), "nodes"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("directory, data, dataset, said", [
-    ("shared", "shared", "synthetic-mnist", "2 nodes"),
-    ("shared", "own", "mnist", "node 1 of 2, data: mnist; not in"),
-    ("shared", "shared", "folder:own", "node 1 of 2, shared files"),
-    ("own", "shared", "synthetic-mnist", "node 1 of 2, shared files"),
-])
+@pytest.mark.parametrize(
+    "directory, data, dataset, said",
+    [
+        ("shared", "shared", "synthetic-mnist", "2 nodes"),
+        ("shared", "own", "mnist", "node 1 of 2, data: mnist; not in"),
+        ("shared", "shared", "folder:own", "node 1 of 2, shared files"),
+        ("own", "shared", "synthetic-mnist", "node 1 of 2, shared files"),
+    ],
+)
 def test_nodes_that_have_temporary_files_of_their_own_are_asked(directory, data, dataset, said, slurm, tmp_path):
     """srun is typed where neither node's TMPDIR is seen, as on a login node."""
     places = {"shared": tmp_path, "own": Path(tempfile.mkdtemp(dir=slurm.place / "tmp"))}
     (places["own"] / "train").mkdir()
     dataset = dataset.replace("own", str(places["own"]))
-    printed = slurm("sh", "-c", 'salloc --quiet --nodes=2 "$@" 2>&1', "sh", sys.executable, "-c", FIND_NODES,
-                    places[directory], places[data], dataset, check=False)
+    printed = slurm(
+        "sh",
+        "-c",
+        'salloc --quiet --nodes=2 "$@" 2>&1',
+        "sh",
+        sys.executable,
+        "-c",
+        FIND_NODES,
+        places[directory],
+        places[data],
+        dataset,
+        check=False,
+    )
     assert said in printed
 
 
 def submit(slurm, directory, *flags, options=()):
-    printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
-                    f"--job-name={directory}/job", *options, "cluster/train.sbatch", *flags)
+    printed = slurm(
+        "sbatch",
+        "--parsable",
+        "--gpus-per-node=0",
+        "--cpus-per-task=1",
+        f"--output={directory}/log",
+        f"--job-name={directory}/job",
+        *options,
+        "cluster/train.sbatch",
+        *flags,
+    )
     return printed.split(";")[0].strip()
 
 
@@ -361,8 +464,17 @@ def state(slurm, job):
 
 @pytest.mark.slow
 def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train, data_root, tmp_path):
-    flags = small(data_root, "--epochs", 3, "--output", tmp_path / "result.json", "--figure-dir", tmp_path,
-                  "--save", tmp_path / "weights.pth")
+    flags = small(
+        data_root,
+        "--epochs",
+        3,
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        "--save",
+        tmp_path / "weights.pth",
+    )
     log = tmp_path / "log"
     job = submit(slurm, tmp_path, *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
     wait_for(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
@@ -386,8 +498,12 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
 
 @pytest.mark.slow
 def test_a_job_at_its_time_limit_leaves_a_checkpoint_and_nothing_else(slurm, data_root, tmp_path):
-    job = submit(slurm, tmp_path, *small(data_root, "--epochs", 5000, "--figure-dir", tmp_path),
-                 options=("--time=2", "--signal=TERM@30"))  # SLURM sends it up to a minute earlier
+    job = submit(
+        slurm,
+        tmp_path,
+        *small(data_root, "--epochs", 5000, "--figure-dir", tmp_path),
+        options=("--time=2", "--signal=TERM@30"),
+    )  # SLURM sends it up to a minute earlier
     wait_for(lambda: not state(slurm, job), 150)
     assert "SIGTERM" in (tmp_path / "log").read_text()
     assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
@@ -407,9 +523,26 @@ def kill_node(slurm, node):
 
 
 def compare(slurm, directory, *flags):
-    printed = slurm("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1", f"--output={directory}/log",
-                    f"--export=ALL,OUTPUT_DIR={directory}/out", "cluster/compare.sbatch", "--nproc", 1, "--device",
-                    "cpu", "--methods", "single", "ddp", "accelerate", "--repeats", 2, *flags)
+    printed = slurm(
+        "sbatch",
+        "--parsable",
+        "--gpus-per-node=0",
+        "--cpus-per-task=1",
+        f"--output={directory}/log",
+        f"--export=ALL,OUTPUT_DIR={directory}/out",
+        "cluster/compare.sbatch",
+        "--nproc",
+        1,
+        "--device",
+        "cpu",
+        "--methods",
+        "single",
+        "ddp",
+        "accelerate",
+        "--repeats",
+        2,
+        *flags,
+    )
     return printed.split(";")[0].strip()
 
 
@@ -430,7 +563,8 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
     assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
-        ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes]
+        ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes
+    ]
     assert len(report.outcomes) >= 6 and not report.in_turns
     assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
     assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()

@@ -38,6 +38,7 @@ class NotFoundError(NVMLError):
 @pytest.fixture
 def nvml(monkeypatch):
     """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there."""
+
     def programs(card, since):
         if driver.programs is None:
             raise NVMLError
@@ -46,15 +47,22 @@ def nvml(monkeypatch):
         return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in driver.programs.items()]
 
     driver = SimpleNamespace(
-        programs={}, reasons=0, NVMLError=NVMLError, NVMLError_NotFound=NotFoundError, NVML_CLOCK_SM=1,
-        nvmlDeviceGetCount=lambda: len(UUIDS), nvmlDeviceGetHandleByIndex=lambda number: number,
+        programs={},
+        reasons=0,
+        NVMLError=NVMLError,
+        NVMLError_NotFound=NotFoundError,
+        NVML_CLOCK_SM=1,
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetUUID=lambda card: UUIDS[card],
         nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=75),
         nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=(1 + card) * 2**30),
         nvmlDeviceGetPowerUsage=lambda card: 100_000 * (1 + card),
         nvmlDeviceGetTotalEnergyConsumption=lambda card: int(100_000 * (1 + card) * time.monotonic()),
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: driver.reasons,
-        nvmlDeviceGetClockInfo=lambda card, clock: 1000 + clock, nvmlDeviceGetProcessUtilization=programs)
+        nvmlDeviceGetClockInfo=lambda card, clock: 1000 + clock,
+        nvmlDeviceGetProcessUtilization=programs,
+    )
     monkeypatch.setattr(cards, "nvml", lambda: driver)
     monkeypatch.setattr(cards, "LOOK_EVERY", 0.02)
     return driver
@@ -64,8 +72,10 @@ def on_gpus(*epochs, uuids=UUIDS[:1]):
     """The result of a run on cards with these UUIDs; epochs: (start, seconds), of which the first does not count."""
     devices = tuple(f"cuda:{number} (Pretended)" for number, _ in enumerate(uuids))
     result = make_result(seconds=[seconds for _, seconds in epochs], devices=devices, gpu_uuids=uuids)
-    return replace(result, epochs=tuple(replace(epoch, start=start)
-                                        for epoch, (start, _) in zip(result.epochs, epochs, strict=True)))
+    return replace(
+        result,
+        epochs=tuple(replace(epoch, start=start) for epoch, (start, _) in zip(result.epochs, epochs, strict=True)),
+    )
 
 
 def watched(seconds=0.5):
@@ -95,8 +105,13 @@ def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
     def refuse(card):
         raise NVMLError
 
-    for name in ("UtilizationRates", "MemoryInfo", "PowerUsage", "TotalEnergyConsumption",
-                 "CurrentClocksThrottleReasons"):
+    for name in (
+        "UtilizationRates",
+        "MemoryInfo",
+        "PowerUsage",
+        "TotalEnergyConsumption",
+        "CurrentClocksThrottleReasons",
+    ):
         setattr(nvml, f"nvmlDeviceGet{name}", refuse)
     watch, result = watched()
     assert watch.uses(result) == (CardUse("cuda:0", megahertz=1001),)
@@ -132,9 +147,11 @@ def test_who_else_computes(nvml):
 
 def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
     result = asdict(on_gpus((None, 0.1), (None, 0.1)))
-    write = ("import json, sys, time; start = time.monotonic() + 0.2; time.sleep(0.8); result = json.loads(sys.argv[1])"
-             "\nfor epoch in result['epochs']: epoch['start'] = start"
-             "\njson.dump(result, open(sys.argv[sys.argv.index('--output') + 1], 'w'))")
+    write = (
+        "import json, sys, time; start = time.monotonic() + 0.2; time.sleep(0.8); result = json.loads(sys.argv[1])"
+        "\nfor epoch in result['epochs']: epoch['start'] = start"
+        "\njson.dump(result, open(sys.argv[sys.argv.index('--output') + 1], 'w'))"
+    )
     row = configuration(command=(sys.executable, "-c", write, json.dumps(result)))
     outcome = run_once(row, 1, 42, tmp_path)
     (use,) = outcome.cards
@@ -146,9 +163,10 @@ def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
 
 def with_cards(*uses, **rows):
     """A comparison of two rows, three runs of 1000 images each, beside which these cards were watched."""
-    fine = {"gpu_uuids": UUIDS[:len(uses)], "count": max(1, len(uses)), "reserved_memory_bytes": (2**28,) * len(uses)}
-    report = report_of((configuration("single"), runs(**fine)),
-                       (configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)), **rows)
+    fine = {"gpu_uuids": UUIDS[: len(uses)], "count": max(1, len(uses)), "reserved_memory_bytes": (2**28,) * len(uses)}
+    report = report_of(
+        (configuration("single"), runs(**fine)), (configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)), **rows
+    )
     return replace(report, outcomes=tuple(replace(outcome, cards=uses) for outcome in report.outcomes))
 
 
@@ -166,12 +184,15 @@ def test_what_the_cards_did_is_in_the_report(tmp_path):
 
 
 def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml(tmp_path):
-    links = [{"model": "vgg", "gradient_bytes": 1_157_000, "link_gbps": 123.4},
-             {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None}]
+    links = [
+        {"model": "vgg", "gradient_bytes": 1_157_000, "link_gbps": 123.4},
+        {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None},
+    ]
     report = report_of((configuration("single"), runs()), probe={"models": links})
     for gpus, bandwidth in (([], ""), (["H200"] * 8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gbit/s")):
-        write_markdown(analyse(replace(report, environment={**report.environment, "gpus": gpus})),
-                       tmp_path / "report.md", [])
+        write_markdown(
+            analyse(replace(report, environment={**report.environment, "gpus": gpus})), tmp_path / "report.md", []
+        )
         text = (tmp_path / "report.md").read_text()
         assert text.count("bus bandwidth") == text.count(bandwidth or "GPUs while they trained") == len(gpus) // 8
     assert bandwidths(replace(report, probe=None)) == []

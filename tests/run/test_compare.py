@@ -35,9 +35,24 @@ ALL = [(method, {}) for method in METHODS]
 
 def plan_arguments(**values):
     """What compare_parallel.py parses without flags, as far as the plan reads it."""
-    return Namespace(**{"methods": (), "nproc": None, "nodes": [1], "batch_size": [64], "num_workers": None,
-                        "loader": "workers", "model": ["lenet"], "threads_per_device": None, "micro_batches": [4],
-                        "scaling": "strong", "precision": "fp32", "compile": False, "cuda_graph": False, **values})
+    return Namespace(
+        **{
+            "methods": (),
+            "nproc": None,
+            "nodes": [1],
+            "batch_size": [64],
+            "num_workers": None,
+            "loader": "workers",
+            "model": ["lenet"],
+            "threads_per_device": None,
+            "micro_batches": [4],
+            "scaling": "strong",
+            "precision": "fp32",
+            "compile": False,
+            "cuda_graph": False,
+            **values,
+        }
+    )
 
 
 def plan(gpus=0, **values):
@@ -65,8 +80,7 @@ def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_
 
 def test_all_rows_get_the_same_totals_and_threads_per_device():
     for gpus in (0, 1, 8):
-        rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values()
-                if row.method != "single-all-cores"]
+        rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values() if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
@@ -86,8 +100,10 @@ def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_thre
     with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
         refuse_unequal(list(unequal.values()), "single", "strong")
     assert "single-all-cores" not in plan(gpus=2)
-    assert all("which has all cores" in planned["single-all-cores"].skip
-               for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1])))
+    assert all(
+        "which has all cores" in planned["single-all-cores"].skip
+        for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1]))
+    )
 
 
 def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
@@ -108,8 +124,11 @@ def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
 
 
 def test_the_rungs_of_the_ladder():
-    assert [method for method, _ in parse_method("ladder")] == ladder() == [
-        "single", "single-all-cores", "ddp-1", "ddp-no-sync", "ddp"]
+    assert (
+        [method for method, _ in parse_method("ladder")]
+        == ladder()
+        == ["single", "single-all-cores", "ddp-1", "ddp-no-sync", "ddp"]
+    )
     assert parse_method("ladder:num-workers=2")[4] == ("ddp", {"num_workers": 2})
     rows = plan(methods=parse_method("ladder"), nproc=[4])
     assert flag(rows["ddp-1"], "--spawn") == "1" and "--no-sync" not in rows["ddp-1"].command
@@ -151,8 +170,10 @@ def test_1f1b_is_a_row_of_its_own_and_needs_a_micro_batch_for_every_stage():
 
 def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
     arguments = plan_arguments(methods=[(name, {}) for name in ("mp", "pipeline-1", "pipeline")], nproc=[2, 3])
-    skips = [{row.name: row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})}
-             for blocks in (1, 2, 3)]
+    skips = [
+        {row.name: row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})}
+        for blocks in (1, 2, 3)
+    ]
     whole = "lenet cannot be cut: it is no plain nn.Sequential of two parts or more"
     assert skips[0] == {"mp": whole, "pipeline-1": "", "pipeline-nproc=2": whole, "pipeline-nproc=3": whole}
     few = "lenet has 2 blocks, too few for 3 stages"
@@ -161,13 +182,20 @@ def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
 
 
 def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
-    times = [{"model": "lenet", "block": block, "milliseconds": value}
-             for block, value in (("conv1", 1.0), ("conv2", 1.0), ("full1", 1.0), ("head", 4.0))]
+    times = [
+        {"model": "lenet", "block": block, "milliseconds": value}
+        for block, value in (("conv1", 1.0), ("conv2", 1.0), ("full1", 1.0), ("head", 4.0))
+    ]
     probe = probe_from_dict({**PROBE, "blocks": times})
     rows = plan(methods=[(name, {}) for name in ("single", "mp", "pipeline")], nproc=[2, 3, 5], num_workers=[0])
     assert {name: row.stages for name, row in rows.items()} == {
-        "single": 1, "mp": 2, "pipeline-nproc=2": 2, "pipeline-nproc=3": 3, "pipeline-nproc=5": 5}
-    cuts = {name: with_cut(row, probe).command[len(row.command):] for name, row in rows.items()}
+        "single": 1,
+        "mp": 2,
+        "pipeline-nproc=2": 2,
+        "pipeline-nproc=3": 3,
+        "pipeline-nproc=5": 5,
+    }
+    cuts = {name: with_cut(row, probe).command[len(row.command) :] for name, row in rows.items()}
     assert cuts["mp"] == cuts["pipeline-nproc=2"] == ("--split-at", "head")
     assert cuts["pipeline-nproc=3"] == ("--split-at", "conv2", "head")
     assert cuts["single"] == cuts["pipeline-nproc=5"] == ()  # the latter cannot be
@@ -234,9 +262,15 @@ def test_a_value_for_one_method_alone_is_refused_with_both_values():
     refuse_unequal(list(plan(methods=ALL, num_workers=[0, 2]).values()), "single", "strong")
 
 
-@pytest.mark.parametrize("text, message", [
-    ("dpp", "did you mean"), ("ddp:wrokers=4", "unknown name 'wrokers'"), ("ddp:num-workers=-1", "from 0 to"),
-    ("ddp:num-workers", "found ''")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("dpp", "did you mean"),
+        ("ddp:wrokers=4", "unknown name 'wrokers'"),
+        ("ddp:num-workers=-1", "from 0 to"),
+        ("ddp:num-workers", "found ''"),
+    ],
+)
 def test_methods_that_cannot_be_read(text, message, project):
     done = project("compare_parallel.py", "--methods", text, tiny=False)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
@@ -254,15 +288,39 @@ def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
 
 @pytest.mark.slow
 def test_dry_run_prints_commands_that_work_when_pasted(project, data_root, tmp_path):
-    done = project("compare_parallel.py", "--dry-run", "--methods", "single", "ddp", "--dataset", "synthetic-mnist",
-                   "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 1, "--num-workers", 0,
-                   "--output-dir", tmp_path / "out dir", tiny=False)
+    done = project(
+        "compare_parallel.py",
+        "--dry-run",
+        "--methods",
+        "single",
+        "ddp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        96,
+        "--batch-size",
+        48,
+        "--epochs",
+        1,
+        "--num-workers",
+        0,
+        "--output-dir",
+        tmp_path / "out dir",
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert len(commands) == 2 and not (tmp_path / "out dir").exists()
     assert done.stdout.splitlines()[-1].startswith("# About ") and done.stderr == ""
-    pasted = subprocess.run(f"{commands[0]} --figure-dir {shlex.quote(str(tmp_path))}", shell=True, cwd=PROJECT,
-                            env=child_environment(), capture_output=True)
+    pasted = subprocess.run(
+        f"{commands[0]} --figure-dir {shlex.quote(str(tmp_path))}",
+        shell=True,
+        cwd=PROJECT,
+        env=child_environment(),
+        capture_output=True,
+    )
     assert pasted.returncode == 0
 
 
@@ -300,21 +358,33 @@ def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     assert [percent(share) for share in (0.0123, 0.25, 1.12)] == ["1.2 %", "25 %", "110 %"]
 
 
-@pytest.mark.parametrize("epochs, settings, flags, minutes", [
-    (200, {}, "--epochs 2 --max-steps 100", "2 min"),  # 9 runs: 2 s of start-up, 100 images in 60 ms
-    (200, {"max_steps": 10}, None, None),  # 18 min
-    (1, {}, None, None),
-    (200, {"target_accuracy": 0.9}, None, None),
-    (200, {"fit_batch": True}, None, None),
-])
+@pytest.mark.parametrize(
+    "epochs, settings, flags, minutes",
+    [
+        (200, {}, "--epochs 2 --max-steps 100", "2 min"),  # 9 runs: 2 s of start-up, 100 images in 60 ms
+        (200, {"max_steps": 10}, None, None),  # 18 min
+        (1, {}, None, None),
+        (200, {"target_accuracy": 0.9}, None, None),
+        (200, {"fit_batch": True}, None, None),
+    ],
+)
 def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(epochs, settings, flags, minutes):
     step = {"model": "lenet", "batch": 100, "milliseconds": 60.0}
     probe = {"train_images": 60_000, "test_images": 3, "steps": [step]}
-    report = replace(report_of(*((configuration(name), runs()) for name in ("single", "ddp", "fsdp")), epochs=epochs,
-                               probe=probe, **settings), command="python compare_parallel.py --dry-run", outcomes=())
+    report = replace(
+        report_of(
+            *((configuration(name), runs()) for name in ("single", "ddp", "fsdp")),
+            epochs=epochs,
+            probe=probe,
+            **settings,
+        ),
+        command="python compare_parallel.py --dry-run",
+        outcomes=(),
+    )
     sentence = shorter_command(report)
-    assert sentence == (flags and f"Which row is fastest, this tells in about {minutes}:\n"
-                                  f"python compare_parallel.py {flags}")
+    assert sentence == (
+        flags and f"Which row is fastest, this tells in about {minutes}:\npython compare_parallel.py {flags}"
+    )
     evaluates = replace(report, probe=replace(report.probe, test_images=3_000_000))  # which fewer steps do not shorten
     assert shorter_command(replace(evaluates, settings={**report.settings, "epochs": 2})) is None
 
@@ -326,13 +396,18 @@ def child(code):
     return replace(configuration(), command=(sys.executable, "-c", code))
 
 
-@pytest.mark.parametrize("code, reason", [
-    ("import sys; print('error: no cake; found none; bake one', file=sys.stderr); sys.exit(4)",
-     "no cake; found none; bake one, before its first epoch (log: "),
-    ("import os; os._exit(3)", "exit code 3"),
-    ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
-    ("pass", "it ended without writing a result"),
-])
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        (
+            "import sys; print('error: no cake; found none; bake one', file=sys.stderr); sys.exit(4)",
+            "no cake; found none; bake one, before its first epoch (log: ",
+        ),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
+        ("pass", "it ended without writing a result"),
+    ],
+)
 def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
     (tmp_path / "runs").mkdir()
     write_result(make_result(), tmp_path / "runs" / "single-1.json")  # an earlier comparison's, not this one's
@@ -343,23 +418,39 @@ def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_
 
 def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(tmp_path):
     write_result(make_result(), tmp_path / "made.json")
-    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    outcome = run_once(
+        child(
+            f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+            f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"
+        ),
+        1,
+        42,
+        tmp_path / "runs",
+    )
     assert outcome.status == "failed" and "exit code 1" in outcome.reason
 
 
 def test_a_diverged_run_is_a_diverged_row(tmp_path):
     write_result(make_result(status="diverged", reason="the loss was nan"), tmp_path / "made.json")
-    outcome = run_once(child(f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-                             f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"), 1, 42, tmp_path / "runs")
+    outcome = run_once(
+        child(
+            f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
+            f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"
+        ),
+        1,
+        42,
+        tmp_path / "runs",
+    )
     assert (outcome.status, outcome.reason, outcome.exit_code) == ("diverged", "the loss was nan", 1)
 
 
 def test_an_interrupted_comparison_stops_its_child(tmp_path):
-    code = ("from comparison.run.launch import run_child; import sys, signal; from pathlib import Path; "
-            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
-            f"run_child((sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(60)'), "
-            f"Path({str(tmp_path / 'log')!r}))")
+    code = (
+        "from comparison.run.launch import run_child; import sys, signal; from pathlib import Path; "
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
+        f"run_child((sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(60)'), "
+        f"Path({str(tmp_path / 'log')!r}))"
+    )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
     log = tmp_path / "log"
     while not (log.exists() and log.read_text().strip()):
@@ -406,9 +497,28 @@ def test_the_parent_never_imports_torch():
 @pytest.mark.parametrize("check", [(), pytest.param(("--check-maths",), marks=pytest.mark.slow)])
 def test_a_comparison_from_start_to_end(check, project, data_root, tmp_path):
     directory = tmp_path / "a b;$(x) 中"
-    flags = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 480, "--batch-size", 48,
-             "--num-workers", 0, "--epochs", 2, "--repeats", 1, "--project", 2, 4, *check,
-             "--output-dir", directory)
+    flags = (
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        480,
+        "--batch-size",
+        48,
+        "--num-workers",
+        0,
+        "--epochs",
+        2,
+        "--repeats",
+        1,
+        "--project",
+        2,
+        4,
+        *check,
+        "--output-dir",
+        directory,
+    )
     done = project("compare_parallel.py", "--methods", "single", "ddp", *flags, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout  # no terminal
@@ -431,14 +541,26 @@ def test_a_comparison_from_start_to_end(check, project, data_root, tmp_path):
         assert text in done.stdout
     files = {path.name for path in directory.iterdir()} - {"runs"}
     assert {name for name in files if name.endswith(".svg")} == {
-        name.replace(".png", ".svg") for name in files if name.endswith(".png")}
+        name.replace(".png", ".svg") for name in files if name.endswith(".png")
+    }
     others = {name for name in files if not name.endswith(".svg")}
     assert others - {"excess.png", "scaling.png"} == {  # not drawn where another program disturbed the rows
-        "results.json", "results.csv", "results.tex", "report.md", "report.html", "curves.png", "speed-up.png",
-        "phases.png", "memory.png", "time-memory.png", ".comparison.lock"}
+        "results.json",
+        "results.csv",
+        "results.tex",
+        "report.md",
+        "report.html",
+        "curves.png",
+        "speed-up.png",
+        "phases.png",
+        "memory.png",
+        "time-memory.png",
+        ".comparison.lock",
+    }
 
-    again = project("compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again",
-                    tiny=False)
+    again = project(
+        "compare_parallel.py", "--from", directory / "results.json", "--output-dir", tmp_path / "again", tiny=False
+    )
     assert again.returncode == 0, again.stderr
     assert {path.name for path in (tmp_path / "again").iterdir()} == files
     for name in ("results.json", "results.csv", "results.tex", "report.md"):
@@ -455,10 +577,30 @@ def test_a_comparison_from_start_to_end(check, project, data_root, tmp_path):
 def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     (tmp_path / "accelerate.py").write_text("raise ImportError('broken')")  # found by the plan, useless to the child
     (tmp_path / "sitecustomize.py").write_text("import sys; print('a warning', file=sys.stderr)")  # must not matter
-    done = project("compare_parallel.py", "--methods", "accelerate", "mp", "--dataset", "synthetic-mnist",
-                   "--data-root", data_root, "--train-size", 96, "--batch-size", 48, "--epochs", 1, "--num-workers", 0,
-                   "--repeats", 1, "--output-dir", tmp_path / "out", tiny=False,
-                   environment={"PYTHONPATH": str(tmp_path)})
+    done = project(
+        "compare_parallel.py",
+        "--methods",
+        "accelerate",
+        "mp",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        96,
+        "--batch-size",
+        48,
+        "--epochs",
+        1,
+        "--num-workers",
+        0,
+        "--repeats",
+        1,
+        "--output-dir",
+        tmp_path / "out",
+        tiny=False,
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 1
     outcomes = read_results(tmp_path / "out" / "results.json").outcomes
     assert {outcome.configuration: outcome.status for outcome in outcomes} == {"accelerate": "failed", "mp": "ok"}
@@ -468,22 +610,33 @@ def test_one_failing_row_leaves_the_others(project, data_root, tmp_path):
     assert "the baseline, single, is not among the methods" in (tmp_path / "out" / "report.md").read_text()
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--project", 1), "--project: needs whole numbers of at least 2"),
-    (("--project", 3), "--batch-size is a total and must divide by the number of processes; found 128 for 3"),
-    pytest.param(("--project", 2, "--scaling", "weak"), "--project is for strong scaling", marks=pytest.mark.slow),
-    pytest.param(("--methods", "ddp", "--num-workers", 1, 3), "--num-workers is a total and must divide",
-                 marks=pytest.mark.slow),
-    pytest.param(("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal",
-                 marks=pytest.mark.slow),
-    (("--baseline", "singel"), "did you mean single?"), (("--baseline", "ddp-no-sync"), "could be a baseline"),
-    (("--from", "results.json", "--project", 2), "leave out --project"), (("--repeats", 0), "from 1 to"),
-    (("--repeats", 3, "--budget", "5m"), "--repeats says how often, --budget how long"),
-    (("--budget", "soon"), "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'"),
-    (("--equal-within", "0%"), "percent above 0 and below 100"), (("--from", "x.json", "--budget", "9m"), "--budget"),
-    (("--from", "no.json"), "cannot read no.json"), (("--diff", "a.json", "b.json"), "cannot read a.json"),
-    (("--diff", "a.json", "b.json", "--lang", "zh"), "--diff shows what was measured; leave out --lang"),
-])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--project", 1), "--project: needs whole numbers of at least 2"),
+        (("--project", 3), "--batch-size is a total and must divide by the number of processes; found 128 for 3"),
+        pytest.param(("--project", 2, "--scaling", "weak"), "--project is for strong scaling", marks=pytest.mark.slow),
+        pytest.param(
+            ("--methods", "ddp", "--num-workers", 1, 3),
+            "--num-workers is a total and must divide",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--methods", "single", "ddp:num-workers=4", "--num-workers", 0), "--allow-unequal", marks=pytest.mark.slow
+        ),
+        (("--baseline", "singel"), "did you mean single?"),
+        (("--baseline", "ddp-no-sync"), "could be a baseline"),
+        (("--from", "results.json", "--project", 2), "leave out --project"),
+        (("--repeats", 0), "from 1 to"),
+        (("--repeats", 3, "--budget", "5m"), "--repeats says how often, --budget how long"),
+        (("--budget", "soon"), "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'"),
+        (("--equal-within", "0%"), "percent above 0 and below 100"),
+        (("--from", "x.json", "--budget", "9m"), "--budget"),
+        (("--from", "no.json"), "cannot read no.json"),
+        (("--diff", "a.json", "b.json"), "cannot read a.json"),
+        (("--diff", "a.json", "b.json", "--lang", "zh"), "--diff shows what was measured; leave out --lang"),
+    ],
+)
 def test_bad_input_is_one_line_before_anything_runs(flags, message, project, tmp_path):
     where = () if "--diff" in flags else ("--output-dir", tmp_path / "out")
     done = project("compare_parallel.py", *flags, *where, tiny=False)

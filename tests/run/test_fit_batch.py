@@ -33,8 +33,9 @@ ENOUGH = 10**6  # images
 
 def row(method="single", batch=128, devices=1, **values):
     command = ("python", f"{method}.py", "--batch-size", str(batch), "--device", "cpu")
-    return replace(configuration(method, batch_size=batch, per_device_batch_size=-(-batch // devices), command=command),
-                   **values)
+    return replace(
+        configuration(method, batch_size=batch, per_device_batch_size=-(-batch // devices), command=command), **values
+    )
 
 
 def trial(name, batch, most=10**9, images=ENOUGH):
@@ -56,17 +57,20 @@ def tried(tested, **machine):
 # ---- which batches
 
 
-@pytest.mark.parametrize("machine, devices, batches, largest", [
-    ({"most": 600}, 1, [128, 256, 512, 1024], 512),
-    ({"most": 128}, 1, [128, 256], 128),
-    ({"most": 40}, 1, [128, 64, 32], 32),  # a larger one than 32 was refused already
-    ({"most": 40}, 2, [128, 64, 32], 32),
-    ({"most": 40}, 64, [128, 64], 64),  # one image for each device, and no less
-    ({"most": 0}, 1, [128, 64, 32, 16, 8, 4, 2, 1], 1),
-    ({"images": 1000}, 1, [128, 256, 512], 512),  # 1024 images are not there
-    ({"images": 1024}, 1, [128, 256, 512, 1024], 1024),
-    ({"images": 100}, 1, [128], 128),
-])
+@pytest.mark.parametrize(
+    "machine, devices, batches, largest",
+    [
+        ({"most": 600}, 1, [128, 256, 512, 1024], 512),
+        ({"most": 128}, 1, [128, 256], 128),
+        ({"most": 40}, 1, [128, 64, 32], 32),  # a larger one than 32 was refused already
+        ({"most": 40}, 2, [128, 64, 32], 32),
+        ({"most": 40}, 64, [128, 64], 64),  # one image for each device, and no less
+        ({"most": 0}, 1, [128, 64, 32, 16, 8, 4, 2, 1], 1),
+        ({"images": 1000}, 1, [128, 256, 512], 512),  # 1024 images are not there
+        ({"images": 1024}, 1, [128, 256, 512, 1024], 1024),
+        ({"images": 100}, 1, [128], 128),
+    ],
+)
 def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devices, batches, largest):
     found, fitted = tried(row(devices=devices), **machine)
     assert (found, fitted.planned.batch_size) == (batches, largest)
@@ -74,18 +78,23 @@ def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devic
     assert fitted.command == ("python", "single.py", "--batch-size", str(largest), "--device", "cpu")
 
 
-@pytest.mark.parametrize("own, following, largest", [
-    ([("failed", 128)], None, 128),  # it fails in its runs too, where that is told
-    ([("ok", 128), ("timed out", 256)], None, 128),
-    ([(OUT_OF_MEMORY, 128), ("failed", 64)], None, 64),
-    ([("diverged", 128)], 256, 128),
-    ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last in a run
-    ([("ok", 128), (OUT_OF_MEMORY, 256), (OUT_OF_MEMORY, 128)], 64, 128),
-    ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
-])
+@pytest.mark.parametrize(
+    "own, following, largest",
+    [
+        ([("failed", 128)], None, 128),  # it fails in its runs too, where that is told
+        ([("ok", 128), ("timed out", 256)], None, 128),
+        ([(OUT_OF_MEMORY, 128), ("failed", 64)], None, 64),
+        ([("diverged", 128)], 256, 128),
+        ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last in a run
+        ([("ok", 128), (OUT_OF_MEMORY, 256), (OUT_OF_MEMORY, 128)], 64, 128),
+        ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
+    ],
+)
 def test_a_trial_that_fails_otherwise_ends_the_search(own, following, largest):
-    trials = [replace(trial("single", batch, most=batch if status in ("ok", "diverged") else 0), status=status)
-              for status, batch in own]
+    trials = [
+        replace(trial("single", batch, most=batch if status in ("ok", "diverged") else 0), status=status)
+        for status, batch in own
+    ]
     assert next_batch(row(), trials) == following
     assert with_largest([row()], trials)[0].planned.batch_size == largest
 
@@ -97,11 +106,16 @@ def test_every_row_has_its_own_batch_and_a_counterpart_that_of_its_row():
     assert with_largest(with_largest(plan, trials), trials) == with_largest(plan, trials)
 
 
-@pytest.mark.parametrize("result, expected", [
-    (make_result(seconds=(1.0,), peak_memory_bytes=(5 * MIB, 7 * MIB), devices=("cpu", "cpu")),
-     Trial("ddp", 256, "ok", "", 1000, 7 * MIB)),
-    (None, Trial("ddp", 256, OUT_OF_MEMORY, "why")),
-])
+@pytest.mark.parametrize(
+    "result, expected",
+    [
+        (
+            make_result(seconds=(1.0,), peak_memory_bytes=(5 * MIB, 7 * MIB), devices=("cpu", "cpu")),
+            Trial("ddp", 256, "ok", "", 1000, 7 * MIB),
+        ),
+        (None, Trial("ddp", 256, OUT_OF_MEMORY, "why")),
+    ],
+)
 def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(result, expected, tmp_path, monkeypatch):
     runs = []
 
@@ -112,9 +126,21 @@ def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(result, expecte
     monkeypatch.setattr(fitting, "run_once", run_once)
     settings = {"seed": 42, "timeout": 9.0, "memory_limit": 1000}
     assert try_batch(row("ddp", devices=2), 256, settings, tmp_path) == expected
-    (tested, block, seed, directory, timeout), = runs
-    assert tested.command == ("python", "ddp.py", "--batch-size", "256", "--device", "cpu", "--epochs", "1",
-                              "--max-steps", "3", "--memory-limit", "950")
+    ((tested, block, seed, directory, timeout),) = runs
+    assert tested.command == (
+        "python",
+        "ddp.py",
+        "--batch-size",
+        "256",
+        "--device",
+        "cpu",
+        "--epochs",
+        "1",
+        "--max-steps",
+        "3",
+        "--memory-limit",
+        "950",
+    )
     assert (tested.name, tested.planned.batch, block) == ("ddp-fit", "at a batch of 256, 128 per device", 256)
     assert (seed, directory, timeout) == (42, tmp_path, 9.0)
 
@@ -122,7 +148,8 @@ def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(result, expecte
 def test_rows_take_turns_if_there_is_room_for_their_largest_batches():
     probe = replace(report_of((row(), runs())).probe, memory=(MemoryUse("cpu", 100 * MIB, 0),))
     assert with_peaks(probe, [trial("single", 128), trial("single", 256), trial("ddp", 512, most=0)]).memory == (
-        MemoryUse("cpu", 256 * MIB, 0),)
+        MemoryUse("cpu", 256 * MIB, 0),
+    )
     assert with_peaks(probe, [trial("single", 64)]) == with_peaks(probe, [trial("single", 64, most=0)]) == probe
     on_gpu = replace(probe, memory=(*probe.memory, MemoryUse("cuda", MIB, 0)))
     assert with_peaks(on_gpu, [trial("single", 64)]).memory == (*probe.memory, MemoryUse("cuda", 64 * MIB, 0))
@@ -152,8 +179,14 @@ def compared(monkeypatch, tmp_path):
         ran.append((tested.name, tested.planned.batch_size, tested.command[3]))
         outcome = made[tested.name, block]
         planned = tested.planned
-        return replace(outcome, result=replace(outcome.result, global_batch_size=planned.batch_size,
-                                               per_device_batch_size=planned.per_device_batch_size))
+        return replace(
+            outcome,
+            result=replace(
+                outcome.result,
+                global_batch_size=planned.batch_size,
+                per_device_batch_size=planned.per_device_batch_size,
+            ),
+        )
 
     stop_at = None
     monkeypatch.setattr(session, "try_batch", try_batch)
@@ -211,15 +244,22 @@ def planted(monkeypatch, tmp_path):
             status = "ok" if needed <= allowed else OUT_OF_MEMORY
             ended.append((tested.name, planned.batch_size, status))
             (result,) = runs(tested.name, (1.0,), count=planned.shares, peak_memory_bytes=(round(needed),))
-            result = replace(result, global_batch_size=planned.batch_size, epochs=tuple(
-                replace(epoch, samples=ENOUGH) for epoch in result.epochs))
+            result = replace(
+                result,
+                global_batch_size=planned.batch_size,
+                epochs=tuple(replace(epoch, samples=ENOUGH) for epoch in result.epochs),
+            )
             return Outcome(tested.name, block, status, "", "", "", 0, 1.0, None, result if status == "ok" else None)
 
         for module in (fitting, session):
             monkeypatch.setattr(module, "run_once", run_once)
         monkeypatch.setattr(probing, "ask", lambda *_: json.dumps(PROBE))
-        made = report_of((row(), runs()), (row("ddp", devices=2), runs("ddp", count=2)), fit_batch=True,
-                         memory_limit=round(limit * MIB))
+        made = report_of(
+            (row(), runs()),
+            (row("ddp", devices=2), runs("ddp", count=2)),
+            fit_batch=True,
+            memory_limit=round(limit * MIB),
+        )
         return run_comparison(replace(made, outcomes=(), probe=None), [], tmp_path), ended
 
     return planted
@@ -273,8 +313,13 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     write_markdown(analysis, tmp_path / "report.md", [])
     assert trial_table(analysis, "github") in (tmp_path / "report.md").read_text()
     assert [line.split() for line in trial_table(analysis, "simple").splitlines()[2:]] == [
-        ["SINGLE", "128", "128", "fits"], ["SINGLE", "256", "–", "out", "of", "memory"], ["DDP", "128", "128", "fits"],
-        ["DDP", "256", "256", "fits"], ["DDP", "512", "512", "fits"], ["DDP", "1,024", "–", "out", "of", "memory"]]
+        ["SINGLE", "128", "128", "fits"],
+        ["SINGLE", "256", "–", "out", "of", "memory"],
+        ["DDP", "128", "128", "fits"],
+        ["DDP", "256", "256", "fits"],
+        ["DDP", "512", "512", "fits"],
+        ["DDP", "1,024", "–", "out", "of", "memory"],
+    ]
 
 
 def test_rows_that_train_to_one_accuracy_can_be_recommended(compared):
@@ -288,18 +333,28 @@ def test_rows_that_differ_without_being_asked_are_still_refused(compared):
     report = run()
     plain = replace(report, settings={**report.settings, "fit_batch": False})
     assert "global batch 512 instead of 128" in compare_with_baselines(plain)["ddp"].reason
-    other = [replace(outcome, result=replace(outcome.result, precision="bfloat16 autocast"))
-             if outcome.configuration == "ddp" else outcome for outcome in report.outcomes]
+    other = [
+        replace(outcome, result=replace(outcome.result, precision="bfloat16 autocast"))
+        if outcome.configuration == "ddp"
+        else outcome
+        for outcome in report.outcomes
+    ]
     assert compare_with_baselines(replace(report, outcomes=tuple(other)))["ddp"].reason == (
-        "refused: precision bfloat16 autocast instead of float32")
+        "refused: precision bfloat16 autocast instead of float32"
+    )
 
 
-@pytest.mark.parametrize("attempts, words", [
-    ([trial("ddp", 128, images=200)], "there are fewer than 256 images."),
-    ([trial("ddp", 2, most=1)], "It could not be tried at a batch of 2, 1 per device."),
-    ([trial("ddp", 128), replace(trial("ddp", 256, most=1), status="failed", reason="no cake")],
-     "with 256: failed, no cake."),
-])
+@pytest.mark.parametrize(
+    "attempts, words",
+    [
+        ([trial("ddp", 128, images=200)], "there are fewer than 256 images."),
+        ([trial("ddp", 2, most=1)], "It could not be tried at a batch of 2, 1 per device."),
+        (
+            [trial("ddp", 128), replace(trial("ddp", 256, most=1), status="failed", reason="no cake")],
+            "with 256: failed, no cake.",
+        ),
+    ],
+)
 def test_why_no_larger_batch_was_taken_is_told(attempts, words):
     plan = with_largest([row("ddp", batch=attempts[0].batch_size, devices=2)], attempts)
     report = report_of((row(), runs()), (plan[0], runs("ddp", count=2)), fit_batch=True)
@@ -314,14 +369,19 @@ def test_an_older_file_has_no_trials(tmp_path):
 # ---- refused
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--max-steps", 9), "leave out --max-steps; --train-size N makes it shorter"),
-    (("--batch-size", 64, 128), "leave out several values of --batch-size"),
-    (("--scaling", "weak"), "leave out --scaling weak"), (("--project", 4), "leave out --project"),
-    (("--against", "."), "leave out --against"), (("--prove",), "leave out --prove"),
-    (("--methods", "single", "ddp:batch-size=64"), "leave out ddp:batch-size"),
-    ((), "--fit-batch on a CPU needs a limit; .*; type e.g. --memory-limit 2GiB"),
-])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--max-steps", 9), "leave out --max-steps; --train-size N makes it shorter"),
+        (("--batch-size", 64, 128), "leave out several values of --batch-size"),
+        (("--scaling", "weak"), "leave out --scaling weak"),
+        (("--project", 4), "leave out --project"),
+        (("--against", "."), "leave out --against"),
+        (("--prove",), "leave out --prove"),
+        (("--methods", "single", "ddp:batch-size=64"), "leave out ddp:batch-size"),
+        ((), "--fit-batch on a CPU needs a limit; .*; type e.g. --memory-limit 2GiB"),
+    ],
+)
 def test_what_goes_by_equal_batches_or_needs_a_limit_is_refused(flags, message, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {}))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--fit-batch", *map(str, flags)])
@@ -360,15 +420,43 @@ def build(shape, classes):
 @pytest.mark.slow
 def test_rows_on_a_cpu_get_what_fits_and_a_row_without_room_leaves_the_others(project, train, data_root, tmp_path):
     (tmp_path / "wide.py").write_text(WIDE)
-    small = ("--dataset", "synthetic-mnist", "--data-root", data_root, "--train-size", 8192, "--model",
-             f"{tmp_path / 'wide.py'}:build", "--loader", "resident", "--no-augment")
-    fits, is_too_large = (train("data_parallel_train.py", *small, "--batch-size", batch, "--threads", 1)[0][
-        "peak_memory_bytes"][0] for batch in (2048, 8192))
+    small = (
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--train-size",
+        8192,
+        "--model",
+        f"{tmp_path / 'wide.py'}:build",
+        "--loader",
+        "resident",
+        "--no-augment",
+    )
+    fits, is_too_large = (
+        train("data_parallel_train.py", *small, "--batch-size", batch, "--threads", 1)[0]["peak_memory_bytes"][0]
+        for batch in (2048, 8192)
+    )
 
     def compare(limit, *flags):
         directory = tmp_path / "out"
-        done = project("compare_parallel.py", *small, "--memory-limit", limit, "--methods", "single", "ddp", "--epochs",
-                       1, "--repeats", 1, *flags, "--output-dir", directory, tiny=False)
+        done = project(
+            "compare_parallel.py",
+            *small,
+            "--memory-limit",
+            limit,
+            "--methods",
+            "single",
+            "ddp",
+            "--epochs",
+            1,
+            "--repeats",
+            1,
+            *flags,
+            "--output-dir",
+            directory,
+            tiny=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return read_results(directory / "results.json")
 

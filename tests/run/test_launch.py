@@ -33,8 +33,12 @@ PRINTS = (sys.executable, "-c", "print('said')")
 def child(code, tmp_path, name="log"):
     """A child that has begun to wait, with what ends it."""
     stack = contextlib.ExitStack()
-    process = stack.enter_context(started((sys.executable, "-c", f"{code}; print('ready', flush=True); "
-                                           "__import__('time').sleep(600)"), tmp_path / name))
+    process = stack.enter_context(
+        started(
+            (sys.executable, "-c", f"{code}; print('ready', flush=True); __import__('time').sleep(600)"),
+            tmp_path / name,
+        )
+    )
     while "ready" not in (tmp_path / name).read_text():
         assert process.poll() is None
     return process, stack
@@ -69,12 +73,14 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path):
 def test_what_vanishes_costs_no_result(gone, warned, tmp_path, capsys, monkeypatch):
     directory = tmp_path / "runs"
     write_result(make_result(), tmp_path / "made.json")
-    copy = ("import shutil, sys; sys.path.insert(0, '.'); from pathlib import Path; "
-            "from common.files.writing import write_text; "
-            f"output, gone = Path(sys.argv[sys.argv.index('--output') + 1]), {gone!r}; "
-            "output.with_suffix('.log').unlink() if gone == 'log' else None; "
-            "shutil.rmtree(output.parent) if gone == 'directory' else None; "
-            f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), output)")
+    copy = (
+        "import shutil, sys; sys.path.insert(0, '.'); from pathlib import Path; "
+        "from common.files.writing import write_text; "
+        f"output, gone = Path(sys.argv[sys.argv.index('--output') + 1]), {gone!r}; "
+        "output.with_suffix('.log').unlink() if gone == 'log' else None; "
+        "shutil.rmtree(output.parent) if gone == 'directory' else None; "
+        f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), output)"
+    )
     outcome = run_once(configuration(command=(sys.executable, "-c", copy)), 1, 42, directory)
     assert outcome.status == "ok" and outcome.result == make_result()
     assert (str(directory / "single-1.log") in capsys.readouterr().err) == warned
@@ -102,8 +108,9 @@ def test_children_that_do_not_end_share_the_time_that_they_get(tmp_path, monkeyp
     pairs = [child(ignores, tmp_path, name) for name in ("one", "two")]
     waited, wait = [], subprocess.Popen.wait
     monkeypatch.setattr(launch, "GRACE", 1.0)
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda self, timeout=None: waited.append(timeout) or wait(
-        self, timeout))
+    monkeypatch.setattr(
+        subprocess.Popen, "wait", lambda self, timeout=None: waited.append(timeout) or wait(self, timeout)
+    )
     end_together([process for process, _ in pairs])
     assert sum(waited) < 1.5
     for process, stack in pairs:
@@ -117,8 +124,9 @@ def test_children_that_do_not_end_share_the_time_that_they_get(tmp_path, monkeyp
 def test_a_directory_is_on_disk_when_a_file_in_it_has_been_replaced(tmp_path, monkeypatch):
     synced, replace, sync = [], os.replace, os.fsync
     monkeypatch.setattr(os, "replace", lambda *names: synced.append("replaced") or replace(*names))
-    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")) or sync(
-        number))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")) or sync(number)
+    )
     write_text("text", tmp_path / "file")
     assert synced[1:] == ["replaced", str(tmp_path)]
 
@@ -173,8 +181,16 @@ def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, tmp_path, 
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: made)
     monkeypatch.setattr(compare_parallel, "present", present)
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory),
-                                      *(["--from", str(tmp_path / "results.json")] if source else [])])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "compare_parallel.py",
+            "--output-dir",
+            str(directory),
+            *(["--from", str(tmp_path / "results.json")] if source else []),
+        ],
+    )
     compare_parallel.main()
     assert seen
 
@@ -193,7 +209,10 @@ def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch,
 
 def test_a_copy_of_results_has_every_byte_of_them(tmp_path, monkeypatch):
     write_results(report_of((configuration(), runs())), tmp_path)
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--from", str(tmp_path / "results.json"), "--output-dir",
-                                      str(tmp_path / "copy")])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["compare_parallel.py", "--from", str(tmp_path / "results.json"), "--output-dir", str(tmp_path / "copy")],
+    )
     compare_parallel.main()
     assert (tmp_path / "copy" / "results.json").read_bytes() == (tmp_path / "results.json").read_bytes()

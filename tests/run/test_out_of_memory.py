@@ -33,45 +33,72 @@ def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
         torch.empty(2**50)
     with pytest.raises(MemoryError) as in_python:
         bytearray(2**60)
-    libraries = map(RuntimeError, (
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        "GET was unable to find an engine to execute this computation",
-        "FIND was unable to find an engine to execute this computation after trying 3 plans."))
-    for error in (on_cpu.value, in_python.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
-                  torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), *libraries):
+    libraries = map(
+        RuntimeError,
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            "GET was unable to find an engine to execute this computation",
+            "FIND was unable to find an engine to execute this computation after trying 3 plans.",
+        ),
+    )
+    for error in (
+        on_cpu.value,
+        in_python.value,
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+        torch.OutOfMemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        *libraries,
+    ):
         assert is_out_of_memory(error) and str(explained(error)).startswith("out of memory; "), repr(error)
     for words in ("the loss is no number", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"):
         assert not is_out_of_memory(RuntimeError(words))
 
 
-@pytest.mark.parametrize("line, memory", [
-    ("out of memory; RuntimeError: can't allocate memory; try less", True),
-    ("rank 1, epoch 2: out of memory; MemoryError: 1; try less", True),
-    ("rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory; try less", False),
-    ("a loader worker died; RuntimeError: out of memory; free some", False),
-])
+@pytest.mark.parametrize(
+    "line, memory",
+    [
+        ("out of memory; RuntimeError: can't allocate memory; try less", True),
+        ("rank 1, epoch 2: out of memory; MemoryError: 1; try less", True),
+        ("rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory; try less", False),
+        ("a loader worker died; RuntimeError: out of memory; free some", False),
+    ],
+)
 def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
-    row = replace(configuration("ddp", batch_size=4096, per_device_batch_size=2048), command=(
-        sys.executable, "-c", f"import sys; print({f'error: {line}'!r}, file=sys.stderr); sys.exit(1)"))
+    row = replace(
+        configuration("ddp", batch_size=4096, per_device_batch_size=2048),
+        command=(sys.executable, "-c", f"import sys; print({f'error: {line}'!r}, file=sys.stderr); sys.exit(1)"),
+    )
     outcome = run_once(row, 1, 42, tmp_path)
     assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
-    assert outcome.reason == (("at a batch of 4,096, 2,048 per device: " if memory else "")
-                              + f"{line}, before its first epoch (log: {tmp_path / 'ddp-1.log'})")
+    assert outcome.reason == (
+        ("at a batch of 4,096, 2,048 per device: " if memory else "")
+        + f"{line}, before its first epoch (log: {tmp_path / 'ddp-1.log'})"
+    )
 
 
-@pytest.mark.parametrize("code, kills, status", [
-    ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
-    ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
-    ("sys.exit('error: a loader worker died; DataLoader worker (pid 7) is killed by signal: Killed. ; add memory')",
-     [3, 4], OUT_OF_MEMORY),
-    ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
-])
+@pytest.mark.parametrize(
+    "code, kills, status",
+    [
+        ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
+        ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
+        (
+            "sys.exit('error: a loader worker died; DataLoader worker (pid 7) is killed by signal: Killed. ; add "
+            "memory')",
+            [3, 4],
+            OUT_OF_MEMORY,
+        ),
+        ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
+    ],
+)
 def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
     counts = iter(kills)
     monkeypatch.setattr(launch, "oom_kills", lambda: next(counts))
-    row = replace(configuration(batch_size=64, per_device_batch_size=64), command=(
-        sys.executable, "-c", f"import os, sys; {code}"))
+    row = replace(
+        configuration(batch_size=64, per_device_batch_size=64),
+        command=(sys.executable, "-c", f"import os, sys; {code}"),
+    )
     outcome = run_once(row, 1, 42, tmp_path)
     killed = "at a batch of 64: the kernel killed a process for its memory: "
     assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
@@ -102,13 +129,16 @@ def test_a_row_without_room_is_shown_with_its_batch_and_fails_nothing(tmp_path):
     assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
 
 
-@pytest.mark.parametrize("rows, failed", [
-    ([(SINGLE[0], NO_ROOM), DDP], False),  # without a baseline, the other rows still hold
-    ([(SINGLE[0], NO_ROOM), (DDP[0], NO_ROOM)], True),  # nothing was measured
-    ([SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed"])], True),
-    ([SINGLE, (configuration("mp", skip="needs 2 GPUs"), [])], False),
-    ([SINGLE, (DDP[0], [OUT_OF_MEMORY, *DDP[1][:2]])], False),
-])
+@pytest.mark.parametrize(
+    "rows, failed",
+    [
+        ([(SINGLE[0], NO_ROOM), DDP], False),  # without a baseline, the other rows still hold
+        ([(SINGLE[0], NO_ROOM), (DDP[0], NO_ROOM)], True),  # nothing was measured
+        ([SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed"])], True),
+        ([SINGLE, (configuration("mp", skip="needs 2 GPUs"), [])], False),
+        ([SINGLE, (DDP[0], [OUT_OF_MEMORY, *DDP[1][:2]])], False),
+    ],
+)
 def test_which_comparisons_fail(rows, failed):
     report = report_of(*rows)
     assert report.failed == failed and terminal_text(analyse(report))

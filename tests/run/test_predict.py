@@ -27,14 +27,17 @@ def test_a_guess_is_right_if_it_lies_in_the_interval():
     inside, outside = f"{speed_up.value:.2f}", "3"
     said = "“DDP” was guessed to be {} times as fast as the baseline: measured {}, {}."
     assert guessed(SINGLE, DDP, predict=[f"ddp={inside}", f"ddp={outside}"]) == [
-        said.format(inside, speed_up, "in which the guess lies"), said.format(outside, speed_up, "and so it is not")]
+        said.format(inside, speed_up, "in which the guess lies"),
+        said.format(outside, speed_up, "and so it is not"),
+    ]
 
 
 def test_what_proves_nothing_and_what_was_not_measured():
     (noisy,) = guessed(SINGLE, DDP, predict=["ddp=2"], foreign_cores={"ddp": 0.9})
     assert noisy.endswith("which proves nothing.")
     assert guessed(SINGLE, SIMULATED, predict=["dp=0.5", "fsdp=2"]) == [
-        "“DP” was guessed to be 0.5 times as fast as the baseline: it has no speed-up."]
+        "“DP” was guessed to be 0.5 times as fast as the baseline: it has no speed-up."
+    ]
     assert guessed(SINGLE, DDP) == guessed(SINGLE, DDP, predict=None) == []
 
 
@@ -55,11 +58,19 @@ def test_what_is_no_guess_is_refused(text, monkeypatch):
     assert compare_parallel.parse()[0].predict == ["ddp=1.8", "fsdp=0.5"]
 
 
-@pytest.mark.parametrize("flags, accepted", [
-    (("--methods", "single", "ddp", "--baseline", "dp"), False), (("--methods", "single", "--predict", "ddp=2"), False),
-    (("--methods", "ddp", "--predict", "ddp=2"), False), (("--methods", "single", "--predict", "single=2"), False),
-    (("--baseline", "mp"), False), (("--methods", "ddp"), True),  # one row, without a speed-up
-    (("--methods", "single", "ddp", "--predict", "ddp=2"), True), (("--baseline", "ddp", "--predict", "fsdp=2"), True)])
+@pytest.mark.parametrize(
+    "flags, accepted",
+    [
+        (("--methods", "single", "ddp", "--baseline", "dp"), False),
+        (("--methods", "single", "--predict", "ddp=2"), False),
+        (("--methods", "ddp", "--predict", "ddp=2"), False),
+        (("--methods", "single", "--predict", "single=2"), False),
+        (("--baseline", "mp"), False),
+        (("--methods", "ddp"), True),  # one row, without a speed-up
+        (("--methods", "single", "ddp", "--predict", "ddp=2"), True),
+        (("--baseline", "ddp", "--predict", "fsdp=2"), True),
+    ],
+)
 def test_a_baseline_or_a_guess_without_a_row_is_refused_before_anything_runs(flags, accepted, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {}))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--model", "lenet", *flags])

@@ -165,8 +165,9 @@ def test_another_comparison_is_not_resumed(planned, tmp_path, settings, change):
 def test_a_run_that_failed_is_run_again(planned, tmp_path):
     run, calls = planned
     report = run()
-    write_results(replace(report, outcomes=(replace(report.outcomes[0], status="failed"), *report.outcomes[1:])),
-                  tmp_path)
+    write_results(
+        replace(report, outcomes=(replace(report.outcomes[0], status="failed"), *report.outcomes[1:])), tmp_path
+    )
     calls.clear()
     assert len(run(resume=tmp_path / "results.json").outcomes) == 4 and [call[:2] for call in calls] == [("ddp", 1)]
 
@@ -286,17 +287,40 @@ def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, m
     run, _ = planned
     asked, answer = [], json.dumps({**PROBE, "steps": STEPS})
     monkeypatch.setattr(probing, "ask", lambda module, *flags: asked.append(list(flags)) or answer)
-    assert flags() == ["--epochs", "3", "--model", "lenet", "--batch-size", "100", "--num-workers", "0",
-                       "--device", "cpu", "--threads", "1", "--precision", "fp32", "--sizes", "100"]
+    assert flags() == [
+        "--epochs",
+        "3",
+        "--model",
+        "lenet",
+        "--batch-size",
+        "100",
+        "--num-workers",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--precision",
+        "fp32",
+        "--sizes",
+        "100",
+    ]
     assert flags(project=[2, 4])[-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
     assert "--link" in flags(project=[2], link_gbps=5.0)  # what a message takes to start is not given
 
 
-@pytest.mark.parametrize("gpus, flags, loader", [
-    (2, (), "resident"), (0, (), "workers"), (2, ("--loader", "workers"), "workers"),
-    (2, ("--num-workers", "4"), "workers"), (2, ("--methods", "single:num-workers=2"), "workers"),
-    (2, ("--dataset", "folder:images"), "workers"), (0, ("--recipe", "fast"), "resident"),
-])
+@pytest.mark.parametrize(
+    "gpus, flags, loader",
+    [
+        (2, (), "resident"),
+        (0, (), "workers"),
+        (2, ("--loader", "workers"), "workers"),
+        (2, ("--num-workers", "4"), "workers"),
+        (2, ("--methods", "single:num-workers=2"), "workers"),
+        (2, ("--dataset", "folder:images"), "workers"),
+        (0, ("--recipe", "fast"), "resident"),
+    ],
+)
 def test_a_comparison_of_gpus_is_none_of_loaders_unless_that_is_asked_for(gpus, flags, loader, monkeypatch, tmp_path):
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 8), {}))
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--methods", "single", *flags])
@@ -320,7 +344,8 @@ def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monke
     assert probing.starved(delivering(2001.0)) == probing.starved(on_gpus()) == []
     assert probing.starved(delivering(1500.0)) == [
         "2 loader workers deliver 1,500 images/s, of which one GPU trains 2,000 (lenet): these rows would compare "
-        "loaders; type --loader resident, or more --num-workers"]
+        "loaders; type --loader resident, or more --num-workers"
+    ]
     rows = [(configuration("ddp", device="gpu", num_workers=2, batch_size=800), [])]
     eight = report_of(*rows, probe={"steps": STEPS, "loaders": [{"num_workers": 2, "images_per_second": 15_999.0}]})
     (sentence,) = probing.starved(eight)
@@ -356,8 +381,9 @@ def blocks(monkeypatch, tmp_path):
             if block > stop_after:
                 raise KeyboardInterrupt
             template, value = (first, 2.0) if row.name == "single" else (last, seconds(block))
-            result = replace(template.result, epochs=tuple(
-                replace(epoch, train_seconds=value) for epoch in template.result.epochs))
+            result = replace(
+                template.result, epochs=tuple(replace(epoch, train_seconds=value) for epoch in template.result.epochs)
+            )
             return replace(template, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
 
         monkeypatch.setattr(session, "run_once", run_once)
@@ -480,9 +506,13 @@ def test_a_machine_that_stays_disturbed_is_not_waited_for(blocks):
 
 def test_a_run_that_failed_in_a_block_that_does_not_count_is_told_all_the_same(blocks):
     report = blocks(decided, repeats=3, foreign={2: 0.9})
-    failed = replace(report, outcomes=tuple(
-        replace(outcome, status="failed") if (outcome.block, outcome.configuration) == (2, "ddp") else outcome
-        for outcome in report.outcomes))
+    failed = replace(
+        report,
+        outcomes=tuple(
+            replace(outcome, status="failed") if (outcome.block, outcome.configuration) == (2, "ddp") else outcome
+            for outcome in report.outcomes
+        ),
+    )
     assert failed.set_aside == (2,) and failed.failed and "1 of 4 runs failed" in analyse(failed).rows[1].result
 
 
@@ -490,7 +520,10 @@ def test_a_run_that_failed_in_a_block_that_does_not_count_is_told_all_the_same(b
 @pytest.mark.parametrize("name, value", [("num_workers", 2), ("model", "mlp")])
 def test_the_values_of_a_sweep_are_decided_too(name, value, seconds, wanted):
     default = {"num_workers": 0, "model": "lenet"}[name]
-    report = report_of((configuration(values={name: default}, **{name: default}), runs()),
-                       (configuration(values={name: value}, **{name: value}), runs(seconds=seconds)),
-                       repeats=None, budget=100.0)
+    report = report_of(
+        (configuration(values={name: default}, **{name: default}), runs()),
+        (configuration(values={name: value}, **{name: value}), runs(seconds=seconds)),
+        repeats=None,
+        budget=100.0,
+    )
     assert wants_block(report, 30.0, 10.0) == (wanted and name != "model")  # models are told apart by what they learn

@@ -53,9 +53,27 @@ def rows(tmp_path):
     events = tmp_path / "events"
 
     def runs(**rows):
-        return [Run(configuration(name=name, command=(sys.executable, "-c", ROW, name, str(row.get("ranks", 1)),
-                                                      row.get("fault", ""), str(events))),
-                    1, 42, tmp_path / "runs", row.get("timeout")) for name, row in rows.items()]
+        return [
+            Run(
+                configuration(
+                    name=name,
+                    command=(
+                        sys.executable,
+                        "-c",
+                        ROW,
+                        name,
+                        str(row.get("ranks", 1)),
+                        row.get("fault", ""),
+                        str(events),
+                    ),
+                ),
+                1,
+                42,
+                tmp_path / "runs",
+                row.get("timeout"),
+            )
+            for name, row in rows.items()
+        ]
 
     def written():
         lines = sorted(events.read_text().splitlines(), key=lambda line: float(line.split()[0]))
@@ -72,7 +90,7 @@ def test_every_epoch_is_a_turn_of_its_own_in_shuffled_order(rows):
     assert events[:6] == [(name, "start") for name in "abcdef"]  # and nobody trains before all have started
     orders = []
     for epoch in (1, 2, 3):
-        part = events[12 * epoch - 6:12 * epoch + 6]
+        part = events[12 * epoch - 6 : 12 * epoch + 6]
         orders.append([name for name, _ in part[::2]])
         assert sorted(orders[-1]) == [*"abcdef"]
         assert part == [(name, f"{what} {epoch}") for name in orders[-1] for what in ("begin", "end")]
@@ -85,22 +103,28 @@ def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
     events = [(name, what) for name, rank, _, what in written() if what != "start"]
     assert len(events) == 30
     for epoch in (1, 2, 3):
-        part = events[10 * epoch - 10:10 * epoch]
+        part = events[10 * epoch - 10 : 10 * epoch]
         assert {what for _, what in part} == {f"begin {epoch}", f"end {epoch}"}
         changes = sum(one[0] != other[0] for one, other in itertools.pairwise(part))
         assert changes == 1, part  # the ranks of one row among themselves, then those of the other
 
 
-@pytest.mark.parametrize("fault, status, reason", [
-    ("os._exit(3)", "failed", "exit code 3"),
-    ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL)"),
-    ("print('error: no cake', file=sys.stderr); sys.exit(1)", "failed", "no cake"),
-    ("time.sleep(1000)", "timed out", "stopped after 3 s"),
-], ids=["leaves", "is killed", "fails", "hangs"])
+@pytest.mark.parametrize(
+    "fault, status, reason",
+    [
+        ("os._exit(3)", "failed", "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL)"),
+        ("print('error: no cake', file=sys.stderr); sys.exit(1)", "failed", "no cake"),
+        ("time.sleep(1000)", "timed out", "stopped after 3 s"),
+    ],
+    ids=["leaves", "is killed", "fails", "hangs"],
+)
 def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, rows):
     runs, written = rows
-    outcomes = {outcome.configuration: outcome for outcome in take_turns(
-        runs(a={}, b={"fault": fault, "timeout": 3}, c={}), seed=1)}
+    outcomes = {
+        outcome.configuration: outcome
+        for outcome in take_turns(runs(a={}, b={"fault": fault, "timeout": 3}, c={}), seed=1)
+    }
     assert outcomes["b"].status == status and outcomes["b"].reason.startswith(reason)
     assert {name: outcomes[name].exit_code for name in "ac"} == {"a": 0, "c": 0}
     assert [what for name, _, _, what in written() if name == "b"] == ["start", "begin 1", "end 1", "begin 2"]
@@ -109,8 +133,10 @@ def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, 
 
 def test_a_row_that_dies_while_it_waits_is_noticed_in_its_turn(rows, tmp_path):
     runs, written = rows
-    victim = f"[pid] = [int(line.split()[3]) for line in open({str(tmp_path / 'events')!r}) if ' b 0 ' in line" \
-             " and 'start' in line]; os.kill(pid, signal.SIGKILL)"
+    victim = (
+        f"[pid] = [int(line.split()[3]) for line in open({str(tmp_path / 'events')!r}) if ' b 0 ' in line"
+        " and 'start' in line]; os.kill(pid, signal.SIGKILL)"
+    )
     outcomes = {outcome.configuration: outcome for outcome in take_turns(runs(a={"fault": victim}, b={}, c={}), seed=2)}
     assert outcomes["b"].reason.startswith("signal 9 (SIGKILL)")
     assert outcomes["a"].exit_code == outcomes["c"].exit_code == 0
@@ -154,12 +180,16 @@ def probe_of(*memory):
 
 
 def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
-    plan = [configuration(num_workers=2), configuration("ddp", per_device_batch_size=50, num_workers=2),
-            configuration("mp", skip="it cannot run")]
+    plan = [
+        configuration(num_workers=2),
+        configuration("ddp", per_device_batch_size=50, num_workers=2),
+        configuration("mp", skip="it cannot run"),
+    ]
     # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
     assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 11 * GIB))) == ""
     assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 10 * GIB))) == (
-        "together they could need 11.0 GiB of the machine's memory, 10.0 are free")
+        "together they could need 11.0 GiB of the machine's memory, 10.0 are free"
+    )
     assert "not known" in why_not_in_turns(plan, probe_of())
     plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3, and what launches them
     assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
@@ -169,12 +199,27 @@ def test_rows_on_gpus_also_need_room_there():
     plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
     assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 6 * GIB))) == ""
     assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 5 * GIB))) == (
-        "together they could need 6.0 GiB of a GPU's memory, 5.0 are free")
+        "together they could need 6.0 GiB of a GPU's memory, 5.0 are free"
+    )
     assert "the machine's" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, 9 * GIB)))
 
 
-TRAINING = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "480", "--batch-size", "48",
-            "--num-workers", "2", "--epochs", "2", "--max-steps", "3")
+TRAINING = (
+    "--dataset",
+    "synthetic-mnist",
+    "--model",
+    "mlp",
+    "--train-size",
+    "480",
+    "--batch-size",
+    "48",
+    "--num-workers",
+    "2",
+    "--epochs",
+    "2",
+    "--max-steps",
+    "3",
+)
 
 
 def training(script, data_root, directory):
@@ -188,12 +233,18 @@ def cpu_seconds(tag):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [
-    ("data_parallel_train.py",), ("ddp_train.py", "--spawn", "2"),
-    ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py")],
-    ids=["one device", "spawn", "torchrun"])
-def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(script, data_root, tmp_path,
-                                                                                monkeypatch):
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("data_parallel_train.py",),
+        ("ddp_train.py", "--spawn", "2"),
+        ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py"),
+    ],
+    ids=["one device", "spawn", "torchrun"],
+)
+def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
+    script, data_root, tmp_path, monkeypatch
+):
     if "accelerate_train.py" in script:
         pytest.importorskip("accelerate")
     monkeypatch.chdir(PROJECT)

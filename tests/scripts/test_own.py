@@ -41,9 +41,11 @@ def images(tmp_path):
 
 def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
     file = tmp_path / "net.py"
-    file.write_text(FILES["my_blocks.py"] + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
-                    "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
-                    "    def forward(self, images):\n        return self.parts(images)\n")
+    file.write_text(
+        FILES["my_blocks.py"] + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
+        "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
+        "    def forward(self, images):\n        return self.parts(images)\n"
+    )
     cut, whole = (build_model(f"{file}:{name}", (1, 28, 28), 0, classes=7) for name in ("build", "Net"))
     assert len(cut) == 2 and len(whole) == 1
     images = torch.randn(3, 1, 28, 28)
@@ -120,8 +122,10 @@ def test_rows_that_need_a_cut_are_skipped_with_that_reason():
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
-                                     "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
+        "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n"
+    )
     done = project("model_parallel_train.py", "--model", f"{tmp_path / 'net.py'}:build", "--figure-dir", tmp_path)
     assert done.returncode == 2 and "this model cannot be cut; it is no plain nn.Sequential" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -141,18 +145,24 @@ def build(shape, classes):
 """
 
 
-@pytest.mark.parametrize("text, function, message", [
-    (None, "build", "no such file"),
-    ("def build(:", "build", "cannot be loaded; SyntaxError"),
-    ("import nowhere", "build", "cannot be loaded; ModuleNotFoundError: No module named 'nowhere'"),
-    ("x = 1", "build", "cannot be loaded; AttributeError"),
-    ("def build(shape): pass", "build", "failed; TypeError: build() takes 1 positional argument but 2 were given"),
-    ("def build(shape, classes): return 7", "build", "must return an nn.Module; it returned int"),
-    ("from torch import nn\ndef build(shape, classes): return nn.Linear(5, 5)", "build", "does not take images"),
-    ("from torch import nn\ndef build(shape, classes): return nn.Flatten()", "build",
-     "logits (B, 10); two images gave (2, 784); let its last layer have one output for each class"),
-    (TWO_HEADS, "build", "logits (B, 10); two images gave tuple; return the logits alone, in training too"),
-])
+@pytest.mark.parametrize(
+    "text, function, message",
+    [
+        (None, "build", "no such file"),
+        ("def build(:", "build", "cannot be loaded; SyntaxError"),
+        ("import nowhere", "build", "cannot be loaded; ModuleNotFoundError: No module named 'nowhere'"),
+        ("x = 1", "build", "cannot be loaded; AttributeError"),
+        ("def build(shape): pass", "build", "failed; TypeError: build() takes 1 positional argument but 2 were given"),
+        ("def build(shape, classes): return 7", "build", "must return an nn.Module; it returned int"),
+        ("from torch import nn\ndef build(shape, classes): return nn.Linear(5, 5)", "build", "does not take images"),
+        (
+            "from torch import nn\ndef build(shape, classes): return nn.Flatten()",
+            "build",
+            "logits (B, 10); two images gave (2, 784); let its last layer have one output for each class",
+        ),
+        (TWO_HEADS, "build", "logits (B, 10); two images gave tuple; return the logits alone, in training too"),
+    ],
+)
 def test_a_broken_file_is_one_line(text, function, message, tmp_path):
     file = tmp_path / "net.py"
     if text:
@@ -175,15 +185,33 @@ def test_networks_with_auxiliary_classifiers_are_had_as_the_refusal_says(name, t
 @pytest.mark.slow
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
     (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
-    done = project("compare_parallel.py", "--model", f"{tmp_path / 'net.py'}:build", "--dataset", "synthetic-mnist",
-                   "--data-root", data_root, "--output-dir", tmp_path / "out", tiny=False)
+    done = project(
+        "compare_parallel.py",
+        "--model",
+        f"{tmp_path / 'net.py'}:build",
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        data_root,
+        "--output-dir",
+        tmp_path / "out",
+        tiny=False,
+    )
     assert done.returncode == 2 and "must return an nn.Module; it returned int" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out" / "results.json").exists()
 
 
-@pytest.mark.parametrize("name, shape, message", [
-    ("torchvision:resnet5", (3, 32, 32), "torchvision has no classifier resnet5; .*did you mean torchvision:resnet50"),
-    ("torchvision:resnet18", (1, 28, 28), "takes colour images; these have 1 channel")])
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        (
+            "torchvision:resnet5",
+            (3, 32, 32),
+            "torchvision has no classifier resnet5; .*did you mean torchvision:resnet50",
+        ),
+        ("torchvision:resnet18", (1, 28, 28), "takes colour images; these have 1 channel"),
+    ],
+)
 def test_torchvisions_networks_that_cannot_be_had(name, shape, message):
     with pytest.raises(SuiteError, match=message):
         build_model(name, shape, 0)
@@ -251,9 +279,30 @@ def test_fewer_test_images_than_ranks_is_one_line(images, tmp_path):
 
 @pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "resident"])
 def test_a_folder_is_trained_on_with_as_many_classes_as_it_has(loader, images, project, tmp_path):
-    done = project("data_parallel_train.py", "--dataset", f"folder:{images}", "--image-size", 32, "--loader", loader,
-                   "--model", "vgg", "--batch-size", 4, "--num-workers", 0, "--epochs", 1, "--data-root",
-                   tmp_path / "data", "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
+    done = project(
+        "data_parallel_train.py",
+        "--dataset",
+        f"folder:{images}",
+        "--image-size",
+        32,
+        "--loader",
+        loader,
+        "--model",
+        "vgg",
+        "--batch-size",
+        4,
+        "--num-workers",
+        0,
+        "--epochs",
+        1,
+        "--data-root",
+        tmp_path / "data",
+        "--output",
+        tmp_path / "result.json",
+        "--figure-dir",
+        tmp_path,
+        tiny=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result["class_accuracy"]) == ["cat", "dog", "emu"] and result["epochs"][0]["samples"] == 12
@@ -306,9 +355,16 @@ def test_a_folder_that_was_decoded_otherwise_is_decoded_again(images, tmp_path, 
         load_image_set(config)
 
 
-@pytest.mark.parametrize("links", [
-    {"train/cat/9.png": "missing.png"}, {"train/cat/9.png": "9.png"}, {"train/cat/more": ".."},
-    {"train/cat/more": "../../test/cat", "test/cat/more": "../../train/cat"}], ids=str)
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"train/cat/9.png": "missing.png"},
+        {"train/cat/9.png": "9.png"},
+        {"train/cat/more": ".."},
+        {"train/cat/more": "../../test/cat", "test/cat/more": "../../train/cat"},
+    ],
+    ids=str,
+)
 def test_a_link_that_leads_nowhere_or_in_a_circle(links, images, tmp_path):
     for link, target in links.items():
         (images / link).symlink_to(target)
@@ -321,14 +377,17 @@ def break_image(images):
     (images / "test" / "emu" / "0.png").write_bytes(b"no image")
 
 
-@pytest.mark.parametrize("damage, message", [
-    (shutil.rmtree, "no such directory"),
-    (lambda images: shutil.rmtree(images / "test"), "has no folder test (or val)"),
-    (lambda images: shutil.rmtree(images / "train"), "has no folder train"),
-    (lambda images: shutil.rmtree(images / "test" / "emu"), "different classes; only one of them has emu"),
-    (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "is no folder of images"),
-    (break_image, "cannot read the image"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (shutil.rmtree, "no such directory"),
+        (lambda images: shutil.rmtree(images / "test"), "has no folder test (or val)"),
+        (lambda images: shutil.rmtree(images / "train"), "has no folder train"),
+        (lambda images: shutil.rmtree(images / "test" / "emu"), "different classes; only one of them has emu"),
+        (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "is no folder of images"),
+        (break_image, "cannot read the image"),
+    ],
+)
 def test_a_folder_that_cannot_be_used_is_one_line(damage, message, images, tmp_path):
     damage(images)
     with pytest.raises(SuiteError, match=re.escape(message)) as refused:
@@ -363,9 +422,30 @@ def test_no_training_goes_on_with_another_network_or_other_images(script, images
     content = picture.read_bytes()
 
     def train(epochs):
-        return project(*script, "--dataset", f"folder:{images}", "--image-size", 4, "--data-root", tmp_path, "--model",
-                       f"{network}:build", "--batch-size", 4, "--num-workers", 0, "--epochs", epochs, "--checkpoint",
-                       tmp_path / "state.pt", "--resume", tmp_path / "state.pt", "--figure-dir", tmp_path, tiny=False)
+        return project(
+            *script,
+            "--dataset",
+            f"folder:{images}",
+            "--image-size",
+            4,
+            "--data-root",
+            tmp_path,
+            "--model",
+            f"{network}:build",
+            "--batch-size",
+            4,
+            "--num-workers",
+            0,
+            "--epochs",
+            epochs,
+            "--checkpoint",
+            tmp_path / "state.pt",
+            "--resume",
+            tmp_path / "state.pt",
+            "--figure-dir",
+            tmp_path,
+            tiny=False,
+        )
 
     network.write_text(ACTIVATION)
     assert train(1).returncode == 0
@@ -388,8 +468,11 @@ def test_no_training_goes_on_with_another_network_or_other_images(script, images
 
 def test_imports_run_downward_without_a_circle():
     """Whatever a module imports from the project, it must not come back to the module itself."""
-    modules = {".".join(file.relative_to(PROJECT).with_suffix("").parts): file
-               for room in ("common", "comparison") for file in (PROJECT / room).rglob("*.py")}
+    modules = {
+        ".".join(file.relative_to(PROJECT).with_suffix("").parts): file
+        for room in ("common", "comparison")
+        for file in (PROJECT / room).rglob("*.py")
+    }
     arrows = {}
     for name, file in modules.items():
         wanted = set()
@@ -404,8 +487,11 @@ def test_imports_run_downward_without_a_circle():
         ready = [name for name, wanted in arrows.items() if name not in rank and wanted <= set(rank)]
         assert ready, f"a circle among {sorted(set(arrows) - set(rank))}"
         rank |= dict.fromkeys(ready, len(rank))
-    assert not any(wanted.startswith("comparison") for name, imports in arrows.items() if name.startswith("common")
-                   for wanted in imports)
+    assert not any(
+        wanted.startswith("comparison")
+        for name, imports in arrows.items()
+        if name.startswith("common")
+        for wanted in imports
+    )
     programs = {name for name in arrows if name.startswith("common.programs.")}
     assert not any(programs & imports for name, imports in arrows.items() if name not in programs)
-

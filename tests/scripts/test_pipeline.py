@@ -33,8 +33,9 @@ def one_device(config, micro_batches):
 
     def train_step(images, labels, mark):
         images, whole = to_device(images, CPU), 0.0
-        for part, part_labels in zip(images.tensor_split(micro_batches), labels.tensor_split(micro_batches),
-                                     strict=True):
+        for part, part_labels in zip(
+            images.tensor_split(micro_batches), labels.tensor_split(micro_batches), strict=True
+        ):
             if len(part):
                 loss = loss_function(model(part), part_labels) * len(part) / len(images)
                 loss.backward()
@@ -42,25 +43,41 @@ def one_device(config, micro_batches):
         return whole
 
     torch.manual_seed(config.seed + 1)
-    training = train_one_epoch(make_context(model), train_step, optimizer, build_schedule(optimizer, config, 9),
-                               train_loader, config)
+    training = train_one_epoch(
+        make_context(model), train_step, optimizer, build_schedule(optimizer, config, 9), train_loader, config
+    )
     return model.state_dict(), training, evaluate(make_context(model), test_loader)
 
 
-@pytest.mark.parametrize("ranks, schedule, micro_batches, settings", [
-    (2, "1f1b", 4, UNEVEN),
-    pytest.param(3, "gpipe", 4, EVEN, marks=pytest.mark.slow),
-    pytest.param(2, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
-    pytest.param(2, "gpipe", 1, EVEN, marks=pytest.mark.slow),
-    pytest.param(3, "1f1b", 4, TINY, marks=pytest.mark.slow),
-    pytest.param(4, "1f1b", 7, UNEVEN, marks=pytest.mark.slow),
-    pytest.param(1, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
-    pytest.param(1, "1f1b", 4, TINY, marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    "ranks, schedule, micro_batches, settings",
+    [
+        (2, "1f1b", 4, UNEVEN),
+        pytest.param(3, "gpipe", 4, EVEN, marks=pytest.mark.slow),
+        pytest.param(2, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
+        pytest.param(2, "gpipe", 1, EVEN, marks=pytest.mark.slow),
+        pytest.param(3, "1f1b", 4, TINY, marks=pytest.mark.slow),
+        pytest.param(4, "1f1b", 7, UNEVEN, marks=pytest.mark.slow),
+        pytest.param(1, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
+        pytest.param(1, "1f1b", 4, TINY, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batches, settings, train, data_root):
     # strided has BatchNorm, whose statistics are those of the micro-batches, one update for each of them
-    result, weights, _ = train("pipeline_train.py", "--spawn", ranks, "--pipeline-schedule", schedule,
-                               "--micro-batches", micro_batches, "--model", "strided", "--threads", 1, *flags(settings))
+    result, weights, _ = train(
+        "pipeline_train.py",
+        "--spawn",
+        ranks,
+        "--pipeline-schedule",
+        schedule,
+        "--micro-batches",
+        micro_batches,
+        "--model",
+        "strided",
+        "--threads",
+        1,
+        *flags(settings),
+    )
     config = make_config(dataset="synthetic-mnist", data_root=str(data_root), model="strided", **settings)
     expected, training, tested = one_device(config, micro_batches)
     assert weights.keys() == expected.keys()
@@ -82,8 +99,12 @@ def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batc
 
 
 def test_rows_of_any_features_come_back_as_they_were():
-    for features in (torch.randn(7, 5, 3, 2).to(memory_format=torch.channels_last), torch.randn(7, 5, 3, 2),
-                     torch.randn(7, 4), torch.randn(7, 4, 3)):
+    for features in (
+        torch.randn(7, 5, 3, 2).to(memory_format=torch.channels_last),
+        torch.randn(7, 5, 3, 2),
+        torch.randn(7, 4),
+        torch.randn(7, 4, 3),
+    ):
         rows = to_rows(features, (3, 2, 2), 3)
         assert rows.shape == (9, features[0].numel()) and rows.is_contiguous()
         assert not rows[5].any() and not rows[8].any()
@@ -139,8 +160,9 @@ def build(shape, classes):
 @pytest.mark.slow
 def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
     (tmp_path / "net.py").write_text(SLEEPS)
-    result, _, printed = train("pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build",
-                               "--micro-batches", 2)
+    result, _, printed = train(
+        "pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build", "--micro-batches", 2
+    )
     first, last = (rank["phases"] for rank in result["epochs"][0]["ranks"])
     assert first["forward"] > 100 and last["exchange"] > 80  # milliseconds: it sleeps for each micro-batch
     assert "Bubble: " in printed and "P = 2 and M = 2 is 33%" in printed
@@ -149,9 +171,24 @@ def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
 @pytest.mark.slow
 def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
     def pipeline(name, epochs, *more):
-        done = project("pipeline_train.py", "--spawn", 2, "--model", "strided", "--output", tmp_path / f"{name}.json",
-                       "--save", tmp_path / f"{name}.pth", "--checkpoint", tmp_path / f"{name}.pt", "--figure-dir",
-                       tmp_path, "--epochs", epochs, *more)
+        done = project(
+            "pipeline_train.py",
+            "--spawn",
+            2,
+            "--model",
+            "strided",
+            "--output",
+            tmp_path / f"{name}.json",
+            "--save",
+            tmp_path / f"{name}.pth",
+            "--checkpoint",
+            tmp_path / f"{name}.pt",
+            "--figure-dir",
+            tmp_path,
+            "--epochs",
+            epochs,
+            *more,
+        )
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 
@@ -177,9 +214,14 @@ def test_ranks_without_images_have_the_labels_of_the_same_batches():
 
 @pytest.mark.slow
 def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
-    done = project("benchmarks/hang_loop.py", "--starts", 4, "--steps", 40, "--load", 2, "--output-dir", tmp_path,
-                   tiny=False)
+    done = project(
+        "benchmarks/hang_loop.py", "--starts", 4, "--steps", 40, "--load", 2, "--output-dir", tmp_path, tiny=False
+    )
     assert done.returncode == 0, done.stderr
     starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
     assert {(start["schedule"], start["stages"], start["exit_code"]) for start in starts} == {
-        ("gpipe", 2, 0), ("1f1b", 2, 0), ("gpipe", 3, 0), ("1f1b", 3, 0)}
+        ("gpipe", 2, 0),
+        ("1f1b", 2, 0),
+        ("gpipe", 3, 0),
+        ("1f1b", 3, 0),
+    }

@@ -43,12 +43,16 @@ def epoch_seconds(result: RunResult) -> float:
 
 def accuracy_row(name: str) -> str:
     result = read_result(FIGURES / name)
-    return (f"| `{result.command}` | {result.epochs[-1].test_accuracy:.2%} | {epoch_seconds(result):.1f} s "
-            f"| [JSON](figures/{name}) |")
+    return (
+        f"| `{result.command}` | {result.epochs[-1].test_accuracy:.2%} | {epoch_seconds(result):.1f} s "
+        f"| [JSON](figures/{name}) |"
+    )
 
 
-@pytest.mark.parametrize("pages, name", [
-    *((PAGES, name) for name in (*COMPARISONS, *ON_CIFAR10)), *(((CHINESE,), name) for name in COMPARISONS)])
+@pytest.mark.parametrize(
+    "pages, name",
+    [*((PAGES, name) for name in (*COMPARISONS, *ON_CIFAR10)), *(((CHINESE,), name) for name in COMPARISONS)],
+)
 def test_tables_of_comparisons(pages, name):
     report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
     shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
@@ -66,7 +70,8 @@ def test_tables_of_comparisons(pages, name):
 def test_what_a_terminal_shows_is_kept_as_it_is(width):
     report = read_results(FIGURES / "compare-synthetic" / "results.json")
     assert (FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text() == (
-        terminal_text(analyse(report), width=width) + "\n")
+        terminal_text(analyse(report), width=width) + "\n"
+    )
 
 
 def terminal_block(width: int) -> str:
@@ -78,8 +83,9 @@ def test_projections_come_close_to_what_was_measured():
     errors = {}
     for name in COMPARISONS:
         analysis = analyse(read_results(FIGURES / name / "results.json"))
-        errors |= {(name, point.devices): point.error
-                   for point in analysis.projection.points if point.error is not None}
+        errors |= {
+            (name, point.devices): point.error for point in analysis.projection.points if point.error is not None
+        }
     assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
@@ -92,8 +98,10 @@ def test_verdicts_are_those_that_were_printed(name):
 
 
 def test_what_surprised_us():
-    ladder, workers, resident = (analyse(read_results(FIGURES / name / "results.json"))
-                                 for name in ("ladder-mnist", "worker-study", "resident-mnist"))
+    ladder, workers, resident = (
+        analyse(read_results(FIGURES / name / "results.json"))
+        for name in ("ladder-mnist", "worker-study", "resident-mnist")
+    )
 
     def entry_of(analysis, name):
         return next(entry for entry in analysis.rows if entry.row.configuration.name == name)
@@ -139,8 +147,10 @@ def test_real_twins_are_not_told_apart_and_5_percent_are_found():
     blocks = statistics.median(entry["blocks"] for entry in comparisons)
     assert len(comparisons) == 10 and scores["twins_told_apart"] == 0 and scores["slower_found"] >= 8
     found, held = scores["slower_found"], scores["true_in_interval"]
-    sentence = ("The twins were told apart in none of ten comparisons, the 5 % were found in "
-                f"{found}, after {blocks:g} blocks (median), and {held} of the ten intervals held the truth.")
+    sentence = (
+        "The twins were told apart in none of ten comparisons, the 5 % were found in "
+        f"{found}, after {blocks:g} blocks (median), and {held} of the ten intervals held the truth."
+    )
     assert sentence in " ".join(text_of(PAGES).split())
 
 
@@ -151,8 +161,9 @@ def test_false_alarms_are_as_rare_as_promised():
     most = {"2 %, one row 8 %": 0.07, "2 %, the baseline 8 %": 0.10}  # few blocks tell little of a single noisy row
     assert all(row["comparisons"] >= 1000 and row["any_false"] <= most.get(row["noise"], 0.05) for row in rows)
     assert all(row["any_false"] <= 0.05 for row in rows if row["blocks"] == 10 or "effects" in row)
-    assert all(min(row["coverage"], row["best_kept"]) >= (0.92 if row["noise"] in most else 0.94)
-               for row in alarms["fixed"])
+    assert all(
+        min(row["coverage"], row["best_kept"]) >= (0.92 if row["noise"] in most else 0.94) for row in alarms["fixed"]
+    )
     judged = [false_alarms.judge_real(row).words for row in alarms["real"]]
     assert len(judged) >= 10 and sum(words in ("faster", "slower") for words in judged) <= 1
     summary = false_alarms.summary(alarms["fixed"], alarms["looks"], alarms["real"])
@@ -193,10 +204,10 @@ def test_recipes_take_the_minutes_that_are_shown():
     assert len(chinese) >= 5 and all(shown[flags] == int(minutes) for flags, minutes in chinese)
 
 
-@pytest.mark.parametrize("page, takes_minutes", [
-    ("lecture.md", r"the command takes (\d+)\)"), ("lecture.zh-CN.md", r"命令要 (\d+) 分钟）")])
-def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(
-        page, takes_minutes, monkeypatch):
+@pytest.mark.parametrize(
+    "page, takes_minutes", [("lecture.md", r"the command takes (\d+)\)"), ("lecture.zh-CN.md", r"命令要 (\d+) 分钟）")]
+)
+def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(page, takes_minutes, monkeypatch):
     measured = seconds_of_recipes()
     text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     minutes = {}
@@ -213,8 +224,10 @@ def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_mea
 
 def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
     pages = [(PROJECT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "cluster.zh-CN.md")]
-    typed, messages = ([re.findall(pattern, page, re.MULTILINE) for page in pages]
-                       for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|"))
+    typed, messages = (
+        [re.findall(pattern, page, re.MULTILINE) for page in pages]
+        for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|")
+    )
     assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 7
     compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
@@ -230,8 +243,15 @@ def reliability_table(faults: list[dict]) -> str:
         injected = [fault for fault in faults if fault["group"] == group]
         seconds = [fault["seconds"] for fault in injected]
         handled = sum(fault["handled"] for fault in injected)
-        rows.append([f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)", len(injected), handled,
-                     f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"])
+        rows.append(
+            [
+                f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)",
+                len(injected),
+                handled,
+                f"{statistics.median(seconds):.1f}",
+                f"{max(seconds):.1f}",
+            ]
+        )
     return lay_out(rows, ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"], "github")
 
 
@@ -251,20 +271,24 @@ def test_kill_loop():
     alive = sum(bool(kill["live_processes"]) for kill in kills)
     finished = sum((comparison["exit_code"], comparison["runs"]) == (0, 4) for comparison in completed)
     assert (whole, alive, finished) == (100, 0, len(completed))
-    assert (f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
-            f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
-            ) in text_of(PAGES).replace("\n", " ")
+    assert (
+        f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
+        f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
+    ) in text_of(PAGES).replace("\n", " ")
 
 
 def test_hang_loop():
-    busy, alone = (json.loads((FIGURES / "faults" / f"{name}.json").read_text())
-                   for name in ("hang-loop", "hang-loop-alone"))
+    busy, alone = (
+        json.loads((FIGURES / "faults" / f"{name}.json").read_text()) for name in ("hang-loop", "hang-loop-alone")
+    )
     seconds, quiet = ([start["seconds"] for start in loop["starts"]] for loop in (busy, alone))
     assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
     text = " ".join(text_of([PROJECT / "docs" / "reliability.md"]).split())
     assert f"`python {busy['command']}`" in text and "--load 0" in alone["command"]
-    assert (f"{len(seconds)} of {len(seconds)} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
-            and f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text)
+    assert (
+        f"{len(seconds)} of {len(seconds)} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
+        and f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text
+    )
 
 
 def test_promised_accuracies_were_reached():
@@ -303,7 +327,11 @@ def test_no_result_names_a_home_directory():
 
 def test_both_readmes_name_the_same_commands_and_scripts():
     english, chinese = (page.read_text(encoding="utf-8") for page in (README, CHINESE))
-    for pattern in (r"^    (make \w+)", r"^    (\.venv/\S+ .*)$", r"^\| `(\w+\.py)` \|",
-                    r"^    ((?:python|torchrun|accelerate) .*)$"):
+    for pattern in (
+        r"^    (make \w+)",
+        r"^    (\.venv/\S+ .*)$",
+        r"^\| `(\w+\.py)` \|",
+        r"^    ((?:python|torchrun|accelerate) .*)$",
+    ):
         found, others = (re.findall(pattern, text, re.MULTILINE) for text in (english, chinese))
         assert found == others and len(found) >= 3, pattern

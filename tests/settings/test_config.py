@@ -20,19 +20,53 @@ from comparison.plan.plan import IN_EVERY_METHOD, Planned, make_plan, parse_meth
 from tests.processes import PROJECT
 
 CHANGED = {  # a value that is not the default
-    "dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x", "train_size": 96,
+    "dataset": "synthetic-mnist",
+    "recipe": "fast",
+    "data_root": "elsewhere",
+    "data_url": "http://x",
+    "train_size": 96,
     "image_size": 32,
-    "loader": "resident", "num_workers": 4, "worker_nice": 3, "augment": False, "crop_padding": "reflect",
-    "model": "mlp", "precision": "bf16",
-    "allow_slow_precision": True, "compile": True, "cuda_graph": True, "optimizer": "sgd", "lr": 0.5,
-    "weight_decay": 0.25, "schedule": "one-cycle", "lr_milestones": (3,), "label_smoothing": 0.125, "epochs": 7,
-    "target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "device": "cpu", "eval_mode": True, "seed": 5,
-    "threads": 3, "memory_limit": 2**31, "bind": True, "profile": 2,
-    "output": "o.json", "curves": False, "figure_dir": "f", "tensorboard": "t", "save": "s",
-    "checkpoint": "c", "resume": "c", "quiet": True, "debug": True,
+    "loader": "resident",
+    "num_workers": 4,
+    "worker_nice": 3,
+    "augment": False,
+    "crop_padding": "reflect",
+    "model": "mlp",
+    "precision": "bf16",
+    "allow_slow_precision": True,
+    "compile": True,
+    "cuda_graph": True,
+    "optimizer": "sgd",
+    "lr": 0.5,
+    "weight_decay": 0.25,
+    "schedule": "one-cycle",
+    "lr_milestones": (3,),
+    "label_smoothing": 0.125,
+    "epochs": 7,
+    "target_accuracy": 0.75,
+    "batch_size": 64,
+    "max_steps": 9,
+    "device": "cpu",
+    "eval_mode": True,
+    "seed": 5,
+    "threads": 3,
+    "memory_limit": 2**31,
+    "bind": True,
+    "profile": 2,
+    "output": "o.json",
+    "curves": False,
+    "figure_dir": "f",
+    "tensorboard": "t",
+    "save": "s",
+    "checkpoint": "c",
+    "resume": "c",
+    "quiet": True,
+    "debug": True,
 }
-SCRIPTS = [*(f"{method}_train" for method in ("data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")),
-           "compare_parallel"]
+SCRIPTS = [
+    *(f"{method}_train" for method in ("data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")),
+    "compare_parallel",
+]
 
 
 def typed(name: str) -> list[str]:
@@ -107,6 +141,7 @@ def test_traits_go_together():
 @pytest.fixture
 def help_of(monkeypatch, capsys):
     """What a script of this name prints for --help, on a terminal of 80 columns."""
+
     def help_of(script):
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
@@ -138,20 +173,32 @@ def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
 # ---- what other scripts call it
 
 
-@pytest.mark.parametrize("typed, name, value", [
-    ("--device cuda", "device", "gpu"), ("--device CPU", "device", "cpu"), ("--dataset MNIST", "dataset", "mnist"),
-    ("--dataset CIFAR-10", "dataset", "cifar10"), ("--dataset FashionMNIST", "dataset", "fashion-mnist"),
-    ("--dataset folder:My_Images", "dataset", "folder:My_Images"), ("--model ResNet18", "model", "resnet18"),
-    ("--model My_Net.py:Build", "model", "My_Net.py:Build"), ("--num_workers 3", "num_workers", 3),
-    ("--batch_size=96", "batch_size", 96), ("--no_augment", "augment", False),
-])
+@pytest.mark.parametrize(
+    "typed, name, value",
+    [
+        ("--device cuda", "device", "gpu"),
+        ("--device CPU", "device", "cpu"),
+        ("--dataset MNIST", "dataset", "mnist"),
+        ("--dataset CIFAR-10", "dataset", "cifar10"),
+        ("--dataset FashionMNIST", "dataset", "fashion-mnist"),
+        ("--dataset folder:My_Images", "dataset", "folder:My_Images"),
+        ("--model ResNet18", "model", "resnet18"),
+        ("--model My_Net.py:Build", "model", "My_Net.py:Build"),
+        ("--num_workers 3", "num_workers", 3),
+        ("--batch_size=96", "batch_size", 96),
+        ("--no_augment", "augment", False),
+    ],
+)
 def test_other_spellings_are_understood(typed, name, value, parsed):
     assert getattr(parsed(*typed.split()), name) == value
 
 
 def test_a_comparison_understands_them_too(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *"--methods DDP:num_workers=4 Ladder --batch_size 64 128 "
-                                      "--dataset MNIST".split()])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["compare_parallel.py", *"--methods DDP:num_workers=4 Ladder --batch_size 64 128 --dataset MNIST".split()],
+    )
     arguments, shared = compare_parallel.parse()
     assert arguments.methods[0] == ("ddp", {"num_workers": 4}) and len(arguments.methods) > 4
     assert arguments.batch_size == [64, 128] and shared[:2] == ["--dataset", "mnist"]
@@ -167,14 +214,19 @@ def test_mnist_py_trains_on_mnist_unless_told_otherwise(monkeypatch, tmp_path):
     assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
 
 
-@pytest.mark.parametrize("typed, replacement", [
-    ("--local_rank=0", "torchrun --standalone --nproc_per_node=N"),
-    ("--mode DP", "for DP python data_parallel_train.py --use-parallel"),
-    ("--mode base", "for base type python data_parallel_train.py,"),
-    ("--use-model-parallel", "type python model_parallel_train.py --use-model-parallel"),
-    ("--use_parallel", "type python data_parallel_train.py --use-parallel"),
-    ("--momentum 0.9", "type --optimizer sgd"), ("--world-size 2", "--spawn N"), ("--data_dir x", "type --data-root"),
-])
+@pytest.mark.parametrize(
+    "typed, replacement",
+    [
+        ("--local_rank=0", "torchrun --standalone --nproc_per_node=N"),
+        ("--mode DP", "for DP python data_parallel_train.py --use-parallel"),
+        ("--mode base", "for base type python data_parallel_train.py,"),
+        ("--use-model-parallel", "type python model_parallel_train.py --use-model-parallel"),
+        ("--use_parallel", "type python data_parallel_train.py --use-parallel"),
+        ("--momentum 0.9", "type --optimizer sgd"),
+        ("--world-size 2", "--spawn N"),
+        ("--data_dir x", "type --data-root"),
+    ],
+)
 def test_what_another_script_calls_it_is_refused_with_what_to_type(typed, replacement):
     with pytest.raises(SuiteError, match=re.escape(f"unrecognized arguments: {typed.partition('_')[0]}")) as caught:
         script_parser("").parse_args(typed.split())
@@ -196,9 +248,15 @@ def test_a_flag_that_is_not_known_gets_the_nearest():
             parser.parse_args([unlike])
 
 
-@pytest.mark.parametrize("flag, text, near", [
-    ("--device", "xpu", None), ("--precision", "fp16", None), ("--optimizer", "nestorov", "nesterov"),
-    ("--dataset", "cifra10", "cifar10")])
+@pytest.mark.parametrize(
+    "flag, text, near",
+    [
+        ("--device", "xpu", None),
+        ("--precision", "fp16", None),
+        ("--optimizer", "nestorov", "nesterov"),
+        ("--dataset", "cifra10", "cifar10"),
+    ],
+)
 def test_a_name_that_is_not_known_gets_the_nearest_if_that_is_near(flag, text, near):
     with pytest.raises(SuiteError) as caught:
         script_parser("").parse_args([flag, text])

@@ -28,8 +28,13 @@ def test_a_run_id_that_is_left_over_is_no_torchrun(ranks, program, monkeypatch):
 
 def test_a_run_leaves_nothing_and_does_not_mind_what_others_left(project, tmp_path):
     (tmp_path / "temporary").mkdir()
-    left = {"TORCHELASTIC_RUN_ID": "left", "TORCHELASTIC_ERROR_FILE": "/gone/file", "TORCHELASTIC_USE_AGENT_STORE":
-            "True", TURNS: "/gone", "TMPDIR": str(tmp_path / "temporary")}
+    left = {
+        "TORCHELASTIC_RUN_ID": "left",
+        "TORCHELASTIC_ERROR_FILE": "/gone/file",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        TURNS: "/gone",
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
     done = project("ddp_train.py", "--spawn", 2, "--no-curves", "--figure-dir", tmp_path, environment=left)
     assert done.returncode == 0, done.stderr
     assert [*(tmp_path / "temporary").iterdir()] == []
@@ -42,8 +47,15 @@ def test_no_amount_of_memory_is_too_large_to_be_refused(amount):
     assert memory("2GiB") == 2**31
 
 
-@pytest.mark.parametrize("main, flag", [(compare_parallel.parse, "--output-dir"), (compare_parallel.parse, "--epochs"),
-                                        (ddp_train.main, "--epochs"), (ddp_train.main, "--save")])
+@pytest.mark.parametrize(
+    "main, flag",
+    [
+        (compare_parallel.parse, "--output-dir"),
+        (compare_parallel.parse, "--epochs"),
+        (ddp_train.main, "--epochs"),
+        (ddp_train.main, "--save"),
+    ],
+)
 def test_two_dashes_are_no_value(main, flag, monkeypatch):
     monkeypatch.setattr("sys.argv", ["script.py", f"{flag}=--"])
     with pytest.raises(SuiteError, match=f"argument {flag}: needs a value, found '--'") as raised:
@@ -62,7 +74,8 @@ def test_a_path_that_cannot_be_written_is_refused_by_its_flag(flag, monkeypatch,
     (tmp_path / "file").write_text("")
     (tmp_path / "fine").mkdir()
     monkeypatch.setattr("common.settings.config.check_tensorboard", lambda: None)
-    monkeypatch.setattr("sys.argv", ["script.py", "--figure-dir", str(tmp_path / "fine"), flag,
-                                     str(tmp_path / "file" / "below" / "x")])
+    monkeypatch.setattr(
+        "sys.argv", ["script.py", "--figure-dir", str(tmp_path / "fine"), flag, str(tmp_path / "file" / "below" / "x")]
+    )
     with pytest.raises(SuiteError, match=f"{tmp_path / 'file'}.* with {flag}"):
         parse(script_parser(""))

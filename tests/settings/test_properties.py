@@ -32,8 +32,14 @@ from tests.reports import configuration, report_of, runs
 from tests.schema import comparison, run_result
 
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), LETTERS,
-                    st.sampled_from([10**400, -2**63, 2**31, 1e300, 5e-324, "ok", "failed", "single", "cpu"]))
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.floats(),
+    LETTERS,
+    st.sampled_from([10**400, -(2**63), 2**31, 1e300, 5e-324, "ok", "failed", "single", "cpu"]),
+)
 JUNK = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(LETTERS, inner, max_size=3))
 few = partial(settings, deadline=None, database=None, derandomize=True)
 
@@ -147,8 +153,15 @@ def checkpoint(tmp_path_factory):
     model = build_model("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), known)
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    save_checkpoint(known, Namespace(), {}, states, build_schedule(optimizer, known, 1), make_result().epochs[:1],
-                    [random_state([])])
+    save_checkpoint(
+        known,
+        Namespace(),
+        {},
+        states,
+        build_schedule(optimizer, known, 1),
+        make_result().epochs[:1],
+        [random_state([])],
+    )
     return known, torch.load(file, weights_only=True), file.read_bytes()
 
 
@@ -180,20 +193,70 @@ def test_damaged_checkpoints(checkpoint):
     @given(st.integers(0, len(whole) - 1), st.integers(0, 255), st.booleans())
     def look(place, byte, cut):
         with open(known.resume, "wb") as file:
-            file.write(whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1:])
+            file.write(whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1 :])
         with allowed(DATA, USAGE):
             resume(known)
 
     look()
 
 
-VALUES = st.one_of(LETTERS, st.integers(-1, 2**32).map(str), st.floats().map(str), st.sampled_from(
-    ["", "0", "1", "2", "0.5", "1e400", "mnist", "synthetic-mnist", "lenet", "folder:.", "x.py:build", "ladder", "ddp",
-     "single:num-workers=2", "all", "1,2", "--lr", "٣", "١e3", "0x10", "1_0", "90s", "3%", "../..", "/dev/null"]))
+VALUES = st.one_of(
+    LETTERS,
+    st.integers(-1, 2**32).map(str),
+    st.floats().map(str),
+    st.sampled_from(
+        [
+            "",
+            "0",
+            "1",
+            "2",
+            "0.5",
+            "1e400",
+            "mnist",
+            "synthetic-mnist",
+            "lenet",
+            "folder:.",
+            "x.py:build",
+            "ladder",
+            "ddp",
+            "single:num-workers=2",
+            "all",
+            "1,2",
+            "--lr",
+            "٣",
+            "١e3",
+            "0x10",
+            "1_0",
+            "90s",
+            "3%",
+            "../..",
+            "/dev/null",
+        ]
+    ),
+)
 WORDS = [config.option(name) for name in config.FLAGS if name != "debug"]
-OWN = ["--methods", "--baseline", "--nproc", "--micro-batches", "--threads-per-device", "--scaling", "--repeats",
-       "--budget", "--margin", "--twin", "--no-twin", "--against", "--prove", "--equal-within", "--allow-unequal",
-       "--check-maths", "--project", "--link-gbps", "--timeout", "--resume"]
+OWN = [
+    "--methods",
+    "--baseline",
+    "--nproc",
+    "--micro-batches",
+    "--threads-per-device",
+    "--scaling",
+    "--repeats",
+    "--budget",
+    "--margin",
+    "--twin",
+    "--no-twin",
+    "--against",
+    "--prove",
+    "--equal-within",
+    "--allow-unequal",
+    "--check-maths",
+    "--project",
+    "--link-gbps",
+    "--timeout",
+    "--resume",
+]
 PLACES = ["--output", "--save", "--checkpoint", "--figure-dir", "--data-root"]  # what is typed would be made there
 
 
@@ -201,8 +264,9 @@ def flags(words):
     """Some flags, each with any number of values."""
     word = st.sampled_from([word for word in words if word not in PLACES])
     values = st.lists(VALUES, max_size=2)
-    return st.lists(st.tuples(word, values), max_size=4).map(lambda typed: [text for word, values in typed
-                                                                            for text in (word, *values)])
+    return st.lists(st.tuples(word, values), max_size=4).map(
+        lambda typed: [text for word, values in typed for text in (word, *values)]
+    )
 
 
 def test_flags_of_a_script(typed, tmp_path, monkeypatch):

@@ -13,11 +13,19 @@ METHODS = ("ddp", "fsdp", "pipeline", "dp")
 
 def rows(panels, sweep):
     """One device and so many other methods, each with two batches, and with two models if `sweep` is a map."""
-    values = [{"batch_size": batch, **({"model": model} if sweep == "map" else {})}
-              for model in ("lenet", "resnet8")[:1 + (sweep == "map")] for batch in (64, 256)]
-    return [(configuration(method, values=own, **own), [*runs(method, (1.0 + number, 1.01, 1.02), count=1 + number % 2,
-                                                              global_batch_size=own["batch_size"])])
-            for number, method in enumerate(("single", *METHODS[:panels])) for own in values]
+    values = [
+        {"batch_size": batch, **({"model": model} if sweep == "map" else {})}
+        for model in ("lenet", "resnet8")[: 1 + (sweep == "map")]
+        for batch in (64, 256)
+    ]
+    return [
+        (
+            configuration(method, values=own, **own),
+            [*runs(method, (1.0 + number, 1.01, 1.02), count=1 + number % 2, global_batch_size=own["batch_size"])],
+        )
+        for number, method in enumerate(("single", *METHODS[:panels]))
+        for own in values
+    ]
 
 
 @pytest.fixture

@@ -23,34 +23,70 @@ from tests.reports import report_of
 from tests.scripts.test_readme import COMPARISONS, ON_CIFAR10
 from tests.show.test_report import DDP, SINGLE, full_report, two_sweeps
 
-COMMITTED = [PROJECT / "figures" / name / "results.json"
-             for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")]
+COMMITTED = [
+    PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")
+]
 # Words that no name has: where one of them is left, a sentence has no translation.
-ENGLISH = re.compile(r"\b(the|of|is|are|was|were|with|than|more|less|not|for|and|its|it|at|in|per|an?|each|only|on|out|"
-                     r"from|to|by|as|that|which|has|have|be|no)\b", re.IGNORECASE)
-SPEAKING = ("causes", "choice", "curve_plots", "fairness", "foreign", "map", "measures", "page", "phrases", "plots",
-            "projection", "recommend", "record", "remarks", "row_analysis", "sections", "step_plots", "tables",
-            "terminal", "verdict")
+ENGLISH = re.compile(
+    r"\b(the|of|is|are|was|were|with|than|more|less|not|for|and|its|it|at|in|per|an?|each|only|on|out|"
+    r"from|to|by|as|that|which|has|have|be|no)\b",
+    re.IGNORECASE,
+)
+SPEAKING = (
+    "causes",
+    "choice",
+    "curve_plots",
+    "fairness",
+    "foreign",
+    "map",
+    "measures",
+    "page",
+    "phrases",
+    "plots",
+    "projection",
+    "recommend",
+    "record",
+    "remarks",
+    "row_analysis",
+    "sections",
+    "step_plots",
+    "tables",
+    "terminal",
+    "verdict",
+)
 
 
 def said_in(module):
     """The texts of a module that are sentences or parts of one, between the places of what differs; no docstrings."""
     tree = ast.parse((PROJECT / "comparison" / f"{module}.py").read_text())
-    docs = {id(node.body[0].value) for node in ast.walk(tree)
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(node.body[0], ast.Expr)}
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(node.body[0], ast.Expr)
+    }
     errors = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-             and id(node) not in docs | errors]
-    return [part for text in texts for part in re.split(r"\n|(?<=[.!?]) (?=[A-Z“])", text)
-            if len(re.findall(r"[A-Za-z]{2,}", part)) > 1 and ENGLISH.search(part)
-            and not part.endswith((";", "{"))]  # as a line of a page's script does
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs | errors
+    ]
+    return [
+        part
+        for text in texts
+        for part in re.split(r"\n|(?<=[.!?]) (?=[A-Z“])", text)
+        if len(re.findall(r"[A-Za-z]{2,}", part)) > 1 and ENGLISH.search(part) and not part.endswith((";", "{"))
+    ]  # as a line of a page's script does
 
 
 @pytest.mark.parametrize("module", SPEAKING)
 def test_every_sentence_has_its_chinese(module):
     known = [piece.lower() for english in CATALOGUE for piece in PLACE.split(english)[::4]]
-    missing = [text for whole in said_in(module) for text in whole.removeprefix("WARNING: ").split("\n")
-               if not any(text.strip(" .,;:()“”").lower() in piece for piece in known)]
+    missing = [
+        text
+        for whole in said_in(module)
+        for text in whole.removeprefix("WARNING: ").split("\n")
+        if not any(text.strip(" .,;:()“”").lower() in piece for piece in known)
+    ]
     assert not missing
 
 
@@ -60,9 +96,11 @@ def test_every_place_of_a_translation_is_one_of_its_sentence():
         assert re.search("[\u4e00-\u9fff]", chinese) or english.replace("#", "") == chinese, english
 
 
-@pytest.mark.parametrize("report", [
-    *map(read_results, COMMITTED), full_report(), two_sweeps(), report_of(SINGLE, DDP),
-], ids=[*(file.parent.name for file in COMMITTED), "full", "sweeps", "two"])
+@pytest.mark.parametrize(
+    "report",
+    [*map(read_results, COMMITTED), full_report(), two_sweeps(), report_of(SINGLE, DDP)],
+    ids=[*(file.parent.name for file in COMMITTED), "full", "sweeps", "two"],
+)
 def test_nothing_english_is_left(report):
     with speaking("zh"):
         analysis = analyse(report)
@@ -80,11 +118,15 @@ def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(wi
         return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
     with speaking("zh"):
-        lines = terminal_text(analyse(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json")),
-                              width=width).splitlines()
+        lines = terminal_text(
+            analyse(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json")), width=width
+        ).splitlines()
     assert max(map(columns, lines)) <= width and not any(line.strip()[:1] in tuple("，。；：") for line in lines)
-    ends = {columns(line[:found.end()]) for line in lines
-            if (found := re.search(r" \d\.\d\d ", line)) and line.count("  ") > 2}
+    ends = {
+        columns(line[: found.end()])
+        for line in lines
+        if (found := re.search(r" \d\.\d\d ", line)) and line.count("  ") > 2
+    }
     assert len(ends) == 1
 
 
@@ -109,8 +151,12 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
         present(tmp_path, "zh")
     assert "## 结论" in (tmp_path / "report.md").read_text()
     assert '<html lang="zh">' in (tmp_path / "report.html").read_text()
-    texts = [text.get_text() for figure in shown for axes in figure.axes
-             for text in (axes.xaxis.label, *axes.get_yticklabels())]
+    texts = [
+        text.get_text()
+        for figure in shown
+        for axes in figure.axes
+        for text in (axes.xaxis.label, *axes.get_yticklabels())
+    ]
     assert "一台设备的内存峰值 (MiB)" in texts or any("加速比" in text for text in texts)
     assert not [text for text in texts if ENGLISH.search(text)]
     assert "SINGLE\n基准" in texts  # what stands at a tick

@@ -75,8 +75,13 @@ def test_a_committed_comparison_as_one_file(name, tmp_path):
 
 
 def test_charts_tell_their_numbers(tmp_path):
-    page = page_of(report_of((configuration("single"), runs(seconds=(2.0, 2.02, 1.98))),
-                             (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
+    page = page_of(
+        report_of(
+            (configuration("single"), runs(seconds=(2.0, 2.02, 1.98))),
+            (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99))),
+        ),
+        tmp_path,
+    )
     text = " ".join(page.texts)
     assert "“DDP”: 2.00 [" in text and "times as fast as “SINGLE”, faster" in text
     assert "SINGLE, block 2, epoch 3: 2.020 s" in text
@@ -102,11 +107,25 @@ def test_a_browser_shows_it_without_sideways_scrolling_and_sorts_a_table(width, 
             over: document.scrollingElement.scrollWidth - innerWidth, width: innerWidth, ends: ends}) + "</pre>";
         </script></body>"""
     inside = html.escape(file.read_text(encoding="utf-8").replace("</body>", asked))
-    file.write_text(f'<iframe style="border: 0" width="{width}" height="900" srcdoc="{inside}"></iframe>',
-                    encoding="utf-8")  # no window of Chromium's is as narrow as a telephone's
-    done = subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                           "--window-size=1600,1000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
-                           file.as_uri()], capture_output=True, text=True, timeout=120)
+    file.write_text(
+        f'<iframe style="border: 0" width="{width}" height="900" srcdoc="{inside}"></iframe>', encoding="utf-8"
+    )  # no window of Chromium's is as narrow as a telephone's
+    done = subprocess.run(
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--window-size=1600,1000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     told = json.loads(html.unescape(re.search(r'<pre id="told">(.*)</pre>', done.stdout)[1]))
     numbers = [float(text.replace(",", "")) for text in told["up"]]
     assert numbers == sorted(numbers) and told["down"] == told["up"][::-1] and len(numbers) == 7
@@ -122,9 +141,16 @@ def test_what_comes_from_outside_is_text(tmp_path):
     assert page.count("script") == 1  # its own
 
 
-@pytest.mark.parametrize("report", [
-    full_report(), two_sweeps(), report_of((configuration(), ["failed"])),
-    report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1)], ids=range(4))
+@pytest.mark.parametrize(
+    "report",
+    [
+        full_report(),
+        two_sweeps(),
+        report_of((configuration(), ["failed"])),
+        report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1),
+    ],
+    ids=range(4),
+)
 def test_every_kind_of_comparison_can_be_a_page(report, tmp_path):
     page = page_of(report, tmp_path)
     headings = re.findall(r"<summary>([^<]*)", (tmp_path / "report.html").read_text(encoding="utf-8"))

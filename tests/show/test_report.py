@@ -51,12 +51,29 @@ def cells(table):
 
 
 def test_main_table():
-    report = report_of(SINGLE, DDP, (configuration("dp"), runs("dp", simulated=True)),
-                       (configuration("mp", skip="needs 2 GPUs, found 1"), []),
-                       (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]))
+    report = report_of(
+        SINGLE,
+        DDP,
+        (configuration("dp"), runs("dp", simulated=True)),
+        (configuration("mp", skip="needs 2 GPUs, found 1"), []),
+        (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]),
+    )
     single, ddp, dp, mp, accelerate = cells(main_table(analyse(report), "simple"))
-    assert single == ["SINGLE", "synthetic-mnist", "1", "80.00 ± 0.00", "2.00", "1.98–2.02", "3", "500", "1.00", "100%",
-                      "9.0", "0.0", "baseline"]
+    assert single == [
+        "SINGLE",
+        "synthetic-mnist",
+        "1",
+        "80.00 ± 0.00",
+        "2.00",
+        "1.98–2.02",
+        "3",
+        "500",
+        "1.00",
+        "100%",
+        "9.0",
+        "0.0",
+        "baseline",
+    ]
     assert ddp[8] == "2.00 [1.91, 2.10]" and ddp[9:] == ["100% [95, 105]", "9.0", "0.0", "faster"]
     assert dp[8:] == ["–", "–", "9.0", "0.0", "simulated"]
     assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 5, "skipped"]
@@ -64,9 +81,18 @@ def test_main_table():
     assert report.failed and not report_of(SINGLE, DDP).failed
 
 
-@pytest.mark.parametrize("accuracies, text", [
-    ((), "–"), ((0.98765,), "98.8"), ((0.9, 0.9), "90.00 ± 0.00"), ((0.98, 0.99, 0.985), "98.5 ± 0.5"),
-    ((0.6, 0.7, 0.8), "70 ± 10"), ((0.9890, 0.9892), "98.91 ± 0.01"), ((0.5, 0.502), "50.1 ± 0.1")])
+@pytest.mark.parametrize(
+    "accuracies, text",
+    [
+        ((), "–"),
+        ((0.98765,), "98.8"),
+        ((0.9, 0.9), "90.00 ± 0.00"),
+        ((0.98, 0.99, 0.985), "98.5 ± 0.5"),
+        ((0.6, 0.7, 0.8), "70 ± 10"),
+        ((0.9890, 0.9892), "98.91 ± 0.01"),
+        ((0.5, 0.502), "50.1 ± 0.1"),
+    ],
+)
 def test_an_accuracy_has_the_digits_that_it_deserves(accuracies, text):
     assert accuracy(accuracies) == text
 
@@ -115,16 +141,31 @@ def test_what_is_practically_equal_can_be_chosen():
 
 def test_every_row_shows_what_should_be_equal():
     header, _, single, ddp = settings_table(report_of(SINGLE, DDP), "simple").splitlines()
-    assert re.split(r"\s{2,}", header) == ["Method", "Device", "Global batch", "Per-device batch", "Steps per epoch",
-                                           "Workers", "Threads per device", "Precision", "Loader"]
+    assert re.split(r"\s{2,}", header) == [
+        "Method",
+        "Device",
+        "Global batch",
+        "Per-device batch",
+        "Steps per epoch",
+        "Workers",
+        "Threads per device",
+        "Precision",
+        "Loader",
+    ]
     assert single.split() == ["SINGLE", "cpu", "100", "100", "10", "0", "1", "float32", "workers"]
     assert ddp.split()[0] == "DDP"
 
 
 def test_a_sweep_has_its_column_and_its_table():
-    report = report_of(*((configuration(values={"num_workers": workers}, num_workers=workers),
-                          runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers))
-                         for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))))
+    report = report_of(
+        *(
+            (
+                configuration(values={"num_workers": workers}, num_workers=workers),
+                runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers),
+            )
+            for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))
+        )
+    )
     assert main_table(analyse(report), "simple").split()[1] == "Workers"
     assert [row[1] for row in cells(main_table(analyse(report), "simple"))] == ["0", "2"]
     (table,) = sweep_tables(analyse(report), "simple")
@@ -136,7 +177,8 @@ def test_a_sweep_has_its_column_and_its_table():
 
 def test_a_part_of_the_data_stands_in_the_title():
     assert report_of(SINGLE, max_steps=200, train_size=5000).title == (
-        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epochs of 200 steps, 3 runs each")
+        "lenet on synthetic-mnist (first 5,000 images), global batch 100, 3 epochs of 200 steps, 3 runs each"
+    )
 
 
 def test_weak_scaling_stands_in_the_title():
@@ -173,32 +215,51 @@ def test_what_a_reader_must_know():
     report = report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1)
     assert any("no interval: 1 run" in note for note in notes(analyse(report)))
     assert any("is synthetic" in note for note in notes(analyse(report)))
-    assert warnings(analyse(report)) == [f"WARNING: SINGLE: {text}." for text in [
-        "its first epoch takes 4.0 times as long as the others: warm-up, which is left out of the times; give more "
-        "--epochs, so that more of them count"]]
+    assert warnings(analyse(report)) == [
+        f"WARNING: SINGLE: {text}."
+        for text in [
+            "its first epoch takes 4.0 times as long as the others: warm-up, which is left out of the times; give more "
+            "--epochs, so that more of them count"
+        ]
+    ]
     assert cells(main_table(analyse(report), "simple"))[0][-1] == "baseline"
 
 
 # ---- fairness
 
 
-@pytest.mark.parametrize("name, change", [
-    ("global batch 200 instead of 100", {"global_batch_size": 200}),
-    ("workers 4 instead of 0", {"workers_per_process": 4}),
-    ("threads per device 2 instead of 1", {"threads_per_process": 2}),
-    ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
-    ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
-    ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1, "gpus": []}}),
-    *((f"{name} 9 instead of {old}", {"config": {name: 9}}) for name, old in (
-        ("loader", "workers"), ("dataset", "synthetic-mnist"), ("model", "lenet"), ("optimizer", "adam"),
-        ("lr", 0.001), ("epochs", 3))),
-    *((f"{name} 9 instead of {getattr(RunConfig(), name)}", {"config": {name: 9}}) for name in flags_that("equal")
-      if name not in make_result().config and name not in ("precision", "seed")),
-])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("global batch 200 instead of 100", {"global_batch_size": 200}),
+        ("workers 4 instead of 0", {"workers_per_process": 4}),
+        ("threads per device 2 instead of 1", {"threads_per_process": 2}),
+        ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
+        ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
+        ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1, "gpus": []}}),
+        *(
+            (f"{name} 9 instead of {old}", {"config": {name: 9}})
+            for name, old in (
+                ("loader", "workers"),
+                ("dataset", "synthetic-mnist"),
+                ("model", "lenet"),
+                ("optimizer", "adam"),
+                ("lr", 0.001),
+                ("epochs", 3),
+            )
+        ),
+        *(
+            (f"{name} 9 instead of {getattr(RunConfig(), name)}", {"config": {name: 9}})
+            for name in flags_that("equal")
+            if name not in make_result().config and name not in ("precision", "seed")
+        ),
+    ],
+)
 def test_every_inequality_is_found_refused_or_marked(name, change):
     reference = make_result()
-    other = replace(reference, **{**change, **({"config": {**reference.config, **change["config"]}}
-                                               if "config" in change else {})})
+    other = replace(
+        reference, **{**change, **({"config": {**reference.config, **change["config"]}} if "config" in change else {})}
+    )
     assert differences(other, reference, "strong") == [name] and differences(reference, reference, "strong") == []
     report = report_of(SINGLE, (configuration("ddp"), [other]))
     standing, table = analyse(report).rows[1].standing, main_table(analyse(report), "simple")
@@ -214,8 +275,10 @@ def test_what_may_differ():
     assert differences(part, reference, "strong") == []
     assert differences(part, reference, "weak") == ["per-device batch 50 instead of 100"]
     assert differences(replace(reference, global_batch_size=200), reference, "weak") == []
-    steps = [replace(reference, epochs=(*reference.epochs[:-1], replace(reference.epochs[-1], steps=count)))
-             for count in (11, 12)]
+    steps = [
+        replace(reference, epochs=(*reference.epochs[:-1], replace(reference.epochs[-1], steps=count)))
+        for count in (11, 12)
+    ]
     assert differences(steps[0], reference, "strong") == []  # ranks leave out what does not divide
     assert differences(steps[1], reference, "strong") == ["steps per epoch 12 instead of 10"]
 
@@ -242,18 +305,38 @@ def test_failed_maths_leave_no_speed_up():
 @pytest.mark.slow
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
     monkeypatch.setattr(equivalence, "STEPS", 2)
-    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "96", "--recipe", "fast",
-              "--target-accuracy", "0.99"]  # which the check leaves out
+    shared = [
+        "--dataset",
+        "synthetic-mnist",
+        "--data-root",
+        str(data_root),
+        "--train-size",
+        "96",
+        "--recipe",
+        "fast",
+        "--target-accuracy",
+        "0.99",
+    ]  # which the check leaves out
     planned = {"batch_size": 48, "per_device_batch_size": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
-    train = (equivalence.python(), equivalence.script("data_parallel_train.py"), *shared,
-             *type_flags(scripts[0].planned.flags))
+    train = (
+        equivalence.python(),
+        equivalence.script("data_parallel_train.py"),
+        *shared,
+        *type_flags(scripts[0].planned.flags),
+    )
     whole = replace(configuration("single-all-cores", **planned, threads=2), command=train)
-    rows = [replace(scripts[0], command=train), replace(scripts[1], command=(*train, "--seed", "7")), scripts[2],
-            replace(scripts[1], name="broken", command=(*train, "--split-at", "x")), whole]
+    rows = [
+        replace(scripts[0], command=train),
+        replace(scripts[1], command=(*train, "--seed", "7")),
+        scripts[2],
+        replace(scripts[1], name="broken", command=(*train, "--split-at", "x")),
+        whole,
+    ]
     logs, run_child = [], equivalence.run_child
-    monkeypatch.setattr(equivalence, "run_child", lambda command, log, *more: logs.append(log.stem) or run_child(
-        command, log, *more))
+    monkeypatch.setattr(
+        equivalence, "run_child", lambda command, log, *more: logs.append(log.stem) or run_child(command, log, *more)
+    )
     checks = equivalence.check_equivalence(rows, shared, 96)
     # one reference for all: one device's threads, also for the row with all cores; another for who differs
     assert logs == ["reference-0-fp32", "0-fp32", "1-fp32", "reference-1-fp64", "1-fp64", "3-fp32", "4-fp32"]
@@ -271,19 +354,25 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
 
 
 def row_of(method, count=1, workers=2, seconds=0.4):
-    return (configuration(method, num_workers=workers),
-            runs(method, 3 * (seconds,), count=count, workers_per_process=workers // count, world_size=count))
+    return (
+        configuration(method, num_workers=workers),
+        runs(method, 3 * (seconds,), count=count, workers_per_process=workers // count, world_size=count),
+    )
 
 
-LINK = {"steps": [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in
-                  ((100, 40.0), (50, 24.0), (25, 15.0))],
-        "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],  # 10 ms for two devices
-        "loaders": [{"num_workers": 2, "images_per_second": 5000.0, "cpu_seconds_per_image": 3e-4}]}  # 20, 30 ms
+LINK = {
+    "steps": [
+        {"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, 24.0), (25, 15.0))
+    ],
+    "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],  # 10 ms for two devices
+    "loaders": [{"num_workers": 2, "images_per_second": 5000.0, "cpu_seconds_per_image": 3e-4}],
+}  # 20, 30 ms
 
 
 def projected(*rows, cores=2, loader=LINK["loaders"][0], **settings):
-    report = report_of(*rows or [row_of("single"), row_of("ddp", 2)], project=[2, 4],
-                       probe={**LINK, "loaders": [loader]}, **settings)
+    report = report_of(
+        *rows or [row_of("single"), row_of("ddp", 2)], project=[2, 4], probe={**LINK, "loaders": [loader]}, **settings
+    )
     return analyse(replace(report, environment={**report.environment, "cores": cores}))
 
 
@@ -340,9 +429,16 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     table = projection_table(analysis, "simple")
     assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
     assumptions = " ".join(analysis.projection.assumptions)
-    for text in ("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 ranks that train",
-                 "8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)",
-                 "1.25 times"):
+    for text in (
+        "projected, not measured",
+        "DDP with the batch divided",
+        "10,000,000 bytes",
+        "2 ranks that train",
+        "8.00 Gbit/s",
+        "share 8 cores",
+        "30.0 ms of a core for the loader's work on a batch (measured)",
+        "1.25 times",
+    ):
         assert text in assumptions
 
 
@@ -411,8 +507,12 @@ def test_what_a_backward_pass_leaves_of_the_exchange_is_waited_for():
 
 def test_the_exchange_starts_messages_and_begins_in_the_backward_pass():
     """Of 10 ms for two devices' 10 MB, they wait 2, and their 4 messages take 4 to start; 4 are left for the bytes."""
-    model = {**LINK["models"][0], "short_milliseconds": 4.0, "long_milliseconds": 8.0,
-             "buckets": [{"size": 6_000_000, "left": 0.1}, {"size": 4_000_000, "left": 0.0}]}
+    model = {
+        **LINK["models"][0],
+        "short_milliseconds": 4.0,
+        "long_milliseconds": 8.0,
+        "buckets": [{"size": 6_000_000, "left": 0.1}, {"size": 4_000_000, "left": 0.0}],
+    }
 
     def steps(**settings):
         report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "models": [model]}, **settings)
@@ -424,9 +524,16 @@ def test_the_exchange_starts_messages_and_begins_in_the_backward_pass():
     # 2 devices: 2.4 ms of bytes from 2.4 ms before the end on, then 1.6, and 4 ms of messages; 4: from 1.5 ms on
     waited, text = steps()
     assert waited == pytest.approx([0, 2 + 1.6 + 4, 2 + 2.1 + 2.4 + 12])
-    for words in ("at 20.00 Gbit/s", "ranks wait 2.00 ms", "4 (N-1) messages", "each takes 1.00 ms",
-                  "first 6,000,000 bytes", "10% of a step", "round a ring, 2 devices are fastest, of 50 images each",
-                  "along trees, 4 devices"):
+    for words in (
+        "at 20.00 Gbit/s",
+        "ranks wait 2.00 ms",
+        "4 (N-1) messages",
+        "each takes 1.00 ms",
+        "first 6,000,000 bytes",
+        "10% of a step",
+        "round a ring, 2 devices are fastest, of 50 images each",
+        "along trees, 4 devices",
+    ):
         assert words in text, words
     given, text = steps(link_gbps=20.0, link_ms=1.0)  # twice as long: copied at 20 Gbit/s, then sent at as many
     assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, 2 + 10.5 + 24]) and "each takes 2.00 ms" in text
@@ -443,8 +550,12 @@ def test_ranks_that_share_a_core_exchange_more_slowly_and_a_given_link_does_not(
 
 def test_of_gpus_a_given_speed_is_all_of_the_link():
     planned = {"device": "gpu", "threads": 1}
-    report = report_of((configuration("single", **planned), runs("single")), project=[2], link_gbps=80.0,
-                       probe={**LINK, "loaders": [{**LINK["loaders"][0], "num_workers": 0}]})
+    report = report_of(
+        (configuration("single", **planned), runs("single")),
+        project=[2],
+        link_gbps=80.0,
+        probe={**LINK, "loaders": [{**LINK["loaders"][0], "num_workers": 0}]},
+    )
     points, assumptions = (analyse(report).projection.points, " ".join(analyse(report).projection.assumptions))
     assert points[1].step.all_reduce == pytest.approx(1) and "at 80.00 Gbit/s (as given)" in assumptions
     assert "Besides" not in assumptions and "share a core" not in assumptions
@@ -456,9 +567,15 @@ def test_of_gpus_a_given_speed_is_all_of_the_link():
 def full_report():
     simulated = runs("dp", simulated=True, reason="2 replicas", workers_per_process=2)
     return report_of(
-        row_of("single"), row_of("ddp", 2), (configuration("dp", num_workers=2), simulated),
-        (configuration("mp"), ["failed"]), project=[2, 4], probe=LINK, check_maths=True,
-        equivalence={"ddp": Equivalence(1e-8, "ok", "")})
+        row_of("single"),
+        row_of("ddp", 2),
+        (configuration("dp", num_workers=2), simulated),
+        (configuration("mp"), ["failed"]),
+        project=[2, 4],
+        probe=LINK,
+        check_maths=True,
+        equivalence={"ddp": Equivalence(1e-8, "ok", "")},
+    )
 
 
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
@@ -476,12 +593,28 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == "" and rows[2]["simulated"] == "True"
     assert rows[0]["global batch"] == "100" and rows[3]["global batch"] == ""
     text = (tmp_path / "report.md").read_text()
-    for heading in ("Result", "Verdict", "What was equal", "Projection (projected, not measured)", "Figures",
-                    "What was not measured", "Accuracy per class (%)", "Machine", "Commands"):
+    for heading in (
+        "Result",
+        "Verdict",
+        "What was equal",
+        "Projection (projected, not measured)",
+        "Figures",
+        "What was not measured",
+        "Accuracy per class (%)",
+        "Machine",
+        "Commands",
+    ):
         assert f"\n## {heading}\n" in text
     assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
     assert [figure.name for figure in figures] == [
-        "curves.png", "speed-up.png", "phases.png", "excess.png", "memory.png", "time-memory.png", "scaling.png"]
+        "curves.png",
+        "speed-up.png",
+        "phases.png",
+        "excess.png",
+        "memory.png",
+        "time-memory.png",
+        "scaling.png",
+    ]
     for figure in figures:
         assert f"]({figure.name})" in text
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 1e4
@@ -491,11 +624,16 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     def learned(*ends):
         """A run for each end: the test accuracy of its second epoch."""
         results = runs(seconds=(2.0,) * len(ends), epochs=2)
-        return [replace(result, epochs=(result.epochs[0], replace(result.epochs[1], test_accuracy=end)))
-                for result, end in zip(results, ends, strict=True)]
+        return [
+            replace(result, epochs=(result.epochs[0], replace(result.epochs[1], test_accuracy=end)))
+            for result, end in zip(results, ends, strict=True)
+        ]
 
-    report = report_of((configuration(), learned(0.70, 0.80, 0.60)),
-                       (configuration("ddp"), ["failed", *learned(0.83, 0.62)]), (configuration("dp"), ["failed"]))
+    report = report_of(
+        (configuration(), learned(0.70, 0.80, 0.60)),
+        (configuration("ddp"), ["failed", *learned(0.83, 0.62)]),
+        (configuration("dp"), ["failed"]),
+    )
     single, ddp, dp = report.rows
     assert differences_of(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
     assert differences_of(dp, single) == []
@@ -513,11 +651,18 @@ def test_one_epoch_is_no_curve(tmp_path):
 def test_every_sweep_has_a_figure(tmp_path):
     report = two_sweeps()
     names = [figure.name for figure in draw_all(analyse(report), tmp_path)]
-    assert names == ["curves.png", "phases.png", "memory.png", "time-memory.png", "sweep-model.png",
-                     "sweep-batch-size.png"]
+    assert names == [
+        "curves.png",
+        "phases.png",
+        "memory.png",
+        "time-memory.png",
+        "sweep-model.png",
+        "sweep-batch-size.png",
+    ]
     assert [[entry.label for entry in sweep.rows] for sweep in analyse(report).sweeps if sweep.name == "model"] == [
         ["SINGLE (model lenet, batch size 64)", "SINGLE (model mlp, batch size 64)"],
-        ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"]]
+        ["SINGLE (model lenet, batch size 128)", "SINGLE (model mlp, batch size 128)"],
+    ]
     first, second = sweep_tables(analyse(report), "simple")[2:]
     assert cells(first)[0][0] == "SINGLE (model lenet)" and cells(second)[0][0] == "SINGLE (model mlp)"
     assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(analyse(report)))
@@ -533,8 +678,9 @@ def test_curves_of_one_row_alone_have_no_panel_of_differences(rows, panels, tmp_
 
 def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_does(tmp_path, monkeypatch):
     shown, keep = {}, plots.keep_figure
-    monkeypatch.setattr(plots, "keep_figure", lambda figure, path: shown.setdefault(path.name, figure) and
-                        keep(figure, path))
+    monkeypatch.setattr(
+        plots, "keep_figure", lambda figure, path: shown.setdefault(path.name, figure) and keep(figure, path)
+    )
     draw_all(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8), tmp_path)
     (axis,) = shown["scaling.png"].axes
     assert axis.get_title().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
@@ -547,11 +693,15 @@ def test_titles_of_phases_and_sweeps_say_what_was_found(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "keep_figure", lambda figure, path: titles.append(figure) or path)
     simulated = runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True)
     draw_all(analyse(report_of(SINGLE, (configuration("dp"), simulated))), tmp_path)
-    assert any(figure.get_suptitle().startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 of them in the phase "
-                                                "backward\n") for figure in titles)
+    assert any(
+        figure.get_suptitle().startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 of them in the phase backward\n")
+        for figure in titles
+    )
     titles.clear()
-    swept = [(configuration("mp", values={"num_workers": count}), runs("mp", 3 * [time])) for count, time in
-             ((0, 3.0), (2, 1.5))]
+    swept = [
+        (configuration("mp", values={"num_workers": count}), runs("mp", 3 * [time]))
+        for count, time in ((0, 3.0), (2, 1.5))
+    ]
     draw_all(analyse(report_of(*swept)), tmp_path)
     shown = [axis.get_title() for figure in titles for axis in figure.axes]
     assert "MP\nfastest at 2, 667 images/s" in shown, shown
@@ -563,31 +713,46 @@ def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
 
 
 def two_sweeps():
-    return report_of(*((configuration(values={"model": model, "batch_size": size}, model=model),
-                        runs(global_batch_size=size)) for model in ("lenet", "mlp") for size in (64, 128)))
+    return report_of(
+        *(
+            (configuration(values={"model": model, "batch_size": size}, model=model), runs(global_batch_size=size))
+            for model in ("lenet", "mlp")
+            for size in (64, 128)
+        )
+    )
 
 
 def test_a_map_says_where_a_method_pays(tmp_path):
     def pair(model, size, seconds):
         values = {"values": {"model": model, "batch_size": size}, "model": model, "batch_size": size}
-        return ((configuration(**values), runs(seconds=(2.0, 2.01, 1.99), global_batch_size=size)),
-                (configuration("ddp", per_device_batch_size=size // 2, **values),
-                 runs("ddp", seconds, count=2, global_batch_size=size)))
+        return (
+            (configuration(**values), runs(seconds=(2.0, 2.01, 1.99), global_batch_size=size)),
+            (
+                configuration("ddp", per_device_batch_size=size // 2, **values),
+                runs("ddp", seconds, count=2, global_batch_size=size),
+            ),
+        )
 
     slower, undecided, faster = (3.0, 3.01, 2.99), (1.5, 2.5, 1.9), (1.0, 1.01, 0.99)
-    report = report_of(*pair("lenet", 64, undecided), *pair("lenet", 256, faster), *pair("mlp", 64, slower),
-                       *pair("mlp", 256, slower))
+    report = report_of(
+        *pair("lenet", 64, undecided), *pair("lenet", 256, faster), *pair("mlp", 64, slower), *pair("mlp", 256, slower)
+    )
     analysis = analyse(report)
     assert axes_of(analysis) == ["model", "batch_size"]
     (cells,) = find_maps(analysis).values()
     assert {place: entry.standing.speed_up.words for place, entry in cells.items()} == {
-        ("lenet", 64): "undecided", ("lenet", 256): "faster", ("mlp", 64): "slower", ("mlp", 256): "slower"}
+        ("lenet", 64): "undecided",
+        ("lenet", 256): "faster",
+        ("mlp", 64): "slower",
+        ("mlp", 256): "slower",
+    }
     assert tmp_path / "map.png" in draw_all(analysis, tmp_path)
     assert _finding(analysis, find_maps(analysis)) == "Faster than single: “DDP” in 1 of 4 cases"
     pays = [text for text in sweep_sentences(analysis) if "batch size, ddp" in text]
     assert [text.rpartition(". ")[2] for text in pays] == [
         "It is proved to be faster than its baseline from 256 on.",
-        "It is proved to be faster than its baseline at none of them."]
+        "It is proved to be faster than its baseline at none of them.",
+    ]
     assert find_maps(analyse(report_of(SINGLE, DDP))) == {}
 
 
@@ -597,12 +762,19 @@ def test_what_could_not_be_used_is_named_the_fastest_nowhere():
     values = {"model": "mlp", "batch_size": 100}
     rivals = (
         (configuration(values=values, model="mlp"), runs(peak_memory_bytes=(100 * 2**20,))),
-        (configuration("ddp-no-sync", per_device_batch_size=50, values=values, model="mlp"),
-         runs("ddp-no-sync", (0.5, 0.51, 0.49), **part)),
-        (configuration("fsdp", per_device_batch_size=50, values=values, model="mlp", num_workers=4),
-         runs("fsdp", (0.6, 0.61, 0.59), workers_per_process=2, **part)),
-        (configuration("ddp", per_device_batch_size=50, values=values, model="mlp"),
-         runs("ddp", (1.0, 1.01, 0.99), **part)))
+        (
+            configuration("ddp-no-sync", per_device_batch_size=50, values=values, model="mlp"),
+            runs("ddp-no-sync", (0.5, 0.51, 0.49), **part),
+        ),
+        (
+            configuration("fsdp", per_device_batch_size=50, values=values, model="mlp", num_workers=4),
+            runs("fsdp", (0.6, 0.61, 0.59), workers_per_process=2, **part),
+        ),
+        (
+            configuration("ddp", per_device_batch_size=50, values=values, model="mlp"),
+            runs("ddp", (1.0, 1.01, 0.99), **part),
+        ),
+    )
     analysis = analyse(report_of(*rivals, allow_unequal=True))
     assert [bool(entry.standing.speed_up) for entry in analysis.rows] == [True] * 4
     assert plots._speed_up_finding(analysis.done).startswith("“DDP (model mlp, batch size 100)” is 2.00 times as fast")
@@ -617,14 +789,27 @@ SKIPPED = (configuration("dp", skip="needs 2 GPUs, found 1"), [])
 RANKS = [(configuration("ddp", values={"nproc": count}), runs("ddp", count=count)) for count in (1, 2)]
 
 
-@pytest.mark.parametrize("report", [
-    report_of(SKIPPED), report_of((configuration(), ["failed", "timed out"])), report_of(SINGLE, SKIPPED),
-    report_of(SINGLE), report_of((configuration(), []), DDP), report_of(*RANKS), report_of(SINGLE, *RANKS),
-    report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1),
-    report_of((configuration(), runs(class_accuracy=None))), report_of(SINGLE, DDP, project=[2]),
-    report_of((configuration(), ["failed"]), DDP, project=[2], probe=LINK), two_sweeps(), full_report(),
-    replace(full_report(), outcomes=full_report().outcomes[:1]), report_of(SINGLE, DDP, baseline="ddp", scaling="weak"),
-], ids=range(15))
+@pytest.mark.parametrize(
+    "report",
+    [
+        report_of(SKIPPED),
+        report_of((configuration(), ["failed", "timed out"])),
+        report_of(SINGLE, SKIPPED),
+        report_of(SINGLE),
+        report_of((configuration(), []), DDP),
+        report_of(*RANKS),
+        report_of(SINGLE, *RANKS),
+        report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1),
+        report_of((configuration(), runs(class_accuracy=None))),
+        report_of(SINGLE, DDP, project=[2]),
+        report_of((configuration(), ["failed"]), DDP, project=[2], probe=LINK),
+        two_sweeps(),
+        full_report(),
+        replace(full_report(), outcomes=full_report().outcomes[:1]),
+        report_of(SINGLE, DDP, baseline="ddp", scaling="weak"),
+    ],
+    ids=range(15),
+)
 def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
@@ -636,8 +821,9 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
 
 
 def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
-    report = report_of(SINGLE, (configuration("old"), runs("old", (1.0, 1.01, 0.99))),
-                       (configuration("older"), ["failed"]))
+    report = report_of(
+        SINGLE, (configuration("old"), runs("old", (1.0, 1.01, 0.99))), (configuration("older"), ["failed"])
+    )
     figures = draw_all(analyse(report), tmp_path)
     write_csv(analyse(report), tmp_path / "results.csv")
     write_markdown(analyse(report), tmp_path / "report.md", figures)
@@ -667,16 +853,24 @@ def test_every_method_has_a_look_of_its_own(tmp_path):
     assert drawn.name == "synthetic-mnist-lenet-ddp-2.png" and drawn.stat().st_size > 1e4
 
 
-@pytest.mark.parametrize("damage, message", [
-    (lambda text: text[: len(text) // 2], "cannot read"),
-    (lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', 1),
-     "version is 99.*update this"),
-    (lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1', 1),
-     "run the comparison again"),
-    (lambda text: text.replace('"train_seconds": 0.4', '"train_seconds": 0.3', 1), "it was edited"),
-    (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
-    (lambda text: "[]", "cannot read"), (lambda text: "", "cannot read"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda text: text[: len(text) // 2], "cannot read"),
+        (
+            lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', 1),
+            "version is 99.*update this",
+        ),
+        (
+            lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1', 1),
+            "run the comparison again",
+        ),
+        (lambda text: text.replace('"train_seconds": 0.4', '"train_seconds": 0.3', 1), "it was edited"),
+        (lambda text: text.replace('"sha256"', '"sha"'), "it was edited"),
+        (lambda text: "[]", "cannot read"),
+        (lambda text: "", "cannot read"),
+    ],
+)
 def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, message, tmp_path):
     write_results(full_report(), tmp_path)
     file = tmp_path / "results.json"
@@ -696,8 +890,14 @@ def test_older_results_are_read(version, tmp_path):
     del values["sha256"]
     values |= {"schema_version": version, "maths": values.pop("equivalence")}
     values["probe"] = {name: value for name, value in values["probe"].items() if value is not None}
-    names = {"model": "model", "batch_size": "global batch", "num_workers": "workers", "threads": "threads per device",
-             "device": "device", "per_device_batch_size": "per-device batch"}  # precision came later
+    names = {
+        "model": "model",
+        "batch_size": "global batch",
+        "num_workers": "workers",
+        "threads": "threads per device",
+        "device": "device",
+        "per_device_batch_size": "per-device batch",
+    }  # precision came later
     for row in values["plan"]:
         row["planned"] = {old: row["planned"][name] for name, old in names.items()}
     assert write_read(values, tmp_path) == report
@@ -726,9 +926,12 @@ def test_results_hold_no_nan(tmp_path):
 
 def test_diff_compares_equal_rows_and_refuses_unequal_ones():
     before = report_of(SINGLE, DDP, (configuration("mp"), runs("mp", simulated=True)))
-    after = report_of((configuration(), runs(seconds=(1.0, 1.01, 0.99))),
-                      (DDP[0], [replace(result, global_batch_size=200) for result in DDP[1]]),
-                      (configuration("dp"), runs("dp")), lr=0.1)
+    after = report_of(
+        (configuration(), runs(seconds=(1.0, 1.01, 0.99))),
+        (DDP[0], [replace(result, global_batch_size=200) for result in DDP[1]]),
+        (configuration("dp"), runs("dp")),
+        lr=0.1,
+    )
     after = replace(after, environment={**after.environment, "torch": "2.15.0"})
     text = describe_difference(before, after)
     assert re.search(r"SINGLE +2.00 +3 +1.00 +3 +2.00\n", text)

@@ -31,7 +31,9 @@ def test_rows_of_the_default_comparison_keep_to_a_line_with_their_total_time():
     for entry in analysis.rows:
         (line,) = [line for line in lines if line.startswith(f"{entry.label}  ")]
         assert line.removeprefix(entry.label).split()[:2] == [
-            f"{entry.summary.epoch_seconds:.2f}", f"{entry.summary.total_seconds:.1f}"]
+            f"{entry.summary.epoch_seconds:.2f}",
+            f"{entry.summary.total_seconds:.1f}",
+        ]
 
 
 def test_the_order_and_what_is_in_it():
@@ -40,7 +42,8 @@ def test_the_order_and_what_is_in_it():
     assert paragraphs[0] == report.title
     assert " ".join(paragraphs[1].split()) == (
         "Equal in all rows: device cpu, global batch 100, per-device batch 100, steps per epoch 10, workers 0, threads "
-        "per device 1, precision float32, loader workers.")
+        "per device 1, precision float32, loader workers."
+    )
     header, again, rule, single, ddp = paragraphs[2].splitlines()
     assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Memory", "Accuracy", "Result"]
     assert again.split() == ["(s)", "(s)", "[95", "%]", "(MiB)", "(%)"]
@@ -89,8 +92,9 @@ def test_a_table_is_brought_to_the_terminals_width():
         assert word in table
 
 
-@pytest.mark.parametrize("terminal, columns, expected", [
-    (True, "80", 80), (True, "220", MOST), (True, "20", FEWEST), (False, "80", MOST)])
+@pytest.mark.parametrize(
+    "terminal, columns, expected", [(True, "80", 80), (True, "220", MOST), (True, "20", FEWEST), (False, "80", MOST)]
+)
 def test_columns(terminal, columns, expected, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", columns)

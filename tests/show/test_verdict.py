@@ -50,19 +50,25 @@ def test_nothing_planted_nothing_found():
     report = report_of(SINGLE, (ddp(), two(phases=(0.5, 0.25, 10.0, 20.0, 1.5))))
     assert [entry.causes for entry in analyse(report).rows] == [(), ()]
     text = verdict(report)[1]
-    assert text == ("DDP: 2.00 times as fast (95 %: 2.00 to 2.00); 1.00 s instead of 2.00 s per epoch. It gives 100 % "
-                    "of 2 devices (100 to 100 %). A step takes 100.0 ms, 0.00 ± 0.00 ms less than an even share of the "
-                    "baseline's (100.0 ms): where, is not proved.")
+    assert text == (
+        "DDP: 2.00 times as fast (95 %: 2.00 to 2.00); 1.00 s instead of 2.00 s per epoch. It gives 100 % "
+        "of 2 devices (100 to 100 %). A step takes 100.0 ms, 0.00 ± 0.00 ms less than an even share of the "
+        "baseline's (100.0 ms): where, is not proved."
+    )
 
 
 WAITS = (40.0, 0.5, 20.0, 40.0, 3.0)
 
 
-@pytest.mark.parametrize("workers, cores, advice", [
-    (0, 4, "3 cores of 4 are left for more --num-workers."), (2, 4, "1 core of 4 is left for more --num-workers."),
-    (3, 4, "1 thread and 3 loader workers have the 4 cores already, so that more workers would take"),
-    (4, 2, "1 thread and 4 loader workers have the 2 cores already, so that more workers would take"),
-])
+@pytest.mark.parametrize(
+    "workers, cores, advice",
+    [
+        (0, 4, "3 cores of 4 are left for more --num-workers."),
+        (2, 4, "1 core of 4 is left for more --num-workers."),
+        (3, 4, "1 thread and 3 loader workers have the 4 cores already, so that more workers would take"),
+        (4, 2, "1 thread and 4 loader workers have the 2 cores already, so that more workers would take"),
+    ],
+)
 def test_waiting_for_data(workers, cores, advice):
     waits = runs(phases=WAITS, workers_per_process=workers, environment={"torch": "2.11.0", "cores": cores, "gpus": []})
     report = report_of((configuration(num_workers=workers), waits))
@@ -86,16 +92,16 @@ def test_what_the_resident_loader_would_save():
     # a global batch of 100 on two ranks: 50 images a step for each loader
     assert "save 3.0 of 67.5 ms per step (4%): it was measured to cut 50,000 images/s" in sentence(report)
     assert "1.00 ms for a step's" in sentence(report)
-    resident = two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0), 
-                   config={**runs()[0].config, "loader": "resident"})
+    resident = two(FAST, phases=(4.0, 0.5, 20.0, 40.0, 3.0), config={**runs()[0].config, "loader": "resident"})
     assert kinds(report_of(SINGLE, (ddp(), resident), probe={"resident_images_per_second": 50_000})) == ["unequal"]
 
 
 def test_waiting_for_data_with_a_measured_remedy():
     waits = runs("single", SLOW, phases=(40.0, 0.5, 20.0, 40.0, 3.0))
-    report = report_of((configuration(values={"num_workers": 0}), waits),
-                       (configuration(values={"num_workers": 2}, num_workers=2),
-                        runs("single", FAST, workers_per_process=2)))
+    report = report_of(
+        (configuration(values={"num_workers": 0}), waits),
+        (configuration(values={"num_workers": 2}, num_workers=2), runs("single", FAST, workers_per_process=2)),
+    )
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
     assert "with 2 workers instead of 0 an epoch was measured at 1.00 s" in sentence(report, 0)
     (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, single: fastest at 2, 1,0")]
@@ -111,9 +117,12 @@ def test_what_a_cost_is_measured_against_must_be_equal():
 
 
 def test_the_ladder_tells_wrapper_contention_and_communication_apart():
-    report = report_of(SINGLE, (configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))),
-                       (configuration("ddp-no-sync", per_device_batch_size=50), two((1.6, 1.61, 1.59))),
-                       (ddp(), two((1.8, 1.81, 1.79))))
+    report = report_of(
+        SINGLE,
+        (configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))),
+        (configuration("ddp-no-sync", per_device_batch_size=50), two((1.6, 1.61, 1.59))),
+        (ddp(), two((1.8, 1.81, 1.79))),
+    )
     text = verdict(report)[3]
     assert "divided by one without DDP, is 1.10 [1.09, 1.11] (slower)" in text
     assert "2 ranks that exchange nothing, divided by one with one rank, is 0.73 [" in text
@@ -138,17 +147,26 @@ def test_scatter_replicate_gather():
     assert kinds(report_of(SINGLE, (row, runs("dp", FAST, count=2, method_milliseconds=little)))) == []
 
 
-@pytest.mark.parametrize("micro_batches, simulated, stages, forward, idle, ideal", [
-    (1, False, (10.0, 10.0), 22.0, "55%", "50%"),  # measured: 1 - 20 / 44
-    (4, False, (10.0, 10.0), 16.0, "38%", "20%"),
-    (1, True, (10.0, 10.0), 20.0, "50%", "50%"),  # computed: one stage after the other
-    (4, True, (10.0, 10.0), 20.0, "20%", "20%"),  # makespan 2.5 + 2.5 x 3 + 2.5
-    (4, True, (16.0, 4.0), 20.0, "41%", "20%"),  # makespan 4 + 4 x 3 + 1
-])
+@pytest.mark.parametrize(
+    "micro_batches, simulated, stages, forward, idle, ideal",
+    [
+        (1, False, (10.0, 10.0), 22.0, "55%", "50%"),  # measured: 1 - 20 / 44
+        (4, False, (10.0, 10.0), 16.0, "38%", "20%"),
+        (1, True, (10.0, 10.0), 20.0, "50%", "50%"),  # computed: one stage after the other
+        (4, True, (10.0, 10.0), 20.0, "20%", "20%"),  # makespan 2.5 + 2.5 x 3 + 2.5
+        (4, True, (16.0, 4.0), 20.0, "41%", "20%"),  # makespan 4 + 4 x 3 + 1
+    ],
+)
 def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
     own = dict(zip(("stage 0", "stage 1"), stages, strict=True))
-    results = runs("mp", SLOW, count=1 if simulated else 2, simulated=simulated, method_milliseconds=own,
-                   phases=(1.0, 0.5, forward, 40.0, 3.0))
+    results = runs(
+        "mp",
+        SLOW,
+        count=1 if simulated else 2,
+        simulated=simulated,
+        method_milliseconds=own,
+        phases=(1.0, 0.5, forward, 40.0, 3.0),
+    )
     for result in results:
         result.config["micro_batches"] = micro_batches
     report = report_of(SINGLE, (configuration("mp"), results))
@@ -160,8 +178,9 @@ def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
 
 
 def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
-    results = runs("mp", FAST, count=2, method_milliseconds={"stage 0": 9.5, "stage 1": 9.5},
-                   phases=(1.0, 0.5, 10.0, 40.0, 3.0))
+    results = runs(
+        "mp", FAST, count=2, method_milliseconds={"stage 0": 9.5, "stage 1": 9.5}, phases=(1.0, 0.5, 10.0, 40.0, 3.0)
+    )
     for result in results:
         result.config["micro_batches"] = 32
     assert kinds(report_of(SINGLE, (configuration("mp"), results))) == []
@@ -203,9 +222,12 @@ def test_a_faster_method_loses_to_one_device_with_better_settings():
     def row(method, workers, results):
         return configuration(method, values={"num_workers": workers}, num_workers=workers), results
 
-    report = report_of(row("single", 0, runs(seconds=SLOW)),
-                       row("single", 2, runs(seconds=FAST, workers_per_process=2)),
-                       row("ddp", 0, two((2.0, 2.01, 1.99))), row("ddp", 2, two(SLOW, workers_per_process=1)))
+    report = report_of(
+        row("single", 0, runs(seconds=SLOW)),
+        row("single", 2, runs(seconds=FAST, workers_per_process=2)),
+        row("ddp", 0, two((2.0, 2.01, 1.99))),
+        row("ddp", 2, two(SLOW, workers_per_process=1)),
+    )
     (advice,) = recommendations(report)
     assert advice.startswith("Recommendation: stay with “SINGLE (workers 2)”, 1.00 s per epoch")
 
@@ -238,8 +260,10 @@ def test_one_unproved_row_does_not_hide_a_proved_one():
 def test_different_batches_are_different_trainings():
     def pair(size, seconds):
         values = {"values": {"batch_size": size}, "batch_size": size}
-        return ((configuration(**values), runs(seconds=SLOW if size == 64 else FAST, global_batch_size=size)),
-                (ddp(**values), two(seconds, global_batch_size=size)))
+        return (
+            (configuration(**values), runs(seconds=SLOW if size == 64 else FAST, global_batch_size=size)),
+            (ddp(**values), two(seconds, global_batch_size=size)),
+        )
 
     advice = recommendations(report_of(*pair(64, (1.5, 1.51, 1.49)), *pair(512, FAST)))
     assert advice[0].startswith("For batch size 64: Recommendation: use “DDP (batch size 64)” on this")
@@ -268,8 +292,10 @@ def test_nothing_is_recommended_on_a_cpu_without_one_process_with_all_cores(rows
 def test_one_process_with_all_cores_is_recommended_where_it_is_the_fastest():
     report = of_two_cores(SINGLE, (ddp(), two((1.3, 1.31, 1.29))), whole(FAST))
     (advice,) = recommendations(report)
-    assert advice.startswith("Recommendation: use “SINGLE-ALL-CORES” on this machine: 2.00 times as fast (95 %: 1.99 "
-                             "to 2.01) as “SINGLE”; 1.00 s instead of 2.00 s per epoch.")
+    assert advice.startswith(
+        "Recommendation: use “SINGLE-ALL-CORES” on this machine: 2.00 times as fast (95 %: 1.99 "
+        "to 2.01) as “SINGLE”; 1.00 s instead of 2.00 s per epoch."
+    )
     assert "1.00 s instead of 2.00 s per epoch. It gives 100 % of 2 cores (100 to 100 %)." in verdict(report)[2]
 
 
@@ -290,10 +316,14 @@ def test_nothing_is_claimed_or_recommended_from_a_disturbed_row(busy):
     mp = configuration("mp"), runs("mp", seconds=SLOW)
     report = report_of(SINGLE, (ddp(), two()), mp, foreign_cores={busy: 0.11})
     results = [entry.result for entry in analyse(report).rows]
-    assert results == (["baseline; disturbed", "disturbed", "disturbed"] if busy == "single"
-                       else ["baseline", "disturbed", "slower"])
-    assert not [words for words in verdict(report) if words.startswith("DDP") or ("times as fast" in words
-                and not words.startswith("MP"))]
+    assert results == (
+        ["baseline; disturbed", "disturbed", "disturbed"] if busy == "single" else ["baseline", "disturbed", "slower"]
+    )
+    assert not [
+        words
+        for words in verdict(report)
+        if words.startswith("DDP") or ("times as fast" in words and not words.startswith("MP"))
+    ]
     assert recommendations(report) == ["Recommendation: none. The comparison was disturbed."]
     assert "disturbed" in describe_difference(report, report)
 
@@ -310,8 +340,9 @@ def test_one_disturbance_is_one_sentence():
 def test_a_disturbed_row_without_a_speed_up_says_so_too():
     simulated = (configuration("dp"), runs("dp", simulated=True))
     silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
-    report = report_of(SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))),
-                       foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
+    report = report_of(
+        SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))), foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5}
+    )
     words = [entry.result for entry in analyse(report).rows]
     assert words == ["baseline", "simulated; disturbed", "disturbed", "faster"]
     assert kinds(report) == []  # what the exchange costs is not known
