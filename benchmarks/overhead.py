@@ -16,6 +16,7 @@ from one_device import one_device, sampler_of
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
+from common.engine import loop as engine
 from common.engine.loop import (
     ParallelContext,
     build_loss,
@@ -25,7 +26,6 @@ from common.engine.loop import (
     to_device,
     train_one_epoch,
 )
-from common.engine.loop import loop as engine
 from common.engine.setup import prepare_process
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import phase_names

@@ -1,8 +1,8 @@
 """tests/fuzz.py finds what is wrong with a program that does one thing wrong, and nothing with one that is fine."""
 
-import fuzz
 import pytest
 
+from tests import fuzz
 from tests.processes import PROJECT, alive
 
 PROGRAM = f"""

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.engine.loop import build_optimizer, build_schedule, evaluate, fit, timing, train_one_epoch
+from common.engine import timing
+from common.engine.loop import build_optimizer, build_schedule, evaluate, fit, train_one_epoch
 from common.engine.shares import Evaluation, Training, merge
 from common.engine.timing import CoreClock, LastGradient, PhaseTimer, SampledTimers, Stopwatch, command_start
 from common.files.describe import describe_epoch

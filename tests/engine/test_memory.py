@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import data_parallel_train
-from common.engine.loop import run, setup
+from common.engine import run, setup
 from common.engine.memory import memory_parts
 from common.errors import SuiteError
 from common.machine.memory import hold_to

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from common.engine import setup as process
 from common.engine.loop import build_loss, build_optimizer, build_schedule, fit
-from common.engine.loop import setup as process
 from common.engine.setup import check_bf16
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_model

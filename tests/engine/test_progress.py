@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.engine.loop import progress
+from common.engine import progress
 from common.engine.progress import Progress
 
 

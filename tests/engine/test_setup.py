@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.data.image_set import load_image_set
-from common.engine.loop import setup as process
+from common.engine import setup as process
 from common.engine.setup import prepare_process
 from tests.data.test_data import make_config
 from tests.processes import PROJECT, child_environment

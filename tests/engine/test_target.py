@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from common.engine import loop as engine
 from common.engine.loop import build_optimizer, build_schedule, fit
-from common.engine.loop import loop as engine
 from common.engine.shares import Evaluation
 from common.files.results import write_result
 from comparison.judge.analysis import analyse

@@ -15,7 +15,7 @@ import torch
 
 from common.files.results import read_result
 from common.machine.entry import explained
-from common.ranks.start import lost as lost_ranks
+from common.ranks import lost as lost_ranks
 from comparison.run.launch import run_once
 from tests.processes import PROJECT, child_environment
 from tests.reports import configuration

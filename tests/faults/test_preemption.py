@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.ranks.start import group as distributed
+from common.ranks import group as distributed
 from tests.faults.test_lost_ranks import WORKER
 from tests.processes import PROJECT, child_environment
 

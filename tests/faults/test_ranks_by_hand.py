@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from common.data.image_set import load_image_set
 from common.errors import USAGE, SuiteError
+from common.ranks import agree as agreement
 from common.ranks.agree import refuse_different_ranks
-from common.ranks.start import agree as agreement
 from common.ranks.start import find_ranks, of_attempt, rank_device
 from tests.data.test_data import make_config, make_image_set
 from tests.processes import PROJECT, child_environment

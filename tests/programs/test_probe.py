@@ -16,8 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import SuiteError
+from common.models import build as models
 from common.models.build import block_names, build_model
-from common.models.build import build as models
 from common.programs import probe
 from common.programs.weights import difference
 from tests.pretended_gpus import pretended_gpus

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 import accelerate_train
+from common.engine import loop as engine
 from common.engine.loop import evaluate, train_one_epoch
-from common.engine.loop import loop as engine
+from common.ranks import group as distributed
+from common.ranks import heartbeat
 from common.ranks.heartbeat import Heartbeat
-from common.ranks.start import group as distributed
-from common.ranks.start import heartbeat
 from tests.data.test_data import make_config
 from tests.training import make_context, make_step
 

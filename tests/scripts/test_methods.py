@@ -1,6 +1,5 @@
 """Every method, started the way a user starts it, computes what one device computes."""
 
-import difflib
 import json
 import os
 import re
@@ -501,25 +500,6 @@ def body(script: str) -> list[tuple[str, bool]]:
         if line.strip() and not re.match(r"(import|from) ", line):
             lines.append((line, inside or bool(mark.search(line))))
     return lines
-
-
-@pytest.mark.parametrize("script", [*MARKS][1:])
-def test_every_line_that_differs_bears_its_methods_mark(script):
-    reference, other = body("data_parallel_train.py"), body(script)
-    before, after = ([line for line, _ in lines] for lines in (reference, other))
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
-        if kind != "equal":
-            unmarked = [line for line, marked in other[other_start:other_end] if not marked]
-            assert unmarked == []
-        if kind == "delete":
-            assert [line for line, marked in reference[start:end] if not marked] == []
-
-
-def test_what_fsdp_marks_as_ddps_stands_there_too_in_the_same_order():
-    ddp = iter([line for line, _ in body("ddp_train.py")])
-    same = [line for line, _ in body("fsdp_train.py") if "# DDP:" in line]
-    assert len(same) >= 20 and [line for line in same if line not in ddp] == []
 
 
 def test_the_scripts_have_one_order_of_statements():

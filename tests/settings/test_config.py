@@ -11,7 +11,7 @@ import pytest
 
 import compare_parallel
 import data_parallel_train
-from common.engine.loop import checkpoint
+from common.engine import checkpoint
 from common.errors import SuiteError
 from common.settings.arguments import ELSEWHERE, OneLineParser
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser

@@ -58,7 +58,8 @@ SPEAKING = (
 
 def said_in(module):
     """The texts of a module that are sentences or parts of one, between the places of what differs; no docstrings."""
-    tree = ast.parse((PROJECT / "comparison" / f"{module}.py").read_text())
+    (file,) = (PROJECT / "comparison").rglob(f"{module}.py")
+    tree = ast.parse(file.read_text())
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)
