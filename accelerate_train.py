@@ -12,7 +12,9 @@ benchmarks/overhead.py.
 import os
 from datetime import timedelta
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 import torch
 import torch.distributed as dist

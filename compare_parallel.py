@@ -18,6 +18,10 @@ import shlex
 import sys
 from pathlib import Path
 
+from common.machine.begin import begin
+
+begin(__name__, training=False)
+
 from common.engine.tensorboard import EpochLog, check_tensorboard
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text

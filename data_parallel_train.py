@@ -13,7 +13,9 @@ benchmarks/overhead.py.
 
 import copy
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 import torch
 from torch import nn

@@ -17,7 +17,9 @@ nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 
 import contextlib
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel

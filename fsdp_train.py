@@ -13,7 +13,9 @@ same loop in nine lines, without measuring, is train_by_hand() in benchmarks/ove
 
 from collections import Counter
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 import torch
 from torch import nn

@@ -2,7 +2,9 @@
 
 import sys
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 from common.machine.entry import run_script
 from data_parallel_train import main

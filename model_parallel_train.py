@@ -9,7 +9,9 @@ belong to the method. The loop around train_step is common.engine.loop.train_one
 nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 import torch
 from torch import nn

@@ -18,7 +18,9 @@ import functools
 import itertools
 import math
 
-import common.machine.requirements  # noqa: F401 - before any package that may be missing
+from common.machine.begin import begin
+
+begin(__name__)
 
 import torch
 import torch.nn.functional as F

@@ -14,9 +14,14 @@ file.
 import dataclasses
 from pathlib import Path
 
+from measure import Witness, arguments_of, config_of, write
+
+from common.machine.begin import begin
+
+begin(__name__)
+
 import numpy as np
 import torch
-from measure import Witness, arguments_of, config_of, write
 
 from common.data.image_set import load_image_set
 from common.engine.loop import build_optimizer

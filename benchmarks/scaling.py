@@ -17,10 +17,15 @@ import tempfile
 import time
 from types import SimpleNamespace
 
+from measure import Witness, arguments_of, config_of, interleave, paired, write
+
+from common.machine.begin import begin
+
+begin(__name__)
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from measure import Witness, arguments_of, config_of, interleave, paired, write
 from one_device import one_device, sampler_of
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.multiprocessing.spawn import spawn

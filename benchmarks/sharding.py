@@ -18,10 +18,15 @@ import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+
+from common.machine.begin import begin
+
+begin(__name__)
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
 from torch.nn.parallel import DistributedDataParallel
 
 from common.engine.loop import build_optimizer, to_device

@@ -7,7 +7,6 @@ use (auto, by default) have a convolution to compute.
 """
 
 import argparse
-import atexit
 import contextlib
 import json
 import os
@@ -19,11 +18,15 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.machine.begin import begin
+
+begin(__name__)
+
 import psutil
 
 from common.data.archives import IDX_MD5, archives, first_problem
 from common.errors import MACHINE, SuiteError
-from common.machine.entry import run_script, skip_teardown
+from common.machine.entry import run_script
 from common.machine.environment import (
     available_cores,
     available_devices,
@@ -256,5 +259,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    atexit.register(skip_teardown)
     run_script(main)

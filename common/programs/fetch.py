@@ -3,6 +3,10 @@
 python -m common.programs.fetch --dataset mnist --data-root ./data
 """
 
+from common.machine.begin import begin
+
+begin(__name__)
+
 from common.data.image_set import load_image_set
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser

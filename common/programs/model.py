@@ -7,6 +7,10 @@ prints a line for each network; --json prints their numbers.
 
 import json
 
+from common.machine.begin import begin
+
+begin(__name__)
+
 from common.data.image_set import load_image_set
 from common.machine.entry import run_script
 from common.models.build import block_names, build_model

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import common.machine.requirements  # noqa: F401 - before torch
+from common.machine.begin import begin
+
+begin(__name__)
 
 import psutil
 import torch

@@ -8,6 +8,10 @@ prints, as JSON, the largest absolute difference of any parameter (not of BatchN
 import json
 import sys
 
+from common.machine.begin import begin
+
+begin(__name__)
+
 import torch
 
 from common.errors import FAILED, USAGE, SuiteError

@@ -133,7 +133,9 @@ def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
 
 
 ENDING = """
-import atexit, gc, os, common.machine.requirements
+import atexit, gc, os
+from common.machine.begin import begin
+begin(__name__)
 from common.machine.entry import run_script
 class Left:
     def __del__(self, write=os.write):

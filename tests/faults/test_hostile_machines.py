@@ -19,7 +19,7 @@ import pytest
 from common.data.image_set import load_image_set
 from common.engine.compiled import replace_network
 from common.errors import MACHINE
-from common.machine.packages import PACKAGES
+from common.machine.begin import PACKAGES
 from common.models.build import Network, build_model
 from comparison.results_file import read_results
 from tests.data.test_data import make_config

@@ -207,6 +207,7 @@ def test_a_comparison_understands_them_too(monkeypatch):
 def test_mnist_py_trains_on_mnist_unless_told_otherwise(monkeypatch, tmp_path):
     configs = []
     monkeypatch.setattr(data_parallel_train, "train", lambda config, options: configs.append(config))
+    monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
     monkeypatch.setattr("common.machine.entry.run_script", lambda main: main())
     for flags in ((), ("--dataset", "fashion-mnist")):
         monkeypatch.setattr(sys, "argv", ["mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path)])

@@ -1,0 +1,85 @@
+"""How a program begins: `begin(__name__)` at its top, before it imports any package."""
+
+import atexit
+import gc
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+from common.errors import MACHINE, SuiteError
+
+TRAINING = ("torch", "torchvision")
+SHOWING = ("numpy", "matplotlib", "tabulate", "psutil", "filelock")  # all that compare_parallel.py itself imports
+PACKAGES = (*TRAINING, *SHOWING)  # requirements.txt
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+def begin(name: str, training: bool = True) -> None:
+    """Check the packages, and import torch; end the program with one line if one is missing or broken.
+
+    name: the caller's __name__. Where it is imported by another program, nothing happens; where a process that it has
+    spawned imports it again, as __mp_main__, the same as in the program. training: without, torch is not needed. From
+    now on Ctrl-C, also while modules are imported, which takes seconds, ends the program without a word.
+    """
+    if name not in ("__main__", "__mp_main__"):
+        return
+    sys.excepthook = _say_nothing_of_ctrl_c
+    _require(PACKAGES if training else SHOWING)
+    from common.machine.entry import skip_teardown  # needs the packages
+    from common.machine.lifetime import end_with_parent, has_launcher
+
+    atexit.register(skip_teardown)
+    if not training:
+        return
+    if has_launcher():  # which may end while this rank imports torch
+        end_with_parent()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect; errors are reported
+    gc.disable()  # it would look for garbage among all that an import makes, for a sixth of the time, and find none
+    _load("torch")
+    gc.freeze()  # nor will it look there later
+    gc.enable()
+
+
+def _say_nothing_of_ctrl_c(kind, error, traceback):
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _require(packages):
+    """End the program with one line about all of PACKAGES that are not installed, if any of `packages` is not."""
+    missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
+    if set(missing) & set(packages):
+        _end(f"not installed: {', '.join(missing)}", f"this Python is {sys.executable}", _installing())
+
+
+def _load(package):
+    """Import a package; end the program with one line if that fails, for lack of memory, say."""
+    try:
+        importlib.import_module(package)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {textwrap.shorten(str(error), 300)}"
+        if isinstance(error, MemoryError) or re.search("[Aa]llocate|failed to map", cause):
+            advice = "free some memory, or allow this process more (ulimit -v)"
+        elif isinstance(error, (ImportError, OSError)):
+            advice = _installing()
+        else:
+            advice = f"unset the environment variable by which {package} was told so"
+        _end(f"{package} cannot be imported", cause, advice)
+
+
+def _installing():
+    """What to type in the directory where this command was typed; mostly, the environment is not activated."""
+    environment, listed = (shlex.quote(os.path.relpath(PROJECT / name)) for name in (".venv", "requirements.txt"))
+    if (PROJECT / ".venv" / "bin" / "activate").exists() and not os.path.samefile(PROJECT / ".venv", sys.prefix):
+        return f"type: . {environment}/bin/activate"
+    return f"type: python3 -m venv {environment} && {environment}/bin/pip install -r {listed}"
+
+
+def _end(what, found, advice):
+    print(f"error: {SuiteError(what, found, advice, MACHINE)}", file=sys.stderr)
+    sys.exit(MACHINE)
