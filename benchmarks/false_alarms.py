@@ -19,14 +19,25 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 from common.errors import FAILED, SuiteError
 from common.files.writing import check_writable, write_json
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser, non_negative_int, positive_int
 from common.settings.config import RunConfig
 from comparison.judge.measures import run_seconds
-from comparison.judge.quantiles import CONFIDENCE, look_confidence
-from comparison.judge.statistics import EQUAL, EQUAL_WITHIN, FASTER, SLOWER, UNDECIDED, Ratio, adjusted_means, ratios
+from comparison.judge.statistics import (
+    CONFIDENCE,
+    EQUAL,
+    EQUAL_WITHIN,
+    FASTER,
+    SLOWER,
+    UNDECIDED,
+    Ratio,
+    adjusted_means,
+    look_confidence,
+    ratios,
+)
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Row

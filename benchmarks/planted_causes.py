@@ -26,11 +26,10 @@ from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import one_of
 from common.settings.config import RunConfig
-from comparison.judge.accounting import Excess
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.steps import cores_computing, find_straggler, growth_beside, queued_share
+from comparison.judge.steps import Excess
 from comparison.methods import Machine
 from comparison.plan.plan import Configuration, make_order, make_plan
 from comparison.record import Report
@@ -219,15 +218,15 @@ def measured_size(entry: RowAnalysis, cause: str) -> Excess | None:
     """Return what a cause is named from; None where that is no such number."""
     results, accounts = entry.row.results, entry.accounts
     if cause == "straggler":
-        return find_straggler(results).longer
+        return accounts.straggler.longer
     if cause == "growing":
-        share = growth_beside(entry.row, entry.standing.baseline)
+        share = accounts.beside
         seconds = sum(run_seconds(entry.row)) / len(results)
         return replace(share, value=share.value * seconds, low=share.low * seconds, high=share.high * seconds)
     if cause in ("shared cores", "too many workers"):
-        return queued_share(results)
+        return accounts.queued
     if cause == "idle threads":
-        return cores_computing(results)
+        return accounts.cores
     if not accounts.steps:
         return None
     return next(part for part in (*accounts.steps.parts, *accounts.runs.parts) if part.name == cause)

@@ -1,34 +1,17 @@
 """All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.judge.choice import Recommendation, choose, tied_for_fastest
+from comparison.judge.choice import Recommendation, Sweep, choose, find_sweeps
 from comparison.judge.fairness import compare_with_baselines, differences, equal_images
-from comparison.judge.measures import Summary, asked_seconds, block_times, confidence_of, ratios_of, summarize
+from comparison.judge.measures import Measures, Summary, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
-from comparison.judge.statistics import Ratio, residual_deviation, resolution
+from comparison.judge.statistics import Ratio, Table, residual_deviation, resolution
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.record import Report, Row
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Rows that differ in the swept setting `name` alone, at least two, in the order of its values; none is simulated.
-
-    ratios: how many times as long as the first each of the others takes for what was asked. fastest: the rows that may
-    be the fastest; none where one is disturbed.
-    """
-
-    name: str
-    rows: tuple[RowAnalysis, ...]
-    ratios: tuple[Ratio, ...]
-    fastest: tuple[RowAnalysis, ...]
-
-    def value(self, entry: RowAnalysis) -> object:
-        """Return the value of the swept setting in a row."""
-        return entry.row.configuration.values[self.name]
 
 
 @dataclass(frozen=True)
@@ -90,67 +73,47 @@ class Analysis:
 
 def analyse(report: Report) -> Analysis:
     """Return all that is derived from the raw results of a comparison."""
-    summaries = summarize(report)
-    standings = compare_with_baselines(report)
-    rows = tuple(analyse_row(report, row, standings[row.configuration.name], summaries) for row in report.rows)
-    sweeps = tuple(sweep for name in report.swept for sweep in _sweeps(report, rows, name))
+    measures = measure(report)
+    standings = compare_with_baselines(report, measures.asked)
+    rows = tuple(analyse_row(report, row, standings[row.configuration.name], measures) for row in report.rows)
     return Analysis(
         report,
         rows,
-        sweeps,
-        project(report, summaries),
-        tuple(choose(report, rows)),
-        _resolution(report),
-        {role: _pairs(report, rows, role, summaries) for role in (TWIN, BEFORE)},
+        find_sweeps(report, rows, measures.asked),
+        project(report, measures.summaries),
+        choose(report, rows, measures.asked),
+        _resolution(measures.asked, len(report.rows) - 1),
+        {role: _pairs(report, rows, role, measures) for role in (TWIN, BEFORE)},
     )
 
 
-def _pairs(report, rows, role, summaries):
+def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Measures) -> tuple[Pair, ...]:
     """The intervals of all pairs of a role together have the report's confidence (Bonferroni's inequality)."""
-    by_name = {entry.row.configuration.name: entry for entry in rows if entry.row.results}
+    by_name = {entry.name: entry for entry in rows if entry.row.results}
     couples = [
         (by_name[other.configuration.against], other)
         for other in report.counterparts
         if other.configuration.role == role and other.results and other.configuration.against in by_name
     ]
-    confidence = 1 - (1 - confidence_of(report)) / max(1, len(couples))
-    return tuple(
-        _pair(report, entry, other, summaries[other.configuration.name], confidence) for entry, other in couples
-    )
+    confidence = 1 - (1 - measures.asked.confidence) / max(1, len(couples))
+    pairs = []
+    for entry, other in couples:
+        mine, theirs, name = entry.row.results[0], other.results[0], other.configuration.name
+        equal = equal_images((mine, theirs))
+        ratio = measures.asked.ratios(name, [entry.name], confidence)[0] if equal else None
+        unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
+        pairs.append(Pair(entry, other, measures.summaries[name], ratio, tuple(unlike)))
+    return tuple(pairs)
 
 
-def _pair(report, entry, other, summary, confidence):
-    mine, theirs = entry.row.results[0], other.results[0]
-    ratio = None
-    if equal_images((mine, theirs)):
-        (ratio,) = ratios_of(report, other, [entry.row], asked_seconds(report), confidence)
-    unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
-    return Pair(entry, other, summary, ratio, tuple(unlike))
-
-
-def _resolution(report):
-    times = block_times([row for row in report.all_rows if row.results], asked_seconds(report))
+def _resolution(asked: Table, comparisons: int) -> Resolution | None:
+    times = asked.measured
     noise = residual_deviation(times) if times.size else None
     if noise is None:
         return None
     (measured, columns), (deviation, _) = times.shape, noise
     shares = {
-        blocks: resolution(deviation, blocks, columns, len(report.rows) - 1, confidence_of(report))
+        blocks: resolution(deviation, blocks, columns, comparisons, asked.confidence)
         for blocks in sorted({measured, 10})
     }
     return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})
-
-
-def _sweeps(report, rows, name):
-    groups: dict[str, list[RowAnalysis]] = {}
-    for entry in rows:
-        if name in entry.row.configuration.values and entry.row.results and not entry.row.simulated:
-            groups.setdefault(entry.row.series(name), []).append(entry)
-    return [_sweep(report, name, group) for group in groups.values() if len(group) > 1]
-
-
-def _sweep(report, name, group):
-    others = [entry.row for entry in group[1:]]
-    ratios = tuple(ratio.inverse for ratio in ratios_of(report, group[0].row, others, asked_seconds(report)))
-    disturbed = any(entry.row.disturbed for entry in group)
-    return Sweep(name, tuple(group), ratios, () if disturbed else tuple(tied_for_fastest(report, group)))

@@ -5,21 +5,10 @@ import statistics
 from dataclasses import dataclass, replace
 
 from common.words import count
-from comparison.judge.accounting import OUTSIDE, Account
-from comparison.judge.fairness import Standing, units
+from comparison.judge.fairness import Standing
 from comparison.judge.measures import Summary, run_seconds
 from comparison.judge.statistics import UNDECIDED
-from comparison.judge.steps import (
-    RankMeans,
-    account_for_runs,
-    account_for_steps,
-    cores_computing,
-    find_straggler,
-    growth,
-    growth_beside,
-    mean_ranks,
-    queued_share,
-)
+from comparison.judge.steps import OUTSIDE, Accounts
 from comparison.methods import method_of
 from comparison.record import Report, Row
 
@@ -61,28 +50,6 @@ class Cause:
     of: str = ""
 
 
-@dataclass(frozen=True)
-class Accounts:
-    """How a row's mean step (milliseconds) and whole run (seconds) differ from what the baseline lets expect.
-
-    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
-    were kept.
-    """
-
-    steps: Account | None = None
-    runs: Account | None = None
-    ranks: tuple[RankMeans, ...] = ()
-
-
-def find_accounts(row: Row, standing: Standing) -> Accounts:
-    """Return the accounts of a row."""
-    ranks = mean_ranks(row.results)
-    if not standing.speed_up or standing.baseline is row or row.disturbed or standing.baseline.disturbed:
-        return Accounts(ranks=ranks)
-    devices = units(row.results[0]) / units(standing.baseline.results[0])
-    return Accounts(account_for_steps(row, standing.baseline, devices), account_for_runs(row, standing.baseline), ranks)
-
-
 def find_causes(
     report: Report, row: Row, standing: Standing, accounts: Accounts, summaries: dict[str, Summary]
 ) -> tuple[Cause, ...]:
@@ -99,14 +66,14 @@ def find_causes(
         _noise(row, standing),
         *_parts_of_steps(report, row, accounts.steps, summaries),
         _waiting(report, row, own, accounts.steps, summaries),
-        _straggler(row, own),
-        _queued(row),
-        _idle_threads(row),
-        _growth(row, standing),
+        _straggler(row, own, accounts),
+        _queued(row, accounts),
+        _idle_threads(row, accounts),
+        _growth(accounts),
         _resident(report, row, own),
         _overhead(row, own),
         _idle_stage(row, own),
-        _bubble(row),
+        _bubble(row, accounts),
         *_parts_of_runs(row, standing, accounts.runs, summaries),
     )
     return tuple(cause for cause in causes if cause)
@@ -187,9 +154,9 @@ def _computing_threads(result):
     return result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
 
 
-def _straggler(row, own):
-    straggler = find_straggler(row.results)
-    if not straggler or straggler.longer.low is None or straggler.longer.low < STRAGGLING * own.step_milliseconds:
+def _straggler(row, own, accounts):
+    straggler = accounts.straggler
+    if not straggler or not straggler.longer.least(STRAGGLING * own.step_milliseconds):
         return None
     advice = "look for what its core or device has to do besides"
     if method_of(row.configuration.method).staged:
@@ -201,10 +168,10 @@ def _straggler(row, own):
     )
 
 
-def _queued(row):
-    share, result = queued_share(row.results), row.results[0]
+def _queued(row, accounts):
+    share, result = accounts.queued, row.results[0]
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
-    if share is None or share.low is None or share.low < (QUEUED_BESIDE_WORKERS if workers > row.cores else QUEUED):
+    if not share or not share.least(QUEUED_BESIDE_WORKERS if workers > row.cores else QUEUED):
         return None
     words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
     if workers and threads + workers > row.cores:
@@ -229,8 +196,8 @@ def _queued(row):
     return Cause("shared cores", f"{words}, of {row.cores}: {advice}.")
 
 
-def _idle_threads(row):
-    threads, cores = row.results[0].threads_per_process, cores_computing(row.results)
+def _idle_threads(row, accounts):
+    threads, cores = row.results[0].threads_per_process, accounts.cores
     if threads == 1 or row.results[0].devices[0] != "cpu" or cores is None or cores.low is None:
         return None
     if cores.high > (1 - IDLE_THREADS) * threads:
@@ -243,11 +210,10 @@ def _idle_threads(row):
     )
 
 
-def _growth(row, standing):
+def _growth(accounts):
     """Beside the baseline's epochs, which grow too where the machine becomes slower."""
-    share, baseline = growth(row.results), standing.baseline
-    beside = growth_beside(row, baseline) if baseline and baseline is not row and baseline.results else share
-    if not _grows(share) or not _grows(beside):
+    share, beside = accounts.growth, accounts.beside
+    if not (share and beside and share.least(GROWTH) and beside.least(GROWTH)):
         return None
     more = "" if beside is share else "more than the baseline's "
     return Cause(
@@ -255,10 +221,6 @@ def _growth(row, standing):
         f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
         "from the first that counts to the last: a longer training would not go on at this speed.",
     )
-
-
-def _grows(share):
-    return share is not None and share.low is not None and share.low >= GROWTH
 
 
 def _resident(report, row, own):
@@ -322,9 +284,9 @@ def _idle_stage(row, own):
     )
 
 
-def _bubble(row):
+def _bubble(row, accounts):
     """How much of the time between a batch's first pass and its last the stages of a pipeline do not compute."""
-    ranks = mean_ranks(row.results)
+    ranks = accounts.ranks
     if not method_of(row.configuration.method).staged or not all("exchange" in rank.phases for rank in ranks):
         return None
     waiting = sum(rank.exchange for rank in ranks)

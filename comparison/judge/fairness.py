@@ -8,9 +8,8 @@ from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.settings.config import RunConfig, flags_that
 from common.words import count
-from comparison.judge.measures import asked_seconds, block_times, confidence_of, ratios_of
-from comparison.judge.quantiles import CONFIDENCE
-from comparison.judge.statistics import FASTER, Ratio, mean_difference
+from comparison.judge.measures import block_times
+from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table, mean_difference
 from comparison.methods import method_of
 from comparison.plan.plan import Configuration, baseline_of, words_of
 from comparison.record import Report, Row
@@ -128,7 +127,7 @@ class Standing:
     accuracy: str = ""
 
 
-def compare_with_baselines(report: Report) -> dict[str, Standing]:
+def compare_with_baselines(report: Report, asked: Table) -> dict[str, Standing]:
     """Compare every row with its baseline, if that may be done, by configuration's name; a baseline's speed-up is 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
@@ -136,28 +135,22 @@ def compare_with_baselines(report: Report) -> dict[str, Standing]:
     where a target accuracy was asked for, one that missed it in a run.
 
     All intervals together hold the truth with the report's confidence: those of one baseline's rows by Dunnett's
-    value, several baselines by equal parts of the error.
+    value, several baselines by equal parts of the error. asked: the times that rows are judged by.
     """
-    standings = {row.configuration.name: _before_times(report, row) for row in report.rows}
-    families: dict[str, list[Row]] = {}
-    for row in report.rows:
-        standing = standings[row.configuration.name]
-        if standing.baseline is row and not standing.reason:
-            standings[row.configuration.name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
-        elif not standing.reason:
-            families.setdefault(standing.baseline.configuration.name, []).append(row)
-    for rows in families.values():
-        baseline = standings[rows[0].configuration.name].baseline
-        confidence = 1 - (1 - confidence_of(report)) / len(families)
-        speed_ups = ratios_of(report, baseline, rows, asked_seconds(report), confidence)
-        for row, speed_up in zip(rows, speed_ups, strict=True):
-            share = units(baseline.results[0]) / units(row.results[0])
-            standings[row.configuration.name] = replace(
-                standings[row.configuration.name],
-                speed_up=speed_up,
-                efficiency=speed_up.times(share),
-                accuracy=less_accurate(report, row, baseline, speed_up),
-            )
+    rows = {row.configuration.name: row for row in report.rows}
+    standings = {name: _before_times(report, row) for name, row in rows.items()}
+    families: dict[str, list[str]] = {}
+    for name, standing in standings.items():
+        if standing.baseline is rows[name] and not standing.reason:
+            standings[name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
+        elif standing.baseline and not standing.reason:
+            families.setdefault(standing.baseline.configuration.name, []).append(name)
+    for reference, names in families.items():
+        baseline, confidence = rows[reference], 1 - (1 - asked.confidence) / len(families)
+        for name, speed_up in zip(names, asked.ratios(reference, names, confidence), strict=True):
+            efficiency = speed_up.times(units(baseline.results[0]) / units(rows[name].results[0]))
+            accuracy = less_accurate(report, rows[name], baseline, speed_up)
+            standings[name] = replace(standings[name], speed_up=speed_up, efficiency=efficiency, accuracy=accuracy)
     return standings
 
 
@@ -168,14 +161,11 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     rows that learn tell the noise. Of a row that is not faster, or whose weights are one device's after 20 steps, only
     a lower accuracy that is proved is told. Rows that reached a target accuracy are equal in that.
     """
-    if report.settings.get("target_accuracy") is not None or row.times_only:
+    if report.settings.get("target_accuracy") is not None or row.times_only or baseline.times_only:
         return ""
-    rows = tuple(other for other in report.rows if not other.times_only)
-    columns = {other.configuration.name: column for column, other in enumerate(rows)}
+    rows = [other for other in report.rows if not other.times_only]
     accuracies = block_times(rows, lambda outcome: 100 * outcome.result.epochs[-1].test_accuracy)
-    value, low, high = mean_difference(
-        accuracies, *(columns[some.configuration.name] for some in (row, baseline)), 2 * CONFIDENCE - 1
-    )
+    value, low, high = mean_difference(accuracies, rows.index(row), rows.index(baseline), 2 * CONFIDENCE - 1)
     margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
     if low >= -margin:
         return ""

@@ -1,16 +1,27 @@
-"""What the runs of each row say by themselves: times, throughput, phases, and what makes them doubtful."""
+"""What the runs of each row say by themselves: times, throughput, phases, costs, and what makes them doubtful."""
 
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
 from common.files.describe import training_seconds
-from common.files.results import PhaseTimes, RunResult
-from comparison.judge.quantiles import CONFIDENCE, look_confidence
-from comparison.judge.statistics import EQUAL_WITHIN, Ratio, adjusted_means, mean_interval, ratios
+from common.files.results import EpochRecord, PhaseTimes, RunResult
+from comparison.judge.statistics import (
+    CONFIDENCE,
+    EQUAL_WITHIN,
+    Array,
+    Ratio,
+    Table,
+    adjusted_means,
+    look_confidence,
+    mean_interval,
+)
+from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.run.launch import Outcome
 
@@ -44,7 +55,7 @@ class Summary:
 
     Times are geometric means over the runs, adjusted to all blocks where some runs failed, so that the quotient of two
     rows' is their ratio; for the time per epoch, each run counts with its mean over the epochs without the warm-up.
-    fastest and slowest are over all those epochs. asked_seconds: what rows are judged by (see asked_seconds()).
+    fastest and slowest are over all those epochs. asked_seconds: what rows are judged by (see Measures).
     accuracies: of the runs' last epochs, 0..1; none for a method that trains something else on purpose. phases:
     milliseconds per step, mean over the timed epochs of all runs. Startup is the time before the first step, and what
     the first epoch takes longer.
@@ -62,7 +73,7 @@ class Summary:
     training_seconds: float | None = None  # of all epochs
     training_interval: tuple[float, float] | None = None  # of 95 %, around training_seconds
     startup_seconds: float | None = None  # median over the runs
-    phases: PhaseTimes | None = None
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
     memory: Memory | None = None
     images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
 
@@ -79,7 +90,17 @@ class Summary:
     @property
     def waiting_share(self) -> float:
         """Which part of a step waits for data, 0..1; needs a result."""
-        return self.phases.data / self.step_milliseconds
+        return self.phases.known["data"] / self.step_milliseconds
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What all runs of a report say. asked: what its rows are judged by, the seconds of an image or, with a target
+    accuracy, of all training; images: the seconds of an image. summaries: by configuration's name."""
+
+    asked: Table
+    images: Table
+    summaries: dict[str, Summary]
 
 
 def epoch_seconds(result: RunResult) -> float:
@@ -98,81 +119,7 @@ def image_seconds(outcome: Outcome) -> float:
     return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
 
 
-def whole_training(outcome: Outcome) -> float:
-    """Return a run's seconds of training over all its epochs."""
-    return training_seconds(outcome.result)
-
-
-def summarize(report: Report) -> dict[str, Summary]:
-    """Return the numbers of every row, by its configuration's name."""
-    measures = (asked_seconds(report), image_seconds, whole_training, lambda outcome: outcome.wall_seconds)
-    means = zip(*(adjusted_means(block_times(report.all_rows, measure)) for measure in measures), strict=True)
-    return {
-        row.configuration.name: _summary(row, *map(float, own)) for row, own in zip(report.all_rows, means, strict=True)
-    }
-
-
-def _summary(row, asked, per_image, training, total):
-    """The numbers of one row, given its mean seconds for what was asked, an image, the training and the command."""
-    seconds = run_seconds(row)
-    if not seconds:
-        return Summary()
-    epochs = [epoch for result in row.results for epoch in result.timed_epochs]
-    mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
-    return Summary(
-        runs=len(seconds),
-        asked_seconds=asked,
-        epoch_seconds=mean,
-        epoch_interval=mean_interval(seconds, mean),
-        fastest_epoch=min(epoch.train_seconds for epoch in epochs),
-        slowest_epoch=max(epoch.train_seconds for epoch in epochs),
-        images_per_second=1 / per_image,
-        accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
-        total_seconds=total,
-        training_seconds=training,
-        training_interval=mean_interval([training_seconds(result) for result in row.results], training),
-        startup_seconds=statistics.median(
-            result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
-            for result, own in zip(row.results, seconds, strict=True)
-        ),
-        phases=PhaseTimes(
-            **{
-                name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
-                for name in epochs[0].phases.known
-            }
-        ),
-        memory=_memory(row.results),
-        images_per_joule=_images_per_joule(row),
-    )
-
-
-def _images_per_joule(row):
-    """None unless the energy of every GPU of every run is known."""
-    runs = [
-        (outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
-        for outcome in row.outcomes
-        if outcome.status == "ok"
-    ]
-    if not all(joules and all(joules) for _, joules in runs):
-        return None
-    return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
-
-
-def _memory(results):
-    devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
-    if not devices:
-        return None
-    peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
-    return Memory(
-        statistics.median(peaks),
-        min(peaks),
-        max(peaks),
-        statistics.median(map(sum, devices)),
-        parts if any(parts.values()) else {},
-    )  # older results counted none of Accelerate's on a CPU
-
-
-def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = image_seconds) -> np.ndarray:
+def block_times(rows: Sequence[Row], measure: Callable[[Outcome], float] = image_seconds) -> Array:
     """Return what is measured of every run that ended well, (blocks, rows), nan where there is none."""
     cells = {
         (outcome.block, column): measure(outcome)
@@ -185,59 +132,131 @@ def block_times(rows: tuple[Row, ...], measure: Callable[[Outcome], float] = ima
     return np.array(values).reshape(len(blocks), len(rows))
 
 
-def asked_seconds(report: Report) -> Callable[[Outcome], float]:
-    """Return what of a run the rows are judged by: the seconds of all training to a target accuracy if one was set, or
-    those of an image."""
-    return image_seconds if report.settings.get("target_accuracy") is None else whole_training
-
-
 def confidence_of(report: Report) -> float:
     """Return with which confidence to judge, so that all looks at the data while they were measured have 95 %."""
     return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
 
 
-def noise_blocks_of(report: Report) -> int | None:
-    """Return how many blocks, from the first, tell the noise: with --margin those that said how many there had to be.
+def measure(report: Report) -> Measures:
+    """Return what all runs of a report say.
 
-    That keeps the intervals true, although the number of blocks depends on the noise (C. Stein, Annals of Mathematical
-    Statistics 16, 1945). None for all.
+    All rows tell the noise, also those that stand in for devices that are not there: they train on the same machine, in
+    the same blocks. With --margin the blocks tell it that said how many there had to be: so the intervals are true,
+    although the number of blocks depends on the noise (C. Stein, Annals of Mathematical Statistics 16, 1945).
     """
-    return report.wanted_blocks if report.settings.get("margin") else None
+    rows, settings = report.all_rows, report.settings
+    images, training, total = (
+        block_times(rows, seconds)
+        for seconds in (
+            image_seconds,
+            lambda outcome: training_seconds(outcome.result),
+            lambda outcome: outcome.wall_seconds,
+        )
+    )
+    asked = images if settings.get("target_accuracy") is None else training
+    names = tuple(row.configuration.name for row in rows)
+    judged = (
+        confidence_of(report),
+        report.wanted_blocks if settings.get("margin") else None,
+        settings.get("equal_within", EQUAL_WITHIN),
+        frozenset(row.configuration.name for row in rows if row.disturbed),
+    )
+    means = zip(*(adjusted_means(times) for times in (asked, images, training, total)), strict=True)
+    summaries = {row.configuration.name: _summary(row, *map(float, own)) for row, own in zip(rows, means, strict=True)}
+    return Measures(Table(names, asked, *judged), Table(names, images, *judged), summaries)
 
 
-def ratios_of(
-    report: Report,
-    numerator: Row,
-    denominators: list[Row],
-    seconds: Callable[[Outcome], float] = image_seconds,
-    confidence: float | None = None,
-) -> list[Ratio]:
-    """Return the ratios of the times of one row and each of several; all their intervals together have `confidence`.
+def _summary(row: Row, asked: float, per_image: float, training: float, total: float) -> Summary:
+    """The numbers of one row, given its mean seconds for what was asked, an image, the training and the command."""
+    seconds = run_seconds(row)
+    if not seconds:
+        return Summary()
+    epochs = [epoch for result in row.results for epoch in result.timed_epochs]
+    mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
+    startup = (
+        result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
+        for result, own in zip(row.results, seconds, strict=True)
+    )
+    return Summary(
+        runs=len(seconds),
+        asked_seconds=asked,
+        epoch_seconds=mean,
+        epoch_interval=mean_interval(seconds, mean),
+        fastest_epoch=min(epoch.train_seconds for epoch in epochs),
+        slowest_epoch=max(epoch.train_seconds for epoch in epochs),
+        images_per_second=1 / per_image,
+        accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
+        total_seconds=total,
+        training_seconds=training,
+        training_interval=mean_interval([training_seconds(result) for result in row.results], training),
+        startup_seconds=statistics.median(startup),
+        phases=PhaseTimes(
+            **{
+                name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
+                for name in epochs[0].phases.known
+            }
+        ),
+        memory=_memory(row.results),
+        images_per_joule=_images_per_joule(row),
+    )
 
-    seconds: what of a run is meant; confidence: the report's, unless given. All rows of the report tell the noise, also
-    those that stand in for devices that are not there: they train on the same machine, in the same blocks.
-    """
-    columns = {row.configuration.name: column for column, row in enumerate(report.all_rows)}
-    reference, *others = (columns[row.configuration.name] for row in (numerator, *denominators))
-    within = report.settings.get("equal_within", EQUAL_WITHIN)
-    confidence = confidence or confidence_of(report)
-    results = ratios(block_times(report.all_rows, seconds), reference, others, confidence, noise_blocks_of(report))
-    return [
-        replace(ratio, disturbed=numerator.disturbed or row.disturbed, equal_within=within)
-        for row, ratio in zip(denominators, results, strict=True)
+
+def _images_per_joule(row: Row) -> float | None:
+    """None unless the energy of every GPU of every run is known."""
+    runs = [
+        (outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
+        for outcome in row.outcomes
+        if outcome.status == "ok"
     ]
+    if not all(joules and all(joules) for _, joules in runs):
+        return None
+    return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
 
 
-def ratio_of(
-    report: Report, numerator: Row, denominator: Row, seconds: Callable[[Outcome], float] = image_seconds
-) -> Ratio:
-    """Return the ratio of the times of two rows."""
-    return ratios_of(report, numerator, [denominator], seconds)[0]
+def _memory(results: Sequence[RunResult]) -> Memory | None:
+    devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
+    if not devices:
+        return None
+    peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
+    known = parts if any(parts.values()) else {}  # older results counted none of Accelerate's on a CPU
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), statistics.median(map(sum, devices)), known)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a method's parts (see comparison.methods.Parts) tell apart, as ratios of times; None if not measured.
+
+    wrapper: one rank ÷ without the method. contention: all ranks without exchange ÷ one rank. exchange: with it ÷
+    without it.
+    """
+
+    wrapper: Ratio | None = None
+    contention: Ratio | None = None
+    exchange: Ratio | None = None
+
+
+def find_costs(report: Report, row: Row, images: Table) -> Costs:
+    """Return the costs of a row whose method has parts, from the rows of those that are equal to it otherwise."""
+    parts = method_of(row.configuration.method).parts
+    if not parts or not row.results:
+        return Costs()
+    batch = "per_device_batch_size" if report.settings["scaling"] == "weak" else "batch_size"
+    settings = attrgetter("model", batch, "num_workers", "threads")
+    rows = [report.partner(row, method) for method in (parts.without, parts.one_rank, parts.no_exchange)] + [row]
+    names = [
+        other.configuration.name
+        if other and other.results and settings(other.configuration.planned) == settings(row.configuration.planned)
+        else ""
+        for other in rows
+    ]
+    costs = (images.ratios(more, [less])[0] if less and more else None for less, more in pairwise(names))
+    return Costs(*costs)
 
 
 def unsteadiness(row: Row) -> list[str]:
     """Return what makes a row's times doubtful, each with its number, its cause and a remedy."""
-    reasons, seconds = [], run_seconds(row)
+    reasons: list[str] = []
+    seconds = run_seconds(row)
     if not seconds:
         return reasons
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
@@ -271,7 +290,7 @@ def unsteadiness(row: Row) -> list[str]:
     return reasons
 
 
-def _odd_epochs(epochs):
+def _odd_epochs(epochs: Sequence[EpochRecord]) -> str:
     """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one; nothing if none."""
     seconds = [epoch.train_seconds for epoch in epochs]
     mean, median = statistics.fmean(seconds), statistics.median(seconds)

@@ -6,17 +6,14 @@ out as the largest is no part of its proof.
 
 from dataclasses import dataclass
 
-from comparison.judge.accounting import Excess
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import units
-from comparison.judge.steps import account_for_steps, queued_share
+from comparison.judge.steps import COMPUTATION, Excess, account_for_steps
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, counterpart
 from comparison.plan.plan import Configuration, make_order
 from comparison.record import Report
 from comparison.run.turns import why_not_in_turns
-
-COMPUTATION = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def _predicted(entry, cause):
     if cause.kind == "waiting for data":
         return Excess("data", entry.summary.phases.data)
     if cause.kind == "too many workers":
-        return queued_share(entry.row.results).times(step)
+        return entry.accounts.queued.times(step)
     return (
         next((part for part in entry.accounts.steps.parts if part.name == cause.kind), None)
         if cause.of == "step"

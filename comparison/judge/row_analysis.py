@@ -1,13 +1,14 @@
 """All that is derived from one row, beside its baseline."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.words import count
-from comparison.judge.causes import Accounts, Cause, find_accounts, find_causes
-from comparison.judge.costs import Costs, find_costs
+from comparison.judge.causes import Cause, find_causes
 from comparison.judge.fairness import Standing
-from comparison.judge.measures import Summary, unsteadiness
+from comparison.judge.measures import Costs, Measures, Summary, find_costs, unsteadiness
 from comparison.judge.statistics import DISTURBED
+from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report, Row
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
@@ -36,6 +37,11 @@ class RowAnalysis:
         return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
 
     @property
+    def name(self) -> str:
+        """What identifies the row."""
+        return self.row.configuration.name
+
+    @property
     def label(self) -> str:
         """What the row is called."""
         return self.row.label
@@ -51,30 +57,31 @@ class RowAnalysis:
         return bool(self.standing.speed_up) and not (self.is_baseline or self.standing.unequal or self.row.times_only)
 
 
-def analyse_row(report: Report, row: Row, standing: Standing, summaries: dict[str, Summary]) -> RowAnalysis:
-    """Return what is derived from a row. summaries: of all rows, by their configuration's name."""
+def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures) -> RowAnalysis:
+    """Return what is derived from a row."""
     accounts = find_accounts(row, standing)
     return RowAnalysis(
         row=row,
-        summary=summaries[row.configuration.name],
+        summary=measures.summaries[row.configuration.name],
         standing=standing,
-        costs=find_costs(report, row),
+        costs=find_costs(report, row, measures.images),
         accounts=accounts,
-        causes=find_causes(report, row, standing, accounts, summaries),
+        causes=find_causes(report, row, standing, accounts, measures.summaries),
         warnings=tuple(unsteadiness(row)),
         result=_result(report, row, standing),
-        memory_ratio=_memory_ratio(row, standing, summaries),
+        memory_ratio=_memory_ratio(row, standing, measures.summaries),
     )
 
 
-def _memory_ratio(row, standing, summaries):
-    if not standing.speed_up or standing.baseline is row:
+def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -> float | None:
+    baseline = standing.baseline
+    if not standing.speed_up or not baseline or baseline is row:
         return None
-    own, baseline = (summaries[name].memory for name in (row.configuration.name, standing.baseline.configuration.name))
-    return own.peak / baseline.peak if own and baseline else None
+    own, other = (summaries[some.configuration.name].memory for some in (row, baseline))
+    return own.peak / other.peak if own and other else None
 
 
-def _result(report, row, standing):
+def _result(report: Report, row: Row, standing: Standing) -> str:
     """In words: its failures, whether it is comparable, faster or slower."""
     if row.configuration.skip:
         return "skipped"
@@ -105,6 +112,6 @@ def _result(report, row, standing):
     return "; ".join(words) or "ok"
 
 
-def entry_of(rows: tuple[RowAnalysis, ...], row: Row) -> RowAnalysis:
+def entry_of(rows: Iterable[RowAnalysis], row: Row | None) -> RowAnalysis:
     """Return what is derived from `row`, one of `rows`."""
     return next(entry for entry in rows if entry.row is row)

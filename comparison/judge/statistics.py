@@ -1,19 +1,113 @@
-"""Ratios of times and how sure they are: pure mathematics, which knows no rows of a report."""
+"""Ratios of times and how sure they are: pure mathematics, which knows no rows of a report.
 
+The critical values of Student, Dunnett and O'Brien and Fleming are by quadrature: scipy is no requirement.
+"""
+
+import functools
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from comparison.judge.quantiles import CONFIDENCE, dunnett_quantile, t_quantile
+Array = NDArray[np.float64]
 
+CONFIDENCE = 0.95
+LEAST_ERROR = 1e-6  # that a look may take, however early it is
 EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
-SHARED_FREEDOM = 2  # how much the noise of the other columns counts beside a pair's own: see _difference
+SHARED_FREEDOM = 2  # how much the noise of the other columns counts beside a pair's own: see _noise_of
 ROUNDING = 1e-9  # singular values below this are zeros
 FASTER, SLOWER, EQUAL, UNDECIDED = "faster", "slower", "practically equal", "undecided"
 DISTURBED, TOO_FEW = "disturbed", "no interval: too few runs"
+
+
+@functools.cache
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Return the t with P(-t < T < t) = confidence for Student's T with `freedom` >= 1 degrees of freedom.
+
+    With T = sqrt(freedom) · tan(angle), the angle has a density proportional to cos(angle)^(freedom - 1): a bounded
+    integral, here by the trapezoidal rule.
+    """
+    angles = np.linspace(0, math.pi / 2, 20001)
+    density = np.cos(angles) ** (freedom - 1)
+    area = np.concatenate(([0.0], np.cumsum((density[1:] + density[:-1]) / 2)))
+    return math.sqrt(freedom) * math.tan(np.interp(confidence * area[-1], area, angles))
+
+
+@functools.cache
+def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDENCE, correlation: float = 0.5) -> float:
+    """Return the d with P(all |T| < d) = confidence, for `comparisons` of one reference.
+
+    Each T is a normal variable, any two with the given correlation (1/2 where all have as many runs), divided by one
+    estimate of the standard deviation with `freedom` degrees (C. W. Dunnett, Biometrics 20, 1964). By Gauss-Legendre
+    quadrature over that estimate and over what the normal variables have in common.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    top = math.sqrt(1 + 12 / math.sqrt(freedom) + 40 / freedom)  # beyond it lies less than 1e-9 of the chi distribution
+    deviations = (nodes + 1) * top / 2
+    exponents = (freedom - 1) * np.log(deviations) - freedom * deviations**2 / 2
+    density = weights * np.exp(exponents - exponents.max())
+    density /= density.sum()
+    common = 8 * nodes
+    shares = weights * np.exp(-(common**2) / 2)
+    shares /= shares.sum()
+    loading, rest = math.sqrt(correlation), math.sqrt(1 - correlation)
+
+    def probability(critical: float) -> float:
+        reach = critical * deviations[:, None]
+        lower, upper = ((loading * common + edge) / rest for edge in (-reach, reach))
+        inside = _normal_probability(upper) - _normal_probability(lower)
+        return float(density @ inside**comparisons @ shares)
+
+    low, high = 0.0, 1.0
+    while probability(high) < confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(middle) < confidence else (low, middle)
+    return high
+
+
+@functools.cache
+def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], confidence: float = CONFIDENCE) -> float:
+    """Return with which confidence to judge at the last of several looks, so that all looks together have `confidence`.
+
+    blocks: how many there were at each look, increasing. spent: which share of the whole time was used then, up to 1;
+    it decides how much of the error each look may take: little at first, after P. C. O'Brien and T. R. Fleming
+    (Biometrics 35, 1979), for looks at any time (K. K. G. Lan and D. L. DeMets, Biometrika 70, 1983). The boundaries
+    are those of a Brownian motion, by the recursion of P. Armitage, C. K. McPherson and B. C. Rowe (Journal of the
+    Royal Statistical Society A 132, 1969).
+    """
+    normal, errors = statistics.NormalDist(), [0.0]
+    edge = normal.inv_cdf((3 + confidence) / 4)
+    for share in spent:  # for each side 2 - 2 Φ(edge ÷ √share), at the end half the error
+        errors.append(max(errors[-1] + LEAST_ERROR, 4 - 4 * normal.cdf(edge / math.sqrt(min(1.0, share)))))
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    places, masses, bound, before = np.zeros(1), np.ones(1), 0.0, 0
+    for count, earlier, error in zip(blocks, errors, errors[1:], strict=False):
+        step = math.sqrt(count - before)
+        low, high = 0.0, 40 * math.sqrt(count)
+        while high - low > 1e-9 * high:
+            bound = (low + high) / 2
+            outside = _normal_probability((places - bound) / step) + _normal_probability((-places - bound) / step)
+            low, high = (bound, high) if outside @ masses > error - earlier else (low, bound)
+        inside = bound * nodes
+        density = np.exp(-(((inside[:, None] - places) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))
+        places, masses, before = inside, bound * weights * (density @ masses), count
+    return 2 * normal.cdf(bound / math.sqrt(before)) - 1
+
+
+@functools.cache
+def _normal_table() -> tuple[Array, Array]:
+    points = np.linspace(-9, 9, 100_001)
+    return points, np.array([math.erfc(-point / math.sqrt(2)) / 2 for point in points])
+
+
+def _normal_probability(values: Array) -> Array:
+    return np.interp(values, *_normal_table())
 
 
 @dataclass(frozen=True)
@@ -35,7 +129,7 @@ class Ratio:
         """Faster, slower, practically equal, undecided; or why it claims nothing."""
         if self.disturbed:
             return DISTURBED
-        if self.low is None:
+        if self.low is None or self.high is None:
             return TOO_FEW
         if 1 / (1 + self.equal_within) <= self.low and self.high <= 1 + self.equal_within:
             return EQUAL
@@ -61,7 +155,7 @@ class Ratio:
         return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
-def mean_interval(values: list[float], mean: float) -> tuple[float, float] | None:
+def mean_interval(values: Sequence[float], mean: float) -> tuple[float, float] | None:
     """Return the 95 % interval around the geometric mean of positive numbers, Student's on the logarithms; None below
     three."""
     if len(values) < 3:
@@ -71,7 +165,40 @@ def mean_interval(values: list[float], mean: float) -> tuple[float, float] | Non
     return mean / factor, mean * factor
 
 
-def adjusted_means(times: np.ndarray) -> np.ndarray:
+class _Fit(NamedTuple):
+    """The columns' means, adjusted to all blocks, with the covariance ÷ variance of that; the residuals' squares."""
+
+    values: Array
+    effects: Array
+    covariance: Array
+    squares: float
+    freedom: int
+
+    def difference(self, first: int, second: int) -> float:
+        return float(self.effects[first] - self.effects[second])
+
+    def error(self, first: int, second: int, squares: float, freedom: int) -> float:
+        """The standard error of the difference of two columns, for noise of these squares and degrees of freedom."""
+        spread = self.covariance[first, first] + self.covariance[second, second] - 2 * self.covariance[first, second]
+        return math.sqrt(spread * squares / freedom)
+
+
+def _fit(values: Array) -> _Fit:
+    """By least squares; the blocks' effects add up to 0, also among columns that share no block with the others."""
+    blocks, columns = np.nonzero(np.isfinite(values))
+    observed = values[blocks, columns]
+    in_block, in_column = np.eye(len(values))[blocks], np.eye(values.shape[1])[columns]
+    to_means = np.linalg.pinv(in_column)
+    within = in_block - in_column @ to_means @ in_block
+    to_effects = np.linalg.pinv(within, rcond=ROUNDING)
+    to_means = to_means @ (np.eye(len(observed)) - in_block @ to_effects)
+    residuals = observed - in_block @ to_effects @ observed - in_column @ to_means @ observed
+    means = np.where(in_column.any(axis=0), to_means @ observed, np.nan)
+    freedom = len(observed) - len(set(columns)) - int(np.linalg.matrix_rank(within, tol=ROUNDING))
+    return _Fit(values, means, to_means @ to_means.T, float((residuals**2).sum()), freedom)
+
+
+def adjusted_means(times: Array) -> Array:
     """Return the geometric mean of each column, adjusted to all blocks: the quotients of these are `ratios`' values.
 
     times: as for `ratios`. Without holes it is the plain mean; nan for a column without a time.
@@ -79,27 +206,21 @@ def adjusted_means(times: np.ndarray) -> np.ndarray:
     return np.exp(_fit(np.log(times)).effects)
 
 
-def mean_difference(values: np.ndarray, first: int, second: int, confidence: float) -> tuple[float, float, float]:
+def mean_difference(values: Array, first: int, second: int, confidence: float) -> tuple[float, float, float]:
     """Return by how much the mean of one column is above another's, and its interval: infinite where no noise is told.
 
     values: (blocks, columns), nan where nothing was measured. Randomised blocks: value = column + block + noise, which
     all columns have in common, with Student's interval.
     """
     fit = _fit(values)
-    difference = float(fit.effects[first] - fit.effects[second])
-    if not fit.freedom:
-        return difference, -math.inf, math.inf
-    error = math.sqrt(_spread(fit, first, second) * fit.squares / fit.freedom)
-    margin = t_quantile(fit.freedom, confidence) * error
+    difference, margin = fit.difference(first, second), math.inf
+    if fit.freedom:
+        margin = t_quantile(fit.freedom, confidence) * fit.error(first, second, fit.squares, fit.freedom)
     return difference, difference - margin, difference + margin
 
 
 def ratios(
-    times: np.ndarray,
-    reference: int,
-    others: list[int],
-    confidence: float = CONFIDENCE,
-    noise_blocks: int | None = None,
+    times: Array, reference: int, others: Sequence[int], confidence: float = CONFIDENCE, noise_blocks: int | None = None
 ) -> list[Ratio]:
     """Return how many times as long the column `reference` takes as each of the columns `others`.
 
@@ -108,25 +229,85 @@ def ratios(
     `others`.
 
     Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes;
-    the noise is told by a pair's own differences and, for a part, by the other columns (see `_difference`), and the
+    the noise is told by a pair's own differences and, for a part, by the other columns (see `_noise_of`), and the
     interval is C. W. Dunnett's (Journal of the American Statistical Association 50, 1955). It is None with less than
     two degrees of freedom, or less than two blocks that have both columns.
     """
     logs = np.log(times)
-    fit, noise = _fit(logs), _noise(logs, noise_blocks)
+    fit, noise, results = _fit(logs), _fit(logs[:noise_blocks]), []
     correlation = _least_correlation(fit, reference, others)
-    results = []
     for other in others:
-        centre, error, freedom = _difference(logs, fit, noise, reference, other)
-        if freedom < 2:
-            results.append(Ratio(math.exp(centre)))
-            continue
-        margin = dunnett_quantile(len(others), freedom, confidence, correlation) * error
-        results.append(Ratio(math.exp(centre), math.exp(centre - margin), math.exp(centre + margin)))
+        centre, (squares, freedom) = fit.difference(reference, other), _noise_of(noise, reference, other)
+        bounds: tuple[float, ...] = ()
+        if freedom >= 2:
+            critical = dunnett_quantile(len(others), freedom, confidence, correlation)
+            margin = critical * fit.error(reference, other, squares, freedom)
+            bounds = math.exp(centre - margin), math.exp(centre + margin)
+        results.append(Ratio(math.exp(centre), *bounds))
     return results
 
 
-def residual_deviation(times: np.ndarray) -> tuple[float, int] | None:
+def _noise_of(noise: _Fit, first: int, second: int) -> tuple[float, int]:
+    """The squares of the noise of two columns and its degrees of freedom: none where fewer than two blocks have both.
+
+    The residual squares split into those of the pair's own differences and the rest. Columns are not equally noisy:
+    the rest counts as SHARED_FREEDOM more degrees of freedom of the pair's variance, as if variances varied between
+    pairs like an inverse chi squared (G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3,
+    2004). Two of them stand for standard deviations that vary by a factor of about two; benchmarks/false_alarms.py
+    says what comes of it.
+    """
+    pairs = noise.values[:, first] - noise.values[:, second]
+    pairs = pairs[np.isfinite(pairs)]
+    if len(pairs) < 2:
+        return math.nan, 0
+    own_freedom, own_squares = len(pairs) - 1, float(((pairs - pairs.mean()) ** 2).sum() / 2)
+    rest_freedom = noise.freedom - own_freedom
+    shared = min(SHARED_FREEDOM, rest_freedom)
+    squares = own_squares + (shared * max(0.0, noise.squares - own_squares) / rest_freedom if shared else 0.0)
+    return squares, own_freedom + shared
+
+
+def _least_correlation(fit: _Fit, reference: int, others: Sequence[int]) -> float:
+    """The least correlation of two differences from the reference: 1/2 without holes; less is on the safe side."""
+    if len(others) < 2:
+        return 0.5
+    contrasts = np.eye(len(fit.effects))[reference] - np.eye(len(fit.effects))[list(others)]
+    covariance = contrasts @ fit.covariance @ contrasts.T
+    errors = np.sqrt(np.diag(covariance))
+    return float(np.clip(np.round((covariance / np.outer(errors, errors)).min(), 3), 0.0, 0.5))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Times that were measured in blocks, and how to judge them. seconds: (blocks, columns), nan where there is none.
+
+    columns: their names; disturbed: those beside which other programs used the machine. confidence, noise_blocks: as
+    for `ratios`; equal_within: as in Ratio.
+    """
+
+    columns: tuple[str, ...]
+    seconds: Array
+    confidence: float
+    noise_blocks: int | None
+    equal_within: float
+    disturbed: frozenset[str]
+
+    @property
+    def measured(self) -> Array:
+        """The columns that have a time."""
+        return self.seconds[:, np.isfinite(self.seconds).any(axis=0)]
+
+    def ratios(self, numerator: str, denominators: Sequence[str], confidence: float | None = None) -> list[Ratio]:
+        """Return the ratios of the times of one column and each of several; all columns tell the noise."""
+        reference, *others = map(self.columns.index, (numerator, *denominators))
+        found = ratios(self.seconds, reference, others, confidence or self.confidence, self.noise_blocks)
+        return [
+            replace(ratio, disturbed=not self.disturbed.isdisjoint((numerator, name)), equal_within=self.equal_within)
+            for ratio, name in zip(found, denominators, strict=True)
+        ]
+
+
+def residual_deviation(times: Array) -> tuple[float, int] | None:
     """Return the standard deviation of the noise that is left without columns and blocks, and its degrees of freedom.
 
     times: as for `ratios`; the deviation is of logarithms: 0.04 is 4 %. None where nothing tells it.
@@ -146,83 +327,3 @@ def resolution(deviation: float, blocks: int, columns: int, comparisons: int, co
         return math.inf
     errors = dunnett_quantile(comparisons, freedom, confidence) + t_quantile(freedom, 0.60)
     return math.expm1(errors * deviation * math.sqrt(2 / blocks))
-
-
-class _Fit(NamedTuple):
-    """The columns' means, adjusted to all blocks, with the covariance ÷ variance of that; the residuals' squares."""
-
-    effects: np.ndarray
-    covariance: np.ndarray
-    squares: float
-    freedom: int
-
-
-def _fit(values):
-    """By least squares; the blocks' effects add up to 0, also among columns that share no block with the others."""
-    blocks, columns = np.nonzero(np.isfinite(values))
-    observed = values[blocks, columns]
-    in_block, in_column = np.eye(len(values))[blocks], np.eye(values.shape[1])[columns]
-    to_means = np.linalg.pinv(in_column)
-    within = in_block - in_column @ to_means @ in_block
-    to_effects = np.linalg.pinv(within, rcond=ROUNDING)
-    to_means = to_means @ (np.eye(len(observed)) - in_block @ to_effects)
-    residuals = observed - in_block @ to_effects @ observed - in_column @ to_means @ observed
-    means = np.where(in_column.any(axis=0), to_means @ observed, np.nan)
-    freedom = len(observed) - len(set(columns)) - int(np.linalg.matrix_rank(within, tol=ROUNDING))
-    return _Fit(means, to_means @ to_means.T, float((residuals**2).sum()), freedom)
-
-
-class _Difference(NamedTuple):
-    """Of two columns' logarithms, with its standard error and the degrees of freedom of that."""
-
-    estimate: float
-    error: float
-    freedom: int
-
-
-class _Noise(NamedTuple):
-    """The logarithms of the blocks that tell the noise, with their fit."""
-
-    logs: np.ndarray
-    fit: _Fit
-
-
-def _noise(logs, blocks):
-    return _Noise(logs[:blocks], _fit(logs[:blocks]))
-
-
-def _difference(logs, fit, noise, first, second):
-    """The difference of two columns, without degrees of freedom where fewer than two blocks have both.
-
-    The residual squares split into those of the pair's own differences and the rest. Columns are not equally noisy:
-    the rest counts as SHARED_FREEDOM more degrees of freedom of the pair's variance, as if variances varied between
-    pairs like an inverse chi squared (G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3,
-    2004). Two of them stand for standard deviations that vary by a factor of about two; benchmarks/false_alarms.py
-    says what comes of it.
-    """
-    pairs = noise.logs[:, first] - noise.logs[:, second]
-    pairs = pairs[np.isfinite(pairs)]
-    estimate = float(fit.effects[first] - fit.effects[second])
-    if len(pairs) < 2:
-        return _Difference(estimate, math.nan, 0)
-    own_freedom, own_squares = len(pairs) - 1, ((pairs - pairs.mean()) ** 2).sum() / 2
-    rest_freedom = noise.fit.freedom - own_freedom
-    shared = min(SHARED_FREEDOM, rest_freedom)
-    squares = own_squares + (shared * max(0.0, noise.fit.squares - own_squares) / rest_freedom if shared else 0.0)
-    freedom = own_freedom + shared
-    return _Difference(estimate, math.sqrt(_spread(fit, first, second) * squares / freedom), freedom)
-
-
-def _spread(fit, first, second):
-    """The variance of the difference of two columns' means ÷ that of the noise."""
-    return fit.covariance[first, first] + fit.covariance[second, second] - 2 * fit.covariance[first, second]
-
-
-def _least_correlation(fit, reference, others):
-    """The least correlation of two differences from the reference: 1/2 without holes; less is on the safe side."""
-    if len(others) < 2:
-        return 0.5
-    contrasts = np.eye(len(fit.effects))[reference] - np.eye(len(fit.effects))[others]
-    covariance = contrasts @ fit.covariance @ contrasts.T
-    errors = np.sqrt(np.diag(covariance))
-    return float(np.clip(np.round((covariance / np.outer(errors, errors)).min(), 3), 0.0, 0.5))

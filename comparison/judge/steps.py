@@ -3,13 +3,114 @@
 Of a step, an even share of the baseline's work is expected, phase by phase; of a whole run, the baseline's own time.
 """
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeVar
 
-from common.files.results import RunResult, phase_names
-from comparison.judge.accounting import OUTSIDE, Account, Excess, Time, make_account, mean_excess
+from common.files.results import PhaseTimes, RankTimes, RunResult, phase_names
+from comparison.judge.fairness import Standing, units
+from comparison.judge.statistics import CONFIDENCE, t_quantile
 from comparison.record import Row
+
+T = TypeVar("T")
+OUTSIDE = "outside"
+COMPUTATION = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By how much a time is longer than expected (shorter, if negative): the mean over the blocks, and its interval.
+
+    low, high: None with one block.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether its interval lies on one side of 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def margin(self) -> float | None:
+        """Half of its interval, which is symmetric."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def least(self, size: float) -> bool:
+        """Whether all of its interval is at least so large."""
+        return self.low is not None and self.low >= size
+
+    def times(self, factor: float) -> "Excess":
+        """Return it, with its interval, times a number that is known exactly."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Excess(self.name, self.value * factor, low, high)
+
+    def __str__(self) -> str:
+        decimals = 1 if abs(self.value) >= 1 else 2
+        return f"{abs(self.value):.{decimals}f}" + ("" if self.low is None else f" ± {self.margin:.{decimals}f}")
+
+
+def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:
+    """Return the mean of the blocks' values with Student's interval, which holds as one of so many with 95 %."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return Excess(name, mean)
+    confidence = 1 - (1 - CONFIDENCE) / claims
+    margin = t_quantile(len(values) - 1, confidence) * statistics.stdev(values) / math.sqrt(len(values))
+    return Excess(name, mean, mean - margin, mean + margin)
+
+
+@dataclass(frozen=True)
+class Time:
+    """One measured time, and the parts of it that are known: together at most as long."""
+
+    whole: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Account:
+    """How a time differs from what was expected, and the parts of that difference; all in one unit.
+
+    value, expected: means over the blocks in which both were measured; total: value - expected, with its own interval.
+    parts: add up to total.value, in the order of a step or run; their intervals hold together.
+    """
+
+    value: float
+    expected: float
+    total: Excess
+    parts: tuple[Excess, ...]
+
+    @property
+    def proved(self) -> list[Excess]:
+        """The parts whose interval lies on one side of 0, the largest first."""
+        return sorted((part for part in self.parts if part.proved), key=lambda part: -abs(part.value))
+
+
+def make_account(pairs: Sequence[tuple[Time, Time]], share: float) -> Account:
+    """Return how the first times of all pairs differ from `share` x the second ones, on average.
+
+    A pair is one block: the row's time and the baseline's. A part that is not known of all times is in "outside", with
+    all else that is in no part. Intervals are Student's, on the blocks' differences: of the total with 95 %
+    confidence; of each of k parts with 1 - 5 %/k, so that all of them together have 95 % (Bonferroni's inequality).
+    """
+    names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]
+
+    def outside(time: Time) -> float:
+        return time.whole - math.fsum(time.parts[name] for name in names)
+
+    differences = {name: [own.parts[name] - share * other.parts[name] for own, other in pairs] for name in names}
+    differences[OUTSIDE] = [outside(own) - share * outside(other) for own, other in pairs]
+    whole, expected = [own.whole for own, _ in pairs], [share * other.whole for _, other in pairs]
+    total = mean_excess("total", [own - other for own, other in zip(whole, expected, strict=True)])
+    parts = (mean_excess(name, values, len(differences)) for name, values in differences.items())
+    return Account(statistics.mean(whole), statistics.mean(expected), total, tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -28,6 +129,9 @@ class RankMeans:
     phases: dict[str, float]
 
 
+Ranks = Sequence[RankMeans]  # of one run
+
+
 def rank_means(result: RunResult) -> list[RankMeans]:
     """Return every rank's means; nothing for an older result, which kept no ranks."""
     epochs = result.timed_epochs
@@ -35,65 +139,50 @@ def rank_means(result: RunResult) -> list[RankMeans]:
     return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
 
 
-def _means(times, steps):
-    """times: one rank's RankTimes; steps: how many each epoch had."""
-    train, cpu = (
-        1000 * sum(getattr(epoch, name) for epoch in times) / sum(steps) for name in ("train_seconds", "cpu_seconds")
-    )
-    queued = None
-    if all(epoch.queue_seconds is not None for epoch in times):
-        queued = 1000 * sum(epoch.queue_seconds for epoch in times) / sum(steps)
+def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
+    """times: one rank's in each epoch; steps: how many each epoch had."""
+
+    def per_step(seconds: Sequence[float]) -> float:
+        return 1000 * sum(seconds) / sum(steps)
+
+    train, cpu = per_step([epoch.train_seconds for epoch in times]), per_step([epoch.cpu_seconds for epoch in times])
+    queues = [epoch.queue_seconds for epoch in times if epoch.queue_seconds is not None]
     phases = _mean_phases([epoch.phases for epoch in times], steps)
     exchange = phases.get("exchange", 0.0)
+    queued = per_step(queues) if len(queues) == len(times) else None
     return RankMeans(train, train - exchange, exchange, cpu, queued, phases)
 
 
-def _mean_phases(phases, steps):
+def _mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
     """The mean over all steps of each phase that is known in every epoch."""
     names = [name for name in phase_names() if name != "rest" and all(name in epoch.known for epoch in phases)]
     return {
-        name: sum(getattr(epoch, name) * weight for epoch, weight in zip(phases, steps, strict=True)) / sum(steps)
+        name: sum(epoch.known[name] * weight for epoch, weight in zip(phases, steps, strict=True)) / sum(steps)
         for name in names
     }
 
 
-def mean_ranks(results: Sequence[RunResult]) -> tuple[RankMeans, ...]:
+def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
     """Return every rank's means over several runs; nothing where one of them kept no ranks."""
-    return tuple(_mean_rank(runs) for runs in zip(*map(rank_means, results), strict=False))
+    return tuple(_mean_rank(means) for means in zip(*runs, strict=False))
 
 
-def _mean_rank(runs):
-    def mean(name):
-        values = [getattr(means, name) for means in runs]
-        return None if None in values else statistics.mean(values)
-
+def _mean_rank(runs: Ranks) -> RankMeans:
+    step, work, exchange, cpu = (
+        statistics.mean(map(attrgetter(name), runs)) for name in ("step", "work", "exchange", "cpu")
+    )
+    queues = [means.queued for means in runs if means.queued is not None]
+    queued = statistics.mean(queues) if len(queues) == len(runs) else None
     phases = {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases}
-    return RankMeans(**{name: mean(name) for name in ("step", "work", "exchange", "cpu", "queued")}, phases=phases)
+    return RankMeans(step, work, exchange, cpu, queued, phases)
 
 
-def critical_rank(result: RunResult) -> RankMeans | None:
+def critical_rank(ranks: Ranks) -> RankMeans | None:
     """Return the means of the rank that the others wait for: the one with the most work.
 
     Without an exchange, or where it is not told apart, it is the slowest. None in an older result.
     """
-    return max(rank_means(result), key=lambda rank: rank.work, default=None)
-
-
-def step_time(result: RunResult) -> Time:
-    """Return the milliseconds of a run's mean step, without the warm-up's, and of its phases.
-
-    The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. One
-    device exchanges nothing, in no time.
-    """
-    epochs, rank = result.timed_epochs, critical_rank(result)
-    steps = [epoch.steps for epoch in epochs]
-    parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
-    if "backward" in parts and len(result.devices) == 1:
-        parts = {"exchange": 0.0, **parts}
-    return Time(
-        1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps),
-        {name: parts[name] for name in phase_names() if name in parts},
-    )
+    return max(ranks, key=lambda rank: rank.work, default=None)
 
 
 @dataclass(frozen=True)
@@ -108,55 +197,47 @@ class Straggler:
     phase: str
 
 
-def find_straggler(results: Sequence[RunResult]) -> Straggler | None:
+def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
     """Return the rank with the most work in the runs' mean step; None where there is one rank, or ranks were not kept.
 
     As it is chosen among all ranks, its interval is that of one of so many claims.
     """
-    runs = [rank_means(result) for result in results]
     ranks = min(map(len, runs), default=0)
     if ranks < 2:
         return None
 
-    def longer(rank, measure):
-        return [
-            measure(means[rank]) - statistics.mean(measure(other) for other in means if other is not means[rank])
-            for means in runs
-        ]
+    def longer(rank: int, measure: Callable[[RankMeans], float]) -> list[float]:
+        values = [[measure(means) for means in run] for run in runs]
+        return [own[rank] - statistics.mean(own[:rank] + own[rank + 1 :]) for own in values]
 
-    slowest = max(range(ranks), key=lambda rank: sum(longer(rank, lambda means: means.work)))
-    phases = set.intersection(*({*means.phases} for means in runs[0])) - {"exchange"}
+    work = attrgetter("work")
+    slowest = max(range(ranks), key=lambda rank: sum(longer(rank, work)))
+    known = [name for name in runs[0][0].phases if all(name in means.phases for means in runs[0])]
+    phases = [name for name in known if name != "exchange"]
     phase = max(phases, default=OUTSIDE, key=lambda name: sum(longer(slowest, lambda means: means.phases[name])))
-    return Straggler(slowest, mean_excess("straggler", longer(slowest, lambda means: means.work), ranks), phase)
+    return Straggler(slowest, mean_excess("straggler", longer(slowest, work), ranks), phase)
 
 
-def queued_share(results: Sequence[RunResult]) -> Excess | None:
+def queued_share(runs: Sequence[Ranks], threads: int) -> Excess | None:
     """Return which part of a step the threads of a rank were ready to run and had no core, 0..1; None if not known."""
-    runs = [rank_means(result) for result in results]
-    if not all(runs) or any(means.queued is None for ranks in runs for means in ranks):
+    shares = [[means.queued / means.step for means in ranks if means.queued is not None] for ranks in runs]
+    if not all(shares) or any(len(own) < len(ranks) for own, ranks in zip(shares, runs, strict=True)):
         return None
-    return mean_excess(
-        "queued",
-        [
-            statistics.mean(means.queued / means.step for means in ranks) / result.threads_per_process
-            for ranks, result in zip(runs, results, strict=True)
-        ],
-    )
+    return mean_excess("queued", [statistics.mean(own) / threads for own in shares])
 
 
-def cores_computing(results: Sequence[RunResult]) -> Excess | None:
+def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
     """Return how many cores the rank with the most work kept busy, at most, in forward, backward and update.
 
     All that it computed is taken as done in these phases. None if they, or what it computed, are not known, or if ranks
     may wait for one another in them, as no exchange is told apart.
     """
-    ranks = [critical_rank(result) for result in results]
-    names = ("forward", "backward", "update")
-    for rank, result in zip(ranks, results, strict=True):
-        needed = (*names, "exchange") if result.world_size > 1 else names
+    ranks = [critical_rank(run) for run in runs]
+    for rank, run in zip(ranks, runs, strict=True):
+        needed = (*COMPUTATION, "exchange") if len(run) > 1 else COMPUTATION
         if not rank or any(name not in rank.phases for name in needed):
             return None
-    return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in names) for rank in ranks])
+    return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in COMPUTATION) for rank in ranks if rank])
 
 
 def growth(results: Sequence[RunResult]) -> Excess | None:
@@ -164,23 +245,54 @@ def growth(results: Sequence[RunResult]) -> Excess | None:
 
     None where a run has less than three timed epochs.
     """
-    if min((len(result.timed_epochs) for result in results), default=0) < 3:
-        return None
-    return mean_excess("growth", list(map(_growth_of, results)))
+    return mean_excess("growth", list(map(_growth_of, results))) if _long_enough(results) else None
 
 
 def growth_beside(row: Row, other: Row) -> Excess | None:
     """Return by how much more a row's epochs grow than another's, block by block; None as for growth()."""
-    if not growth(row.results) or not growth(other.results):
-        return None
-    pairs = _pairs(row, other, _growth_of)
+    pairs = _pairs(row, other, _growth_of) if _long_enough(row.results) and _long_enough(other.results) else []
     return mean_excess("growth", [own - theirs for own, theirs in pairs]) if pairs else None
 
 
-def _growth_of(result):
+def _long_enough(results: Sequence[RunResult]) -> bool:
+    return min((len(result.timed_epochs) for result in results), default=0) >= 3
+
+
+def _growth_of(result: RunResult) -> float:
     seconds = [epoch.train_seconds for epoch in result.timed_epochs]
     slope = statistics.linear_regression(range(len(seconds)), seconds).slope
     return slope * (len(seconds) - 1) / statistics.mean(seconds)
+
+
+def step_time(result: RunResult) -> Time:
+    """Return the milliseconds of a run's mean step, without the warm-up's, and of its phases.
+
+    The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. One
+    device exchanges nothing, in no time.
+    """
+    epochs, rank = result.timed_epochs, critical_rank(rank_means(result))
+    steps = [epoch.steps for epoch in epochs]
+    parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
+    if "backward" in parts and len(result.devices) == 1:
+        parts = {"exchange": 0.0, **parts}
+    parts = {name: parts[name] for name in phase_names() if name in parts}
+    return Time(1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps), parts)
+
+
+def run_time(result: RunResult) -> Time:
+    """Return the seconds of a whole run, from its command's start to the end of the last evaluation, and its parts.
+
+    Training is the mean timed epoch, times all epochs; by how much the first one was longer is warm-up.
+    """
+    seconds = sum(epoch.train_seconds for epoch in result.epochs)
+    training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
+    parts = {
+        "start-up": result.startup_seconds,
+        "warm-up": seconds - training,
+        "training": training,
+        "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
+    }
+    return Time(result.total_seconds, parts)
 
 
 def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None:
@@ -192,7 +304,8 @@ def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None
     pairs = _pairs(row, baseline, step_time)
     if not pairs:
         return None
-    images, equal_images = (_images_per_step(some.results[0]) for some in (row, baseline))
+    last = [some.results[0].epochs[-1] for some in (row, baseline)]
+    images, equal_images = (epoch.samples / epoch.steps for epoch in last)
     return make_account(pairs, images / equal_images / devices)
 
 
@@ -202,7 +315,7 @@ def account_for_runs(row: Row, baseline: Row) -> Account | None:
     return make_account(pairs, 1.0) if pairs else None
 
 
-def _pairs(row, baseline, measure):
+def _pairs(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
     """What is measured of both rows' runs that ended well, block by block."""
     own, other = (
         {outcome.block: measure(outcome.result) for outcome in some.outcomes if outcome.status == "ok"}
@@ -211,23 +324,43 @@ def _pairs(row, baseline, measure):
     return [(own[block], other[block]) for block in own if block in other]
 
 
-def _images_per_step(result):
-    return result.epochs[-1].samples / result.epochs[-1].steps
+@dataclass(frozen=True)
+class Accounts:
+    """What the runs of a row tell of its time.
 
-
-def run_time(result: RunResult) -> Time:
-    """Return the seconds of a whole run, from its command's start to the end of the last evaluation, and its parts.
-
-    Training is the mean timed epoch, times all epochs; by how much the first one was longer is warm-up.
+    steps (milliseconds), runs (seconds): how its mean step and whole run differ from what the baseline lets expect;
+    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
+    were kept. straggler, queued, cores, growth: see the functions of this module. beside: the growth beside the
+    baseline's; of a row that is compared with none, its own.
     """
-    seconds = sum(epoch.train_seconds for epoch in result.epochs)
-    training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
-    return Time(
-        result.total_seconds,
-        {
-            "start-up": result.startup_seconds,
-            "warm-up": seconds - training,
-            "training": training,
-            "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
-        },
+
+    steps: Account | None = None
+    runs: Account | None = None
+    ranks: tuple[RankMeans, ...] = ()
+    straggler: Straggler | None = None
+    queued: Excess | None = None
+    cores: Excess | None = None
+    growth: Excess | None = None
+    beside: Excess | None = None
+
+
+def find_accounts(row: Row, standing: Standing) -> Accounts:
+    """Return what the runs of a row tell of its time, by themselves and beside its baseline's."""
+    if not row.results:
+        return Accounts()
+    runs, alone = [rank_means(result) for result in row.results], growth(row.results)
+    baseline = standing.baseline if standing.baseline is not row else None
+    steps = whole = None
+    if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
+        devices = units(row.results[0]) / units(baseline.results[0])
+        steps, whole = account_for_steps(row, baseline, devices), account_for_runs(row, baseline)
+    return Accounts(
+        steps,
+        whole,
+        mean_ranks(runs),
+        find_straggler(runs),
+        queued_share(runs, row.results[0].threads_per_process),
+        cores_computing(runs),
+        alone,
+        growth_beside(row, baseline) if baseline and baseline.results else alone,
     )

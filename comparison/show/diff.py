@@ -6,7 +6,7 @@ runs of each would be too narrow by far.
 
 from common.words import printable
 from comparison.judge.fairness import differences
-from comparison.judge.measures import summarize
+from comparison.judge.measures import measure
 from comparison.record import Report
 from comparison.show.tables import DASH, cell, lay_out
 
@@ -17,7 +17,7 @@ OF_THE_MACHINE = ("torch", "device", "threads", "precision", "seed")
 def describe_difference(first: Report, second: Report) -> str:
     """Return a table of the rows of both, A and B, with how many times as fast B was, and what else differs."""
     mine, theirs = ({row.configuration.name: row for row in report.rows} for report in (first, second))
-    numbers = [summarize(report) for report in (first, second)]
+    numbers = [measure(report).summaries for report in (first, second)]
     rows = [
         _cells(
             mine.get(name), theirs.get(name), [summaries.get(name) for summaries in numbers], first.settings["scaling"]

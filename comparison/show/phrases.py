@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from comparison.judge.analysis import Analysis, Sweep
+from comparison.judge.analysis import Analysis
+from comparison.judge.choice import Sweep
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Ratio
 from comparison.methods import method_of

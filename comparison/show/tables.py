@@ -7,11 +7,11 @@ from dataclasses import fields
 from tabulate import tabulate
 
 from common.words import count
-from comparison.judge.accounting import Excess
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import Effective, effective
 from comparison.judge.projection import LABEL
 from comparison.judge.row_analysis import RowAnalysis
+from comparison.judge.steps import Excess
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import SWEEPS, words_of
 from comparison.record import Report

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from common.errors import OUT_OF_MEMORY
 from common.words import count, percent
-from comparison.judge.analysis import Analysis, Sweep
+from comparison.judge.analysis import Analysis
+from comparison.judge.choice import Sweep
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.methods import method_of

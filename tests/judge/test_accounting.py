@@ -9,8 +9,17 @@ from statistics import mean
 import pytest
 
 from common.files.results import PhaseTimes, RankTimes
-from comparison.judge.accounting import Time, make_account, mean_excess
-from comparison.judge.steps import account_for_runs, account_for_steps, critical_rank, rank_means, run_time, step_time
+from comparison.judge.steps import (
+    Time,
+    account_for_runs,
+    account_for_steps,
+    critical_rank,
+    make_account,
+    mean_excess,
+    rank_means,
+    run_time,
+    step_time,
+)
 from comparison.results_file import read_results
 from tests.files.test_results import make_result
 from tests.reports import configuration, report_of, runs
@@ -118,7 +127,7 @@ def of_ranks(*ranks):
 def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
     waits, works = (1.002, 20.0, 37.0), (1.0, 55.0, 2.0)
     for ranks, critical in (((waits, works), 1), ((works, waits), 0)):
-        assert critical_rank(of_ranks(*ranks)) == rank_means(of_ranks(*ranks))[critical]
+        assert critical_rank(rank_means(of_ranks(*ranks))) == rank_means(of_ranks(*ranks))[critical]
         time = step_time(of_ranks(*ranks))
         assert time.parts == pytest.approx(
             {"data": 0.0, "transfer": 0.0, "forward": 55.0, "backward": 40.0, "exchange": 2.0, "update": 3.0}
@@ -127,8 +136,10 @@ def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
 
 
 def test_without_an_exchange_the_slowest_rank_counts():
-    assert critical_rank(of_ranks((1.0, 30.0, 0.0), (1.1, 20.0, 0.0))).phases["forward"] == pytest.approx(20.0)
-    assert critical_rank(make_result()) is None
+    assert critical_rank(rank_means(of_ranks((1.0, 30.0, 0.0), (1.1, 20.0, 0.0)))).phases["forward"] == pytest.approx(
+        20.0
+    )
+    assert critical_rank(rank_means(make_result())) is None
 
 
 def test_ranks_that_were_not_kept_in_every_epoch_do_not_count():

@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from common.words import count
-from comparison.judge.measures import run_seconds, summarize, unsteadiness
-from comparison.judge.quantiles import dunnett_quantile, look_confidence, t_quantile
+from comparison.judge.measures import measure, run_seconds, unsteadiness
 from comparison.judge.statistics import (
     DISTURBED,
     EQUAL,
@@ -20,11 +19,14 @@ from comparison.judge.statistics import (
     UNDECIDED,
     Ratio,
     adjusted_means,
+    dunnett_quantile,
+    look_confidence,
     mean_difference,
     mean_interval,
     ratios,
     residual_deviation,
     resolution,
+    t_quantile,
 )
 from tests.files.test_results import make_result
 from tests.reports import configuration, report_of, runs
@@ -244,7 +246,7 @@ def test_how_much_is_equal_in_practice_can_be_chosen():
 
 
 def summary_of(*results, **values):
-    return summarize(report_of((configuration(**values), results)))[values.get("method", "single")]
+    return measure(report_of((configuration(**values), results))).summaries[values.get("method", "single")]
 
 
 def test_the_mean_leaves_out_the_warm_up_epoch():

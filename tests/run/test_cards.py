@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import summarize, unsteadiness
+from comparison.judge.measures import measure, unsteadiness
 from comparison.results_file import read_results, write_results
 from comparison.run import cards
 from comparison.run.cards import CardUse, CardWatch
@@ -175,7 +175,7 @@ def test_what_the_cards_did_is_in_the_report(tmp_path):
     analysis = analyse(report)
     cells = [cell.strip() for cell in card_table(analysis, "github").splitlines()[3].split("|")]
     assert cells[1:-1] == ["SINGLE", "cuda:1", "90%", "256", "1,024", "–", "300.0", "1,980", "0%", "0%"]
-    assert summarize(report)[report.plan[0].name].images_per_joule == pytest.approx(1000 / 800)
+    assert measure(report).summaries[report.plan[0].name].images_per_joule == pytest.approx(1000 / 800)
     assert "Images/J" in main_table(analysis, "simple") and " 1.2 " in main_table(analysis, "simple")
     write_markdown(analysis, tmp_path / "report.md", [])
     assert "## The GPUs while they trained" in (tmp_path / "report.md").read_text()
@@ -200,7 +200,7 @@ def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml
 
 def test_energy_that_is_not_whole_is_none(tmp_path):
     report = with_cards(USE, replace(USE, joules=None))
-    assert summarize(report)[report.plan[0].name].images_per_joule is None
+    assert measure(report).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
     assert card_table(analyse(with_cards()), "simple") == ""
 

@@ -11,7 +11,6 @@ import compare_parallel
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import MemoryUse
 from comparison.judge.analysis import analyse
-from comparison.judge.fairness import compare_with_baselines
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, counterpart
 from comparison.results_file import read_results, resumed, write_results
@@ -300,7 +299,7 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     run, *_ = compared
     report = run()
     analysis = analyse(report)
-    standing = compare_with_baselines(report)["ddp"]
+    standing = analysis.rows[1].standing
     assert standing.unequal == () and standing.speed_up.words == "faster"
     header, _, single, ddp = main_table(analysis, "simple").splitlines()
     assert "Largest batch" in header and "  128  " in single and "  512  " in ddp
@@ -332,14 +331,14 @@ def test_rows_that_differ_without_being_asked_are_still_refused(compared):
     run, *_ = compared
     report = run()
     plain = replace(report, settings={**report.settings, "fit_batch": False})
-    assert "global batch 512 instead of 128" in compare_with_baselines(plain)["ddp"].reason
+    assert "global batch 512 instead of 128" in analyse(plain).rows[1].standing.reason
     other = [
         replace(outcome, result=replace(outcome.result, precision="bfloat16 autocast"))
         if outcome.configuration == "ddp"
         else outcome
         for outcome in report.outcomes
     ]
-    assert compare_with_baselines(replace(report, outcomes=tuple(other)))["ddp"].reason == (
+    assert analyse(replace(report, outcomes=tuple(other))).rows[1].standing.reason == (
         "refused: precision bfloat16 autocast instead of float32"
     )
 

@@ -17,7 +17,7 @@ from comparison.judge import analysis
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import differences
 from comparison.judge.link import Link
-from comparison.judge.measures import block_times, summarize
+from comparison.judge.measures import block_times, measure
 from comparison.judge.statistics import ratios, residual_deviation, resolution
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plan.plan import type_flags
@@ -832,7 +832,7 @@ def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):
 
 def test_everything_that_is_shown_comes_from_one_analysis(tmp_path, monkeypatch):
     reports, report = [], full_report()
-    monkeypatch.setattr(analysis, "summarize", lambda report: reports.append(report) or summarize(report))
+    monkeypatch.setattr(analysis, "measure", lambda report: reports.append(report) or measure(report))
     write_results(report, tmp_path)
     present(tmp_path)
     assert reports == [report]
