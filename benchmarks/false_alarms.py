@@ -237,8 +237,9 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
     return (
         "\n\n".join(
             [
-                f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, {DRIFT:.0%} drift. "
-                "A comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
+                f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, "
+                f"with {DRIFT:.0%} drift. A comparison with any false claim counts once; "
+                "intervals that hold the truth are counted one by one.",
                 lay_out(
                     [
                         [
