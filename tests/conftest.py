@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.settings.config import parse, script_parser
-from tests.processes import PROJECT, child_environment
+from tests.fixtures import PROJECT, child_environment
 from tests.schema import run_result
 
 torch.set_num_threads(1)

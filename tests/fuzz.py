@@ -40,7 +40,7 @@ from common.files.results import read_result  # noqa: E402
 from common.machine.entry import run_script  # noqa: E402
 from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
 from comparison.results_file import read_results  # noqa: E402
-from tests.processes import alive, child_environment  # noqa: E402
+from tests.fixtures import alive, child_environment  # noqa: E402
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 PROGRAMS = {

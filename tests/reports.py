@@ -1,11 +1,13 @@
 """Comparisons made by hand, for tests: what was measured in them is what the test plants."""
 
+import re
+from dataclasses import replace
+
 from common.files.probe import probe_from_dict
-from common.files.results import PhaseTimes
+from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
 from comparison.plan.plan import Configuration, Planned
-from comparison.record import Report
+from comparison.record import Equivalence, Report
 from comparison.run.launch import Outcome
-from tests.files.test_results import make_result
 
 SETTINGS = {
     "dataset": "synthetic-mnist",
@@ -26,6 +28,39 @@ SETTINGS = {
     "prove": False,
 }
 PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
+PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
+
+
+def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phases=PHASES, **values) -> RunResult:
+    """A RunResult with one epoch for each of `seconds`."""
+    epochs = tuple(
+        EpochRecord(number, value, 0.5, 1000, 10, 1.0 / number, 1.1 / number, 0.5 + number / 10, phases)
+        for number, value in enumerate(seconds, start=1)
+    )
+    defaults = {
+        "status": "ok",
+        "reason": "",
+        "simulated": False,
+        "command": "python x.py",
+        "config": {
+            "dataset": "synthetic-mnist",
+            "model": "lenet",
+            "optimizer": "adam",
+            "lr": 0.001,
+            "loader": "workers",
+            "epochs": len(seconds),
+        },
+        "environment": {"torch": "2.11.0", "cores": 1, "gpus": []},
+        "world_size": 1,
+        "parameters": 5,
+        "global_batch_size": 100,
+        "per_device_batch_size": 100,
+        "workers_per_process": 0,
+        "threads_per_process": 1,
+        "class_accuracy": {"0": 0.5, "1": 0.75},
+        "peak_memory_bytes": (1,) * len(devices),
+    }
+    return RunResult(method=method, devices=devices, epochs=epochs, **{**defaults, **values})
 
 
 def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
@@ -95,3 +130,123 @@ def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -
         tuple(outcomes),
         equivalence or {},
     )
+
+
+SINGLE = (configuration(), runs())
+DDP = (configuration("ddp", per_device_batch_size=50), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
+LINK = {
+    "steps": [
+        {"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, 24.0), (25, 15.0))
+    ],
+    "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],  # 10 ms for two devices
+    "loaders": [{"num_workers": 2, "images_per_second": 5000.0, "cpu_seconds_per_image": 3e-4}],
+}  # 20, 30 ms
+
+
+def row_of(method, count=1, workers=2, seconds=0.4):
+    return (
+        configuration(method, num_workers=workers),
+        runs(method, 3 * (seconds,), count=count, workers_per_process=workers // count, world_size=count),
+    )
+
+
+def full_report():
+    simulated = runs("dp", simulated=True, reason="2 replicas", workers_per_process=2)
+    return report_of(
+        row_of("single"),
+        row_of("ddp", 2),
+        (configuration("dp", num_workers=2), simulated),
+        (configuration("mp"), ["failed"]),
+        project=[2, 4],
+        probe=LINK,
+        check_maths=True,
+        equivalence={"ddp": Equivalence(1e-8, "ok", "")},
+    )
+
+
+def two_sweeps():
+    return report_of(
+        *(
+            (configuration(values={"model": model, "batch_size": size}, model=model), runs(global_batch_size=size))
+            for model in ("lenet", "mlp")
+            for size in (64, 128)
+        )
+    )
+
+
+def cells(table):
+    return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[2:]]
+
+
+STEP_MS = {"data": 1.0, "transfer": 1.0, "forward": 10.0, "backward": 20.0, "exchange": 0.0, "update": 8.0}  # 40 ms
+STEPS = 10
+JITTER = (1.0, 1.002, 0.998)  # of three blocks
+
+
+def rank(phases, cpu=0.95, queued=0.01):
+    """One rank's epoch: cpu and queued as shares of it."""
+    seconds = STEPS * sum(phases.values()) / 1000
+    return RankTimes(seconds, PhaseTimes(**phases), cpu * seconds, None if queued is None else queued * seconds)
+
+
+def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
+    """A run whose every epoch has these ranks, so many times as long; of one device where there is one rank."""
+
+    def epoch(number, factor):
+        def longer(phases):
+            return PhaseTimes(**{name: factor * value for name, value in phases.known.items()})
+
+        kept = tuple(
+            RankTimes(
+                factor * own.train_seconds,
+                longer(own.phases),
+                factor * own.cpu_seconds,
+                own.queue_seconds and factor * own.queue_seconds,
+            )
+            for own in ranks
+        )
+        slowest = max(kept, key=lambda own: own.train_seconds)
+        return replace(
+            result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases, ranks=kept
+        )
+
+    settings = {
+        "world_size": len(ranks),
+        "devices": ("cpu",) * len(ranks),
+        "threads_per_process": 1,
+        "startup_seconds": 4.0,
+        "environment": {"torch": "2.11.0", "cores": 2, "gpus": []},
+        **values,
+    }
+    result = make_result("single" if len(ranks) == 1 else "ddp", **settings)
+    epochs = tuple(epoch(number, factor) for number, factor in enumerate(factors, start=1))
+    spent = sum(each.train_seconds + each.evaluate_seconds for each in epochs)
+    return replace(result, epochs=epochs, total_seconds=result.startup_seconds + spent + 0.1)
+
+
+def row(method, runs, **values):
+    return configuration(method, **values), runs
+
+
+def single(epochs=3, **values):
+    return row("single", [run(rank(STEP_MS), factors=(factor,) * epochs, **values) for factor in JITTER])
+
+
+def halves(**changed):
+    """The phases of an even share between two ranks, with others in their place."""
+    return {**{name: value / 2 for name, value in STEP_MS.items()}, **changed}
+
+
+def ddp(*ranks, **values):
+    return row("ddp", [run(*ranks, factors=(factor,) * 3, **values) for factor in JITTER])
+
+
+def pipeline(*stages):
+    configured, results = row("pipeline", [run(*stages, factors=(factor,) * 3) for factor in JITTER])
+    for result in results:
+        result.config["micro_batches"] = 4
+    return configured, results
+
+
+COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
+ON_CIFAR10 = ("cifar10-vgg", "cifar10-resnet8")  # in English alone

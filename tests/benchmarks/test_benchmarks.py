@@ -17,9 +17,8 @@ from common.errors import FAILED, SuiteError
 from common.files.probe import Bucket
 from comparison.judge import projection
 from comparison.judge.link import Link
-from tests.processes import PROJECT
+from tests.fixtures import CPU, PROJECT
 from tests.reports import report_of, runs
-from tests.training import CPU
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import fuzz
-from tests.processes import PROJECT, alive
+from tests.fixtures import PROJECT, alive
 
 PROGRAM = f"""
 import os, shutil, signal, subprocess, sys, time

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 

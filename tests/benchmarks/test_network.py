@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.processes import PROJECT, child_environment
+from tests.fixtures import PROJECT, child_environment
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 import network

@@ -20,7 +20,7 @@ from comparison.judge.steps import (
     run_time,
     step_time,
 )
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 

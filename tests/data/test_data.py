@@ -7,25 +7,11 @@ import pytest
 from torchvision import datasets
 
 from common.data import image_set as data
-from common.data.image_set import ImageSet, load_image_set
+from common.data.image_set import load_image_set
 from common.data.loaders import EVALUATION_BATCH
 from common.errors import DATA, USAGE, SuiteError
-from common.settings.config import LOADERS, RunConfig, script_parser
-from tests.training import CPU, make_loaders
-
-
-def make_config(**values) -> RunConfig:
-    """A RunConfig of the parser's defaults with `values` in their place."""
-    defaults = vars(script_parser("").parse_args([]))
-    return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
-
-
-def make_image_set(size=60, channels=1) -> ImageSet:
-    """Images whose pixels spell their own index, so that a batch tells which images it holds."""
-    shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
-    images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
-    labels = np.arange(size) % 10
-    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), (0.0,) * channels, (1.0,) * channels)
+from common.settings.config import LOADERS
+from tests.fixtures import CPU, make_config, make_image_set, make_loaders
 
 
 def batches(image_set, config, rank, world_size, epoch):

@@ -15,9 +15,8 @@ from common.data import loaders
 from common.data.augment import Affine, CropAndMirror, batch_transform, image_transform, peak_bytes, uniform
 from common.data.image_set import load_image_set
 from common.errors import MACHINE, USAGE, SuiteError
-from tests.data.test_data import make_config, make_image_set
+from tests.fixtures import CPU, make_config, make_image_set, make_loaders
 from tests.pretended_gpus import pretended_gpus
-from tests.training import CPU, make_loaders
 
 
 def random_images(count, channels, seed=0):

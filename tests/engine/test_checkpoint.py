@@ -14,8 +14,7 @@ from common.engine.checkpoint import read_checkpoint
 from common.engine.loop import build_optimizer
 from common.engine.run import run
 from common.models.build import build_model
-from tests.data.test_data import make_config
-from tests.training import CPU, make_context, make_sampler, make_step
+from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_sampler, make_step
 
 
 @pytest.fixture
@@ -50,30 +49,6 @@ def train(data_root, tmp_path):
         return learned(config.output), torch.load(config.checkpoint, weights_only=True)
 
     return train
-
-
-def learned(output):
-    with open(output) as file:
-        return [
-            (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in json.load(file)["epochs"]
-        ]
-
-
-def assert_same(value, other):
-    """Two checkpoints are equal, but for the times in their records."""
-    assert type(value) is type(other)
-    if isinstance(value, dict):
-        assert value.keys() == other.keys()
-        for name in value.keys() - {"records"}:
-            assert_same(value[name], other[name])
-    elif isinstance(value, (list, tuple)):
-        assert len(value) == len(other)
-        for left, right in zip(value, other, strict=True):
-            assert_same(left, right)
-    elif torch.is_tensor(value):
-        assert torch.equal(value, other)
-    else:
-        assert value == other
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from common.engine.compiled import replace_network
 from common.errors import USAGE, SuiteError
 from common.models.build import Network, build_model
 from model_parallel_train import TwoStage
-from tests.data.test_data import make_config
-from tests.training import CPU, make_context
+from tests.fixtures import CPU, make_config, make_context
 
 SCRIPT = "data_parallel_train.py"
 

@@ -19,8 +19,7 @@ from common.files.describe import describe_epoch
 from common.machine import environment
 from common.machine.lifetime import has_launcher
 from data_parallel_train import SimulatedDataParallel
-from tests.data.test_data import make_config, make_image_set
-from tests.training import CPU, make_context, make_loaders, make_sampler, make_step
+from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_sampler, make_step
 
 
 class SlowLoader:

@@ -17,9 +17,7 @@ from comparison.run import equivalence
 from comparison.run.equivalence import TOLERANCE, _judge, check_equivalence
 from data_parallel_train import SimulatedDataParallel
 from model_parallel_train import TwoStage
-from tests.data.test_data import make_config, make_image_set
-from tests.run.test_compare import plan_arguments
-from tests.training import CPU, make_context, make_loaders, make_step
+from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step, plan_arguments
 
 RANDOM = """import torch.nn.functional as F
 from torch import nn

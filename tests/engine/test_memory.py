@@ -27,7 +27,7 @@ from comparison.show.remarks import definitions
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table, memory_table
 from comparison.show.verdict import verdict
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 from tests.reports import configuration, report_of, runs
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -8,7 +8,7 @@ from torch import nn
 
 from common.engine.loop import build_optimizer, build_schedule, uncompiled
 from common.engine.optimizer import MOMENTUM, TURN, nearest_orthogonal
-from tests.data.test_data import make_config
+from tests.fixtures import make_config
 
 
 def rates(config, steps_per_epoch):

@@ -15,8 +15,7 @@ from common.engine.setup import check_bf16
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_model
 from model_parallel_train import TwoStage
-from tests.data.test_data import make_config, make_image_set
-from tests.training import CPU, make_context, make_loaders, make_step
+from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step
 
 SCRIPT = "data_parallel_train.py"
 MODEL_PARALLEL = ("model_parallel_train.py", "--use-model-parallel")

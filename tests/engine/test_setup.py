@@ -14,9 +14,7 @@ import torch
 from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.engine.setup import prepare_process
-from tests.data.test_data import make_config
-from tests.processes import PROJECT, child_environment
-from tests.training import CPU
+from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
 
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])

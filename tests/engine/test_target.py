@@ -16,12 +16,8 @@ from comparison.show.recommend import recommendations
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table
 from comparison.show.verdict import verdict
-from tests.data.test_data import make_config, make_image_set
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
-from tests.run.test_compare import child
-from tests.show.test_report import SINGLE, cells
-from tests.training import CPU, make_context, make_loaders, make_step
+from tests.fixtures import CPU, child, make_config, make_context, make_image_set, make_loaders, make_step
+from tests.reports import SINGLE, cells, configuration, make_result, report_of, runs
 
 SCRIPT = "data_parallel_train.py"
 

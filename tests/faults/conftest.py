@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import SuiteError
 from common.files.writing import write_json
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 FOUND = []
 

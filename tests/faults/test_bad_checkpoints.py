@@ -14,9 +14,8 @@ from common.engine.loop import build_optimizer, build_schedule
 from common.errors import DATA, USAGE
 from common.models.build import build_model
 from common.settings.config import SCHEDULES, flags_that
-from tests.data.test_data import make_config
-from tests.faults.test_bad_data import Bomb
-from tests.files.test_results import make_result
+from tests.fixtures import Bomb, make_config
+from tests.reports import make_result
 
 CONTENT = {"the data set's images and labels, by their checksum": "0123", "net.py, by its checksum": "4567"}
 

@@ -23,8 +23,7 @@ from common.data import archives as files
 from common.data import download, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
-from tests.data.test_data import make_config
-from tests.processes import PROJECT, child_environment, give_up_root
+from tests.fixtures import PROJECT, Bomb, child_environment, give_up_root, make_config
 
 
 def idx(array):
@@ -119,16 +118,6 @@ def mnist(server, monkeypatch):
     monkeypatch.setitem(files.IDX_MD5, "mnist", checksums)
     know_checksum("mnist", decoded, monkeypatch)
     return server
-
-
-class Bomb:
-    """Unpickled, it leaves a marker file."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.fixture

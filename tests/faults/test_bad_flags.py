@@ -14,9 +14,8 @@ from common.ranks.start import rank_device
 from common.settings.config import MODELS
 from comparison.plan.plan import parse_method
 from comparison.run import session
-from tests.data.test_data import make_config
+from tests.fixtures import flag, make_config, plan
 from tests.reports import configuration, report_of
-from tests.run.test_compare import flag, plan
 
 SCRIPT = "data_parallel_train.py"
 

@@ -22,9 +22,7 @@ from common.errors import MACHINE
 from common.machine.begin import PACKAGES
 from common.models.build import Network, build_model
 from comparison.results_file import read_results
-from tests.data.test_data import make_config
-from tests.engine.test_engine import make_context
-from tests.processes import PROJECT, alive, child_environment, give_up_root
+from tests.fixtures import PROJECT, alive, child_environment, give_up_root, make_config, make_context
 
 SCRIPT = "data_parallel_train.py"
 HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"

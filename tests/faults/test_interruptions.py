@@ -12,7 +12,7 @@ import pytest
 from comparison.results_file import read_results
 from comparison.run.launch import run_once
 from comparison.run.usage import busy_seconds
-from tests.processes import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
 
 

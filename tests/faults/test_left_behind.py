@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.machine.lifetime import temporary_directory
-from tests.processes import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
 SPAWN = ("ddp_train.py", "--spawn", "2")

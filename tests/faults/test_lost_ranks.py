@@ -17,7 +17,7 @@ from common.files.results import read_result
 from common.machine.entry import explained
 from common.ranks import lost as lost_ranks
 from comparison.run.launch import run_once
-from tests.processes import PROJECT, child_environment
+from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment
 from tests.reports import configuration
 
 SPAWN = ("ddp_train.py", "--spawn", "2")
@@ -195,18 +195,12 @@ def test_under_torchrun(code, message, lost):
     lost(f"under torchrun: {code}", TORCHRUN, code, message, AFTER, status=status)
 
 
-WORKER = (
-    "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() "
-    "if b'spawn_main' not in open(f'/proc/{task}/cmdline', 'rb').read()), signal.SIGKILL)"
-)
-
-
 @pytest.mark.slow
 def test_a_loader_worker_that_is_killed(lost):
     lost(
         "a loader worker is killed",
         ("data_parallel_train.py",),
-        WORKER,
+        KILL_A_WORKER,
         "epoch 2: a loader worker died; Runtime",
         "type --num-workers 0",
         AFTER,

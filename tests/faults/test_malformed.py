@@ -16,7 +16,7 @@ from common.errors import DATA, USAGE
 from common.files.results import Environment
 from comparison import results_file
 from comparison.record import Settings
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"

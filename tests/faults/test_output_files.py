@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import USAGE
 from common.files.writing import replacing, write_json
-from tests.processes import PROJECT, child_environment, give_up_root
+from tests.fixtures import PROJECT, child_environment, give_up_root
 
 FLAGS = ("--output", "--save", "--checkpoint")
 

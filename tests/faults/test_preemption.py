@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from common.ranks import group as distributed
-from tests.faults.test_lost_ranks import WORKER
-from tests.processes import PROJECT, child_environment
+from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment
 
 SINGLE = ("data_parallel_train.py",)
 SIMULATED = (*SINGLE, "--simulate-devices", "2")
@@ -181,7 +180,7 @@ def test_told_to_end_and_resumed(command, fault, number, code, flags, training, 
     [
         (ITSELF.format("SIGQUIT"), 131, ["checkpoint"]),
         (ITSELF.format("SIGINT"), 130, []),
-        (f"({WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130, ["checkpoint"]),
+        (f"({KILL_A_WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130, ["checkpoint"]),
     ],
     ids=["SIGQUIT", "SIGINT without --checkpoint", "SIGINT twice, a loader worker is stopped"],
 )

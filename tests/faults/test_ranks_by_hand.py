@@ -25,9 +25,7 @@ from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
 from common.ranks.agree import refuse_different_ranks
 from common.ranks.start import find_ranks, of_attempt, rank_device
-from tests.data.test_data import make_config, make_image_set
-from tests.processes import PROJECT, child_environment
-from tests.training import CPU
+from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}

@@ -6,50 +6,9 @@ import pytest
 
 from common.errors import SuiteError
 from common.files.describe import describe_epoch, result_name
-from common.files.results import (
-    SCHEMA_VERSION,
-    EpochRecord,
-    PhaseTimes,
-    RankTimes,
-    RunResult,
-    read_result,
-    write_result,
-)
+from common.files.results import SCHEMA_VERSION, RankTimes, read_result, write_result
 from common.files.writing import write_json
-
-PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
-
-
-def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phases=PHASES, **values) -> RunResult:
-    """A RunResult with one epoch for each of `seconds`."""
-    epochs = tuple(
-        EpochRecord(number, value, 0.5, 1000, 10, 1.0 / number, 1.1 / number, 0.5 + number / 10, phases)
-        for number, value in enumerate(seconds, start=1)
-    )
-    defaults = {
-        "status": "ok",
-        "reason": "",
-        "simulated": False,
-        "command": "python x.py",
-        "config": {
-            "dataset": "synthetic-mnist",
-            "model": "lenet",
-            "optimizer": "adam",
-            "lr": 0.001,
-            "loader": "workers",
-            "epochs": len(seconds),
-        },
-        "environment": {"torch": "2.11.0", "cores": 1, "gpus": []},
-        "world_size": 1,
-        "parameters": 5,
-        "global_batch_size": 100,
-        "per_device_batch_size": 100,
-        "workers_per_process": 0,
-        "threads_per_process": 1,
-        "class_accuracy": {"0": 0.5, "1": 0.75},
-        "peak_memory_bytes": (1,) * len(devices),
-    }
-    return RunResult(method=method, devices=devices, epochs=epochs, **{**defaults, **values})
+from tests.reports import PHASES, make_result
 
 
 def test_round_trip(tmp_path):

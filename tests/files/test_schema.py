@@ -8,7 +8,7 @@ import pytest
 from common.files.reading import check_types
 from comparison import results_file
 from comparison.results_file import read_results
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 from tests.reports import configuration, report_of, runs
 from tests.schema import SCHEMAS, comparison, run_result, schema_of, text_of
 

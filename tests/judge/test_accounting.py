@@ -21,8 +21,7 @@ from comparison.judge.steps import (
     step_time,
 )
 from comparison.results_file import read_results
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
 FIGURES = Path(__file__).parents[2] / "figures"

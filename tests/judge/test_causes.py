@@ -11,71 +11,22 @@ from comparison.show.plots import draw_all
 from comparison.show.report import write_markdown
 from comparison.show.tables import account_tables, rank_table
 from comparison.show.verdict import verdict
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of
+from tests.reports import (
+    JITTER,
+    STEP_MS,
+    configuration,
+    ddp,
+    halves,
+    make_result,
+    pipeline,
+    rank,
+    report_of,
+    row,
+    run,
+    single,
+)
 
-PHASES = {"data": 1.0, "transfer": 1.0, "forward": 10.0, "backward": 20.0, "exchange": 0.0, "update": 8.0}  # 40 ms
-STEPS = 10
 CPU = ("cpu",)
-JITTER = (1.0, 1.002, 0.998)  # of three blocks
-
-
-def rank(phases, cpu=0.95, queued=0.01):
-    """One rank's epoch: cpu and queued as shares of it."""
-    seconds = STEPS * sum(phases.values()) / 1000
-    return RankTimes(seconds, PhaseTimes(**phases), cpu * seconds, None if queued is None else queued * seconds)
-
-
-def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
-    """A run whose every epoch has these ranks, so many times as long; of one device where there is one rank."""
-
-    def epoch(number, factor):
-        def longer(phases):
-            return PhaseTimes(**{name: factor * value for name, value in phases.known.items()})
-
-        kept = tuple(
-            RankTimes(
-                factor * own.train_seconds,
-                longer(own.phases),
-                factor * own.cpu_seconds,
-                own.queue_seconds and factor * own.queue_seconds,
-            )
-            for own in ranks
-        )
-        slowest = max(kept, key=lambda own: own.train_seconds)
-        return replace(
-            result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases, ranks=kept
-        )
-
-    settings = {
-        "world_size": len(ranks),
-        "devices": CPU * len(ranks),
-        "threads_per_process": 1,
-        "startup_seconds": 4.0,
-        "environment": {"torch": "2.11.0", "cores": 2, "gpus": []},
-        **values,
-    }
-    result = make_result("single" if len(ranks) == 1 else "ddp", **settings)
-    epochs = tuple(epoch(number, factor) for number, factor in enumerate(factors, start=1))
-    spent = sum(each.train_seconds + each.evaluate_seconds for each in epochs)
-    return replace(result, epochs=epochs, total_seconds=result.startup_seconds + spent + 0.1)
-
-
-def row(method, runs, **values):
-    return configuration(method, **values), runs
-
-
-def single(epochs=3, **values):
-    return row("single", [run(rank(PHASES), factors=(factor,) * epochs, **values) for factor in JITTER])
-
-
-def halves(**changed):
-    """The phases of an even share between two ranks, with others in their place."""
-    return {**{name: value / 2 for name, value in PHASES.items()}, **changed}
-
-
-def ddp(*ranks, **values):
-    return row("ddp", [run(*ranks, factors=(factor,) * 3, **values) for factor in JITTER])
 
 
 def judged(*rows, **settings):
@@ -224,16 +175,10 @@ def test_epochs_that_get_longer_are_named():
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
         assert "growing" not in judged(single(), steady)[0]
     machine = row(
-        "single", [run(rank(PHASES), factors=[jitter * factor for factor in (1.0, 0.9, 1.0, 1.1)]) for jitter in JITTER]
+        "single",
+        [run(rank(STEP_MS), factors=[jitter * factor for factor in (1.0, 0.9, 1.0, 1.1)]) for jitter in JITTER],
     )  # which became slower under both
     assert "growing" not in judged(machine, growing(1.0, 0.9, 1.0, 1.1))[0]
-
-
-def pipeline(*stages):
-    configured, results = row("pipeline", [run(*stages, factors=(factor,) * 3) for factor in JITTER])
-    for result in results:
-        result.config["micro_batches"] = 4
-    return configured, results
 
 
 @pytest.mark.parametrize("waiting, share", [(5.5, "27%"), (1.0, "")])

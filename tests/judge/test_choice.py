@@ -7,8 +7,7 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.judge.choice import Recommendation
 from comparison.record import Equivalence
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
 

@@ -13,9 +13,7 @@ from comparison.results_file import write_results
 from comparison.show.report import PROOF, present
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, tell_proofs
-from tests.judge.test_causes import ddp as ranks_row
-from tests.judge.test_causes import halves, pipeline, rank, run, single
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, ddp, halves, pipeline, rank, report_of, run, runs, single
 
 STEADY, NEAR = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)
 
@@ -27,21 +25,21 @@ def remedies(*rows, **settings):
 def slow(phase, **values):
     """Two ranks that need 6 ms more in a phase than an even share."""
     own = rank(halves(**{phase: halves()[phase] + 6.0}))
-    return ranks_row(own, own, **values)
+    return ddp(own, own, **values)
 
 
 WORKERS = {"config": {**runs()[0].config, "loader": "workers"}, "workers_per_process": 1}
 
 
 def test_nothing_is_proved_where_no_cause_is_named():
-    rows = single(), ranks_row(rank(halves()), rank(halves()))
+    rows = single(), ddp(rank(halves()), rank(halves()))
     assert remedies(*rows) == [] and plan_proof(analyse(report_of(*rows))) is None
 
 
 def test_what_makes_a_step_shorter_needs_no_remedy():
     own = rank(halves(update=halves()["update"] - 3.0))
-    assert "update" in [cause.kind for cause in analyse(report_of(single(), ranks_row(own, own))).rows[1].causes]
-    assert remedies(single(), ranks_row(own, own)) == []
+    assert "update" in [cause.kind for cause in analyse(report_of(single(), ddp(own, own))).rows[1].causes]
+    assert remedies(single(), ddp(own, own)) == []
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_too_many_workers_are_reduced_to_one_for_each_process():
 
 def test_the_largest_cause_with_a_remedy_counts():
     own = rank(halves(exchange=5.0, update=halves()["update"] + 9.0, transfer=halves()["transfer"] + 12.0))
-    (remedy,) = remedies(single(), ranks_row(own, own))
+    (remedy,) = remedies(single(), ddp(own, own))
     assert remedy.cause == "update"  # the transfer is larger, and nothing takes it away
 
 
@@ -132,7 +130,7 @@ def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
     "rows, settings, why",
     [
         ((single(), slow("exchange")), {"foreign_cores": {"ddp": 0.5}}, "disturbed"),
-        ((single(), ranks_row(rank(halves()), rank(halves()))), {}, "no row has a cause"),
+        ((single(), ddp(rank(halves()), rank(halves()))), {}, "no row has a cause"),
     ],
 )
 def test_where_nothing_is_proved_it_says_why(rows, settings, why):

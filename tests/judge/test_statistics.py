@@ -28,8 +28,7 @@ from comparison.judge.statistics import (
     resolution,
     t_quantile,
 )
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 
 def test_a_noun_follows_its_number():

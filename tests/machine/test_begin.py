@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.processes import PROJECT, child_environment
+from tests.fixtures import PROJECT, child_environment
 
 IMPORTED = """
 import atexit, gc, importlib, os, pkgutil, signal, sys

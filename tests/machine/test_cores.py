@@ -16,9 +16,7 @@ from common.errors import MACHINE, SuiteError
 from common.machine import cores, environment
 from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
 from common.ranks.start import find_ranks
-from tests.data.test_data import make_config
-from tests.processes import PROJECT, child_environment
-from tests.training import CPU
+from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
 LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)
 HAS_SLICES = pytest.mark.skipif(LINUX < (6, 12), reason="needs Linux 6.12, whose threads may ask for a slice")

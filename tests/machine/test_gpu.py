@@ -10,8 +10,7 @@ from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import Span
 from common.models.build import build_model
 from comparison.run.launch import run_once
-from tests.engine.test_engine import make_context
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT, make_context
 from tests.reports import configuration
 
 pytestmark = pytest.mark.gpu

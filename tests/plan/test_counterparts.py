@@ -21,9 +21,8 @@ from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import resolution
-from tests.processes import PROJECT
-from tests.reports import SETTINGS, configuration, report_of, runs
-from tests.show.test_report import cells
+from tests.fixtures import PROJECT
+from tests.reports import SETTINGS, cells, configuration, report_of, runs
 
 STEADY, SLOWER = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19)
 SINGLE = configuration(command=("python", script("data_parallel_train.py"), "--epochs", "1"))

@@ -12,7 +12,7 @@ import pytest
 from common.machine.lifetime import TAG
 from common.programs import check as preflight
 from common.programs.check import BAD, NOTE, OK, Check, check_all
-from tests.processes import child_environment, give_up_root
+from tests.fixtures import child_environment, give_up_root
 
 CHECK = "common.programs.check"
 

@@ -20,8 +20,8 @@ from common.models import build as models
 from common.models.build import block_names, build_model
 from common.programs import probe
 from common.programs.weights import difference
+from tests.fixtures import PROJECT, child_environment
 from tests.pretended_gpus import pretended_gpus
-from tests.processes import PROJECT, child_environment
 
 OWN = """
 import os

@@ -18,8 +18,7 @@ from common.engine.loop import evaluate, train_one_epoch
 from common.ranks import group as distributed
 from common.ranks import heartbeat
 from common.ranks.heartbeat import Heartbeat
-from tests.data.test_data import make_config
-from tests.training import make_context, make_step
+from tests.fixtures import make_config, make_context, make_step
 
 
 @pytest.fixture

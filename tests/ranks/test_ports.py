@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 import network

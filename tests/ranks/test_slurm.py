@@ -28,8 +28,7 @@ from comparison.plan.plan import make_plan
 from comparison.results_file import read_results
 from comparison.run import nodes
 from comparison.run.nodes import by_hand, find_nodes
-from tests.processes import PROJECT, child_environment
-from tests.run.test_compare import plan_arguments
+from tests.fixtures import PROJECT, child_environment, plan_arguments
 
 TOLD = {
     "SLURM_JOB_ID": "7",

@@ -20,8 +20,7 @@ from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import card_table, main_table
 from comparison.show.terminal import terminal_text
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 UUIDS = ("GPU-a", "GPU-b", "GPU-c")
 USE = CardUse("cuda:0", 0.9, 2**30, 300.0, 500.0, 1980.0, 0.0, 0.0)

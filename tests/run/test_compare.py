@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,43 +24,9 @@ from comparison.plan.plan import baseline_of, make_order, make_plan, parse_metho
 from comparison.results_file import read_results
 from comparison.run.launch import run_child, run_once
 from comparison.run.progress import guess_seconds, seconds_left, shorter_command
-from tests.files.test_results import make_result
-from tests.processes import PROJECT, child_environment
-from tests.reports import PROBE, configuration, report_of, runs
+from tests.fixtures import ALL, PROJECT, child, child_environment, flag, plan, plan_arguments
+from tests.reports import PROBE, configuration, make_result, report_of, runs
 from tests.schema import comparison
-
-ALL = [(method, {}) for method in METHODS]
-
-
-def plan_arguments(**values):
-    """What compare_parallel.py parses without flags, as far as the plan reads it."""
-    return Namespace(
-        **{
-            "methods": (),
-            "nproc": None,
-            "nodes": [1],
-            "batch_size": [64],
-            "num_workers": None,
-            "loader": "workers",
-            "model": ["lenet"],
-            "threads_per_device": None,
-            "micro_batches": [4],
-            "scaling": "strong",
-            "precision": "fp32",
-            "compile": False,
-            "cuda_graph": False,
-            **values,
-        }
-    )
-
-
-def plan(gpus=0, **values):
-    return {row.name: row for row in make_plan(plan_arguments(**values), Machine(gpus, cores=8), ["--epochs", "1"])}
-
-
-def flag(row, name):
-    return row.command[row.command.index(name) + 1]
-
 
 # ---- plan
 
@@ -390,10 +355,6 @@ def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(epochs, sett
 
 
 # ---- one child
-
-
-def child(code):
-    return replace(configuration(), command=(sys.executable, "-c", code))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from comparison.show.report import write_markdown
 from comparison.show.tables import main_table, trial_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import verdict
-from tests.files.test_results import make_result
-from tests.reports import PROBE, configuration, report_of, runs
+from tests.reports import PROBE, configuration, make_result, report_of, runs
 
 MIB = 2**20
 ENOUGH = 10**6  # images

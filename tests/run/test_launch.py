@@ -24,8 +24,7 @@ from comparison.run import launch
 from comparison.run.launch import GRACE, end_together, run_child, run_once, started
 from comparison.run.session import only_writer
 from comparison.show import report
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 PRINTS = (sys.executable, "-c", "print('said')")
 

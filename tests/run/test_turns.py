@@ -14,7 +14,7 @@ from comparison.run import launch
 from comparison.run import turns as turns_module
 from comparison.run.launch import Run
 from comparison.run.turns import GIB, take_turns, why_not_in_turns
-from tests.processes import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
 
 # A row without torch, of sys.argv[2] ranks and 3 epochs: each writes what it does, and when, into one file.

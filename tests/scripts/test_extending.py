@@ -12,15 +12,12 @@ from PIL import Image
 
 from comparison.methods import METHODS
 from comparison.results_file import read_results
-from tests.processes import PROJECT
+from tests.fixtures import EXTENDING, EXTENDING_BLOCKS, EXTENDING_FILES, PROJECT
 
-PAGE = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^ {4,7}(python .*)$", PAGE, re.MULTILINE)
-FILES = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in BLOCKS if block.startswith("# ")}
-(RECORD,) = (block for block in BLOCKS if "Method(" in block)
-(FOLDERS,) = (block for block in BLOCKS if block.startswith("my_images/"))
-MISTAKE = re.search(r"without `(.*?)`, the row has failed", PAGE)[1]
+COMMANDS = re.findall(r"^ {4,7}(python .*)$", EXTENDING, re.MULTILINE)
+(RECORD,) = (block for block in EXTENDING_BLOCKS if "Method(" in block)
+(FOLDERS,) = (block for block in EXTENDING_BLOCKS if block.startswith("my_images/"))
+MISTAKE = re.search(r"without `(.*?)`, the row has failed", EXTENDING)[1]
 
 
 def add_record(methods: Path, record: str):
@@ -40,7 +37,7 @@ def copy(data_root, tmp_path_factory):
     for room in ("common", "comparison"):
         shutil.copytree(PROJECT / room, copy / room)
     (copy / "data").symlink_to(data_root)  # or every copy would generate the synthetic sets anew
-    for name, text in FILES.items():
+    for name, text in EXTENDING_FILES.items():
         (copy / name).write_text(text)
     add_record(copy / "comparison" / "methods.py", RECORD)
     for number, path in enumerate(map(Path, FOLDERS.splitlines())):
@@ -78,8 +75,8 @@ def compared(copy):
 
 
 def test_every_block_and_every_command_of_the_page_has_a_test():
-    assert len(BLOCKS) == len(FILES) + 2 and len(COMMANDS) == PAGE.count(" python ") == 7
-    assert set(FILES) == {"my_net.py", "my_blocks.py", "my_own_train.py"}
+    assert len(EXTENDING_BLOCKS) == len(EXTENDING_FILES) + 2 and len(COMMANDS) == EXTENDING.count(" python ") == 7
+    assert set(EXTENDING_FILES) == {"my_net.py", "my_blocks.py", "my_own_train.py"}
 
 
 def test_an_own_network_fits(follow):

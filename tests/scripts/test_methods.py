@@ -17,9 +17,7 @@ from common.data.image_set import load_image_set
 from common.machine.environment import available_cores
 from common.models.build import build_model
 from data_parallel_train import SimulatedDataParallel
-from tests.data.test_data import make_config
-from tests.processes import PROJECT, child_environment
-from tests.training import make_loaders
+from tests.fixtures import PROJECT, child_environment, make_config, make_loaders
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 
 @pytest.mark.slow

@@ -16,11 +16,7 @@ from common.errors import DATA, USAGE, SuiteError
 from common.models.build import AUXILIARY, block_names, build_model, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
-from tests.data.test_data import make_config
-from tests.processes import PROJECT
-from tests.run.test_compare import ALL, plan_arguments
-from tests.scripts.test_extending import FILES
-from tests.training import make_loaders
+from tests.fixtures import ALL, EXTENDING_FILES, PROJECT, make_config, make_loaders, plan_arguments
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
@@ -42,7 +38,7 @@ def images(tmp_path):
 def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
     file = tmp_path / "net.py"
     file.write_text(
-        FILES["my_blocks.py"] + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
+        EXTENDING_FILES["my_blocks.py"] + "\n\nclass Net(nn.Module):\n    def __init__(self, shape, classes):\n"
         "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
         "    def forward(self, images):\n        return self.parts(images)\n"
     )

@@ -11,9 +11,7 @@ from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
 from common.engine.loop import build_loss, build_optimizer, build_schedule, evaluate, to_device, train_one_epoch
 from common.models.build import build_model
 from pipeline_train import from_rows, to_rows
-from tests.data.test_data import make_config, make_image_set
-from tests.engine.test_checkpoint import assert_same, learned
-from tests.training import CPU, make_context, make_loaders
+from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_image_set, make_loaders
 
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
 UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; tests 167 167 167 166, …

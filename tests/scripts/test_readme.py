@@ -20,7 +20,8 @@ from comparison.results_file import read_results
 from comparison.show.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, verdict
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
+from tests.reports import COMPARISONS, ON_CIFAR10
 
 README = PROJECT / "README.md"
 FIGURES = PROJECT / "figures"
@@ -28,8 +29,6 @@ PAGES = (README, *sorted((PROJECT / "docs").glob("*.md")))
 CHINESE = PROJECT / "README.zh-CN.md"
 LANGUAGES = pytest.mark.parametrize("pages", [PAGES, (CHINESE,)], ids=["English", "Chinese"])
 ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-vgg-single.json")
-COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
-ON_CIFAR10 = ("cifar10-vgg", "cifar10-resnet8")  # in English alone
 
 
 def text_of(pages) -> str:

@@ -17,7 +17,7 @@ from common.settings.arguments import ELSEWHERE, OneLineParser
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
 from comparison.plan.plan import IN_EVERY_METHOD, Planned, make_plan, parse_method
-from tests.processes import PROJECT
+from tests.fixtures import PROJECT
 
 CHANGED = {  # a value that is not the default
     "dataset": "synthetic-mnist",

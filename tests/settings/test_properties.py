@@ -26,9 +26,8 @@ from common.settings import config
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report
-from tests.data.test_data import make_config
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
+from tests.fixtures import make_config
+from tests.reports import configuration, make_result, report_of, runs
 from tests.schema import comparison, run_result
 
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)

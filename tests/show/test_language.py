@@ -18,10 +18,8 @@ from comparison.show.language import LANGUAGES, PLACE, say, speaking
 from comparison.show.report import present
 from comparison.show.sections import CODE, FIGURES, sections
 from comparison.show.terminal import terminal_text
-from tests.processes import PROJECT
-from tests.reports import report_of
-from tests.scripts.test_readme import COMPARISONS, ON_CIFAR10
-from tests.show.test_report import DDP, SINGLE, full_report, two_sweeps
+from tests.fixtures import PROJECT
+from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps
 
 COMMITTED = [
     PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")

@@ -36,16 +36,19 @@ from comparison.show.report import present, write_csv, write_markdown
 from comparison.show.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences, verdict, where_time_goes
-from tests.files.test_results import make_result
-from tests.reports import configuration, report_of, runs
-
-SINGLE = (configuration(), runs())
-DDP = (configuration("ddp", per_device_batch_size=50), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
-
-
-def cells(table):
-    return [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[2:]]
-
+from tests.reports import (
+    DDP,
+    LINK,
+    SINGLE,
+    cells,
+    configuration,
+    full_report,
+    make_result,
+    report_of,
+    row_of,
+    runs,
+    two_sweeps,
+)
 
 # ---- tables
 
@@ -353,22 +356,6 @@ def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypat
 # ---- projection
 
 
-def row_of(method, count=1, workers=2, seconds=0.4):
-    return (
-        configuration(method, num_workers=workers),
-        runs(method, 3 * (seconds,), count=count, workers_per_process=workers // count, world_size=count),
-    )
-
-
-LINK = {
-    "steps": [
-        {"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, 24.0), (25, 15.0))
-    ],
-    "models": [{"model": "lenet", "gradient_bytes": 10_000_000, "link_gbps": 8.0}],  # 10 ms for two devices
-    "loaders": [{"num_workers": 2, "images_per_second": 5000.0, "cpu_seconds_per_image": 3e-4}],
-}  # 20, 30 ms
-
-
 def projected(*rows, cores=2, loader=LINK["loaders"][0], **settings):
     report = report_of(
         *rows or [row_of("single"), row_of("ddp", 2)], project=[2, 4], probe={**LINK, "loaders": [loader]}, **settings
@@ -564,20 +551,6 @@ def test_of_gpus_a_given_speed_is_all_of_the_link():
 # ---- files
 
 
-def full_report():
-    simulated = runs("dp", simulated=True, reason="2 replicas", workers_per_process=2)
-    return report_of(
-        row_of("single"),
-        row_of("ddp", 2),
-        (configuration("dp", num_workers=2), simulated),
-        (configuration("mp"), ["failed"]),
-        project=[2, 4],
-        probe=LINK,
-        check_maths=True,
-        equivalence={"ddp": Equivalence(1e-8, "ok", "")},
-    )
-
-
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path):
     report = full_report()
     figures = draw_all(analyse(report), tmp_path)
@@ -710,16 +683,6 @@ def test_titles_of_phases_and_sweeps_say_what_was_found(tmp_path, monkeypatch):
 def test_no_figure_of_scaling_without_a_speed_up(tmp_path):
     assert "scaling.png" not in [figure.name for figure in draw_all(analyse(report_of(*RANKS)), tmp_path)]
     assert "scaling.png" in [figure.name for figure in draw_all(analyse(report_of(SINGLE, *RANKS)), tmp_path)]
-
-
-def two_sweeps():
-    return report_of(
-        *(
-            (configuration(values={"model": model, "batch_size": size}, model=model), runs(global_batch_size=size))
-            for model in ("lenet", "mlp")
-            for size in (64, 128)
-        )
-    )
 
 
 def test_a_map_says_where_a_method_pays(tmp_path):

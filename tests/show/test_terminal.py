@@ -6,10 +6,8 @@ from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.results_file import read_results
 from comparison.show.terminal import FEWEST, MOST, fitted_table, terminal_columns, terminal_text
-from tests.processes import PROJECT
-from tests.reports import configuration, report_of, runs
-from tests.scripts.test_readme import COMPARISONS
-from tests.show.test_report import full_report, two_sweeps
+from tests.fixtures import PROJECT
+from tests.reports import COMPARISONS, configuration, full_report, report_of, runs, two_sweeps
 
 SINGLE, DDP = (configuration("single"), runs()), (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99), count=2))
 

@@ -1,0 +1,180 @@
+"""What tests share: configurations, images, one device's part of a script, plans, and child processes."""
+
+import ctypes
+import json
+import os
+import re
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler
+
+from common.data import loaders
+from common.data.image_set import ImageSet
+from common.engine.loop import ParallelContext, build_loss, to_device
+from common.settings.config import RunConfig, script_parser
+from comparison.methods import METHODS, Machine
+from comparison.plan.plan import make_plan
+from tests.reports import configuration
+
+PROJECT = Path(__file__).resolve().parent.parent
+CPU = torch.device("cpu")
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
+
+
+def child_environment(gpu: bool = False) -> dict[str, str]:
+    """The environment of a script under test: without GPUs, unless the test is about them, so that results agree."""
+    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32, or the weights of two methods differ by rounding
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
+
+
+def give_up_root():
+    """In a child, before exec: even root then obeys a directory's permissions."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)
+
+
+def alive(marker: str) -> dict[int, str]:
+    """The command of every process that has `marker` in its environment; zombies have none."""
+    commands = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (process / "environ").read_bytes():
+                commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return commands
+
+
+# ---- one device's part of a training script
+
+
+def make_config(**values) -> RunConfig:
+    """A RunConfig of the parser's defaults with `values` in their place."""
+    defaults = vars(script_parser("").parse_args([]))
+    return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
+
+
+def make_image_set(size=60, channels=1) -> ImageSet:
+    """Images whose pixels spell their own index, so that a batch tells which images it holds."""
+    shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
+    images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
+    labels = np.arange(size) % 10
+    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), (0.0,) * channels, (1.0,) * channels)
+
+
+def make_context(model, **values) -> ParallelContext:
+    return ParallelContext(
+        **{"method": "single", "model": model, "devices": (CPU,), "input_device": CPU, "output_device": CPU, **values}
+    )
+
+
+def make_step(model, config):
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, CPU), labels.to(CPU)
+        mark("transfer")
+        loss = loss_function(model(images), labels)
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        return loss
+
+    return train_step
+
+
+def make_sampler(image_set, config, rank=0, world_size=1, epoch=0) -> DistributedSampler:
+    sampler = DistributedSampler(image_set.train_labels, world_size, rank, seed=config.seed, drop_last=True)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0, labels_only=False):
+    sampler = make_sampler(image_set, config, rank, world_size, epoch)
+    return loaders.make_loaders(image_set, config, device, sampler, labels_only)
+
+
+def learned(output):
+    with open(output) as file:
+        return [
+            (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in json.load(file)["epochs"]
+        ]
+
+
+def assert_same(value, other):
+    """Two checkpoints are equal, but for the times in their records."""
+    assert type(value) is type(other)
+    if isinstance(value, dict):
+        assert value.keys() == other.keys()
+        for name in value.keys() - {"records"}:
+            assert_same(value[name], other[name])
+    elif isinstance(value, (list, tuple)):
+        assert len(value) == len(other)
+        for left, right in zip(value, other, strict=True):
+            assert_same(left, right)
+    elif torch.is_tensor(value):
+        assert torch.equal(value, other)
+    else:
+        assert value == other
+
+
+# ---- plans
+
+ALL = [(method, {}) for method in METHODS]
+
+
+def plan_arguments(**values):
+    """What compare_parallel.py parses without flags, as far as the plan reads it."""
+    return Namespace(
+        **{
+            "methods": (),
+            "nproc": None,
+            "nodes": [1],
+            "batch_size": [64],
+            "num_workers": None,
+            "loader": "workers",
+            "model": ["lenet"],
+            "threads_per_device": None,
+            "micro_batches": [4],
+            "scaling": "strong",
+            "precision": "fp32",
+            "compile": False,
+            "cuda_graph": False,
+            **values,
+        }
+    )
+
+
+def plan(gpus=0, **values):
+    return {row.name: row for row in make_plan(plan_arguments(**values), Machine(gpus, cores=8), ["--epochs", "1"])}
+
+
+def flag(row, name):
+    return row.command[row.command.index(name) + 1]
+
+
+def child(code):
+    return replace(configuration(), command=(sys.executable, "-c", code))
+
+
+class Bomb:
+    """Unpickled, it leaves a marker file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+KILL_A_WORKER = (  # of its data loader, by a process of a training
+    "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() "
+    "if b'spawn_main' not in open(f'/proc/{task}/cmdline', 'rb').read()), signal.SIGKILL)"
+)
+EXTENDING = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
+EXTENDING_BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", EXTENDING, re.DOTALL | re.MULTILINE)
+EXTENDING_FILES = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in EXTENDING_BLOCKS if block.startswith("# ")}
