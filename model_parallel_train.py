@@ -22,11 +22,11 @@ from common.data.loaders import make_loaders
 from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
 from common.engine.run import run
 from common.engine.setup import prepare_process
-from common.engine.timing import SampledTimers
+from common.engine.timing import SampledTimers, block_seconds
 from common.errors import USAGE, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
-from common.models.build import block_names, block_seconds, build_model, refuse_uncut, split_index
+from common.models.build import block_names, build_model, refuse_uncut, split_index
 from common.models.cuts import balanced_cut
 from common.settings.arguments import positive_int
 from common.settings.config import parse, script_parser

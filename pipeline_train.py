@@ -34,9 +34,10 @@ from common.engine.checkpoint import join_states, load_states, part_of_states, s
 from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
 from common.engine.run import run
 from common.engine.setup import prepare_process
+from common.engine.timing import block_seconds
 from common.errors import USAGE, SuiteError
 from common.machine.entry import run_script
-from common.models.build import block_names, block_seconds, build_model, refuse_uncut, split_index
+from common.models.build import block_names, build_model, refuse_uncut, split_index
 from common.models.cuts import balanced_cut
 from common.ranks.agree import refuse_different_ranks
 from common.ranks.group import gather, group_traits, join_group

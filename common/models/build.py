@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.engine.timing import CALLS, Stopwatch
+from common.data.image_set import ImageSet
 from common.errors import USAGE, SuiteError
 from common.models.networks import BUILDERS
 from common.models.sharded import whole
+from common.settings.config import RunConfig
 
 AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
 WHOLE = "network"  # the only block of a network that cannot be cut
@@ -41,7 +42,14 @@ class Network(nn.Sequential):
         return part
 
 
-def build_model(
+def build_model(config: RunConfig | str, images: ImageSet | tuple[int, int, int], *rest, **named) -> Network:
+    """Return the network that `config` names, for these images: see build_network()."""
+    if isinstance(config, str):  # until every script hands over its config
+        return build_network(config, images, *rest, **named)
+    return build_network(config.model, images.image_shape, config.seed, config.precision, len(images.classes))
+
+
+def build_network(
     name: str, image_shape: tuple[int, int, int], seed: int, precision: str = "fp32", classes: int = 10
 ) -> Network:
     """Return the network `name` on the CPU, with the same weights for the same seed.
@@ -205,28 +213,3 @@ def split_index(model: nn.Sequential, block: str) -> int:
             USAGE,
         )
     return names.index(block)
-
-
-def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
-    """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
-
-    Of a GPU, each is the mean of 20 passes, or the blocks of a small network would all take what their launches take.
-    images: (B, C, H, W) on the device in question, which has room for one block at least. It is a copy of each that
-    trains, so that BatchNorm's statistics stay as they are.
-    """
-    images, seconds = images.to(memory_format=torch.channels_last), []
-    calls = CALLS[images.device.type]
-    for index in range(len(model)):
-        # a slice, which computes in the model's precision
-        block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []
-        images = images.detach().requires_grad_(index > 0)
-        for _ in range(repeats + 1):
-            with Stopwatch([images.device]) as watch:
-                for _ in range(calls):
-                    outputs = block(images)
-                    if outputs.requires_grad:
-                        outputs.backward(torch.ones_like(outputs))
-            times.append(watch.seconds / calls)
-        seconds.append(min(times[1:]))
-        images = outputs
-    return seconds

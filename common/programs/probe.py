@@ -34,7 +34,7 @@ from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.engine.loop import build_optimizer, to_device
 from common.engine.setup import prepare_process
-from common.engine.timing import CALLS, PhaseTimer, Stopwatch, command_start, synchronize
+from common.engine.timing import CALLS, PhaseTimer, Stopwatch, block_seconds, command_start, synchronize
 from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
 from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
@@ -42,7 +42,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import peak_resident_bytes
-from common.models.build import block_names, block_seconds, build_model
+from common.models.build import block_names, build_model
 from common.ranks.group import shutdown
 from common.settings.arguments import OneLineParser, positive_int
 from common.settings.config import add_training_flags, default_model, parse_with_recipe

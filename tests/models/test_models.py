@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.engine.timing import SAMPLE_FIRST
+from common.engine.timing import SAMPLE_FIRST, block_seconds
 from common.errors import SuiteError
-from common.models.build import block_seconds, build_model, split_index
+from common.models.build import build_model, split_index
 from common.models.cuts import balanced_cut
 from common.settings.config import MODELS
 from data_parallel_train import SimulatedDataParallel

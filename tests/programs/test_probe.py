@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from common.engine import timing
 from common.errors import SuiteError
-from common.models import build as models
 from common.models.build import block_names, build_model
 from common.programs import probe
 from common.programs.weights import difference
@@ -139,13 +139,13 @@ def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
     steps = []
     monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
     monkeypatch.setattr(probe, "Stopwatch", Watch)
-    monkeypatch.setattr(models, "Stopwatch", Watch)
+    monkeypatch.setattr(timing, "Stopwatch", Watch)
     assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
     assert len(steps) == 7 * 20
     with pretended_gpus("GPU"):
         model = build_model("mlp", (1, 28, 28), 0).to("cuda")
         model.hidden.register_forward_hook(lambda *_: steps.append(1))
-        assert models.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
+        assert timing.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
     assert len(steps) == 7 * 20 + 3 * 20
 
 
