@@ -16,17 +16,16 @@ def row(method, seconds, accuracies=(0.7, 0.71, 0.69), **values):
     """A row of runs on two devices that end with these accuracies; None instead of seconds is a run that failed."""
     count = 1 if method.startswith("single") else 2
     results = [
-        learnt("failed" if value is None else runs(method, [value], count=count, **values)[0], accuracy)
+        "failed"
+        if value is None
+        else each_epoch(runs(method, [value], count=count, **values)[0], test_accuracy=accuracy)
         for value, accuracy in zip(seconds, accuracies, strict=False)
     ]
     return configuration(method), results
 
 
-def learnt(result, accuracy):
-    if isinstance(result, str):
-        return result
-    *before, last = result.epochs
-    return replace(result, epochs=(*before, replace(last, test_accuracy=accuracy)))
+def each_epoch(result, **values):
+    return replace(result, epochs=tuple(replace(epoch, **values) for epoch in result.epochs))
 
 
 def decide(*rows, **settings) -> Recommendation:
@@ -141,20 +140,13 @@ def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended
 def batch(method, size, seconds, steps=10, **values):
     """A row of one batch size; its runs have so many steps an epoch, each of `size` images."""
     results = row(method, seconds, global_batch_size=size, **values)[1]
-    full = [
-        replace(result, epochs=tuple(replace(epoch, samples=steps * size, steps=steps) for epoch in result.epochs))
-        for result in results
-    ]
+    full = [each_epoch(result, samples=steps * size, steps=steps) for result in results]
     return configuration(method, values={"batch_size": size}, batch_size=size), full
 
 
 def test_with_a_target_accuracy_rows_of_all_batches_are_one_answer():
-    rows = (
-        batch("single", 64, SLOW),
-        batch("single", 256, MIDDLE),
-        batch("ddp", 64, (2.0, 2.02, 1.99)),
-        batch("ddp", 256, FAST),
-    )
+    single = batch("single", 64, SLOW), batch("single", 256, MIDDLE)
+    rows = (*single, batch("ddp", 64, (2.0, 2.02, 1.99)), batch("ddp", 256, FAST))
     assert len(analyse(report_of(*rows)).recommendations) == 2
     assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP (batch size 256)")
     rows = (*rows[:3], batch("ddp", 256, SLOW))
@@ -186,12 +178,7 @@ def test_weak_scaling_prints_how_many_times_as_many_images_are_trained(devices, 
     steps = images // 100 // devices
     config, results = row("ddp", [1.25 * images / 1000 / devices] * 3, world_size=devices)
     full = [
-        replace(
-            result,
-            global_batch_size=100 * devices,
-            epochs=tuple(replace(epoch, samples=images, steps=steps) for epoch in result.epochs),
-        )
-        for result in results
+        replace(each_epoch(result, samples=images, steps=steps), global_batch_size=100 * devices) for result in results
     ]
     planned = replace(config, planned=replace(config.planned, batch_size=100 * devices))
     report = report_of(row("single", (1.0, 1.0, 1.0)), (planned, full), scaling="weak", max_steps=max_steps)
@@ -201,14 +188,10 @@ def test_weak_scaling_prints_how_many_times_as_many_images_are_trained(devices, 
 
 
 def test_who_trains_other_images_bears_the_mark():
-    (config, results), twice = row("ddp", FAST, world_size=2), lambda epoch: replace(epoch, samples=2 * epoch.samples)
-    double = config, [replace(result, epochs=tuple(map(twice, result.epochs))) for result in results]
+    config, results = row("ddp", FAST, world_size=2)
+    double, fewer = ((config, [each_epoch(result, samples=images) for result in results]) for images in (2000, 999))
     assert result_of("DDP", SINGLE, double) == "refused: images 2000 instead of 1000"
     assert result_of("DDP", SINGLE, double, allow_unequal=True).startswith("UNEQUAL (images 2000 instead of 1000); ")
-    fewer = (
-        config,
-        [replace(result, epochs=tuple(replace(epoch, samples=999) for epoch in result.epochs)) for result in results],
-    )
     assert result_of("DDP", SINGLE, fewer) == "faster"  # ranks leave out up to N - 1 images
 
 

@@ -3,12 +3,12 @@
 import math
 import random
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from common.words import count
 from comparison.judge.measures import measure, run_seconds, unsteadiness
 from comparison.judge.statistics import (
     DISTURBED,
@@ -31,19 +31,9 @@ from comparison.judge.statistics import (
 from tests.reports import configuration, make_result, report_of, runs
 
 
-def test_a_noun_follows_its_number():
-    assert [count(number, "run") for number in (0, 1, 3)] == ["0 runs", "1 run", "3 runs"]
-    assert [count(number, "batch", "es") for number in (1, 2)] == ["1 batch", "2 batches"]
-
-
-def row_of(*results, **values):
-    return report_of((configuration(), results), **values).rows[0]
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 2.5, 4, 30, 1000])
-@pytest.mark.parametrize("confidence", [0.6, 0.95, 0.9999])
-def test_t_quantile(freedom, confidence):
-    assert t_quantile(freedom, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-5)
+def test_t_quantile():
+    for freedom, confidence in product((1, 2, 2.5, 4, 30, 1000), (0.6, 0.95, 0.9999)):
+        assert t_quantile(freedom, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-5)
 
 
 # C. W. Dunnett, Biometrics 20, 1964, table II
@@ -78,27 +68,26 @@ def table(blocks=4, columns=5, seed=0, noise=0.05):
     return 10 * np.exp(logs)
 
 
+def bounds(ratio):
+    return [math.log(value) for value in (ratio.value, ratio.low, ratio.high)]
+
+
 def test_the_noise_of_a_pair_is_told_by_its_own_differences_and_for_a_part_by_the_other_rows():
-    times = table()
-    logs = np.log(times)
-    residuals = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
-    squares = (residuals**2).sum()
+    logs = np.log(times := table())
+    squares = ((logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()) ** 2).sum()
     assert residual_deviation(times) == (pytest.approx(math.sqrt(squares / 12)), 12)  # (4 - 1)(5 - 1) degrees
     for found, other in zip(ratios(times, 0, [1, 2, 3, 4]), range(1, 5), strict=True):
         pairs = logs[:, 0] - logs[:, other]
         own = 3 * np.var(pairs, ddof=1) / 2
         deviation = math.sqrt((own + 2 * (squares - own) / 9) / 5)  # 3 own degrees and 2 of the other 9
         margin = dunnett_quantile(4, 5) * deviation * math.sqrt(2 / 4)
-        assert [math.log(value) for value in (found.value, found.low, found.high)] == pytest.approx(
-            [pairs.mean(), pairs.mean() - margin, pairs.mean() + margin]
-        )
+        assert bounds(found) == pytest.approx([pairs.mean(), pairs.mean() - margin, pairs.mean() + margin])
 
 
 def test_two_rows_are_paired():
     times = table(columns=2)
     (found,) = ratios(times, 0, [1])
-    expected = stats.ttest_rel(*np.log(times).T).confidence_interval()
-    assert [math.log(found.low), math.log(found.high)] == pytest.approx(expected)
+    assert bounds(found)[1:] == pytest.approx(stats.ttest_rel(*np.log(times).T).confidence_interval())
 
 
 def test_blocks_with_holes_are_judged_by_least_squares():
@@ -106,13 +95,8 @@ def test_blocks_with_holes_are_judged_by_least_squares():
     times[0, 1] = times[3, 0] = times[3, 4] = np.nan
     blocks, columns = np.nonzero(np.isfinite(times))
     # another parametrisation: the first block's first row, and how the others differ from it
-    design = np.column_stack(
-        [
-            np.ones(len(blocks)),
-            *(blocks == block for block in range(1, 4)),
-            *(columns == column for column in range(1, 5)),
-        ]
-    )
+    others = [blocks == block for block in range(1, 4)] + [columns == column for column in range(1, 5)]
+    design = np.column_stack([np.ones(len(blocks)), *others])
     estimates, squares, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
     pairs = np.log(times[1:3, 0] / times[1:3, 1])  # the blocks that have both
     own = np.var(pairs, ddof=1) / 2
@@ -131,9 +115,8 @@ def test_blocks_with_holes_are_judged_by_least_squares():
 def test_a_failed_row_changes_nothing_for_the_others():
     times = table()
     with_failed = np.column_stack([times, np.full(4, np.nan)])
-    assert ratios(with_failed, 0, [1, 2]) == [
-        Ratio(*map(pytest.approx, (ratio.value, ratio.low, ratio.high))) for ratio in ratios(times, 0, [1, 2])
-    ]
+    for found, expected in zip(ratios(with_failed, 0, [1, 2]), ratios(times, 0, [1, 2]), strict=True):
+        assert bounds(found) == pytest.approx(bounds(expected))
     assert residual_deviation(with_failed) == pytest.approx(residual_deviation(times))
 
 
@@ -183,9 +166,8 @@ def test_an_interval_needs_two_degrees_of_freedom(blocks, columns, known):
 
 
 def test_equal_times_have_a_narrow_interval():
-    assert ratios(np.array([[2.0, 1.0, 4.0]] * 3), 0, [1, 2]) == [
-        Ratio(*[pytest.approx(value)] * 3) for value in (2.0, 0.5)
-    ]
+    for found, value in zip(ratios(np.array([[2.0, 1.0, 4.0]] * 3), 0, [1, 2]), (2.0, 0.5), strict=True):
+        assert bounds(found) == pytest.approx(3 * [math.log(value)])
 
 
 def test_the_confidence_of_several_looks():
@@ -220,53 +202,41 @@ def test_the_resolution_is_found_in_four_of_five():
     assert 0.74 < told / 300 < 0.86
 
 
-@pytest.mark.parametrize(
-    "low, high, words",
-    [
-        (1.01, 1.2, FASTER),
-        (0.9, 0.99, SLOWER),
-        (0.9, 1.1, UNDECIDED),
-        (1.0, 1.1, UNDECIDED),
-        (0.98, 1.02, EQUAL),
-        (1.01, 1.02, EQUAL),
-        (0.98, 1.04, UNDECIDED),
-        (None, None, TOO_FEW),
-    ],
-)
-def test_four_answers(low, high, words):
-    assert Ratio(1.0, low, high).words == words
-    assert Ratio(1.0, low, high).decided == (words in (FASTER, SLOWER, EQUAL))
-    assert Ratio(1.0, low, high, disturbed=True).words == DISTURBED
+INTERVALS = {
+    FASTER: [(1.01, 1.2)],
+    SLOWER: [(0.9, 0.99)],
+    UNDECIDED: [(0.9, 1.1), (1.0, 1.1), (0.98, 1.04), (0.99, 1.01, False, 0.005)],
+    EQUAL: [(0.98, 1.02), (1.01, 1.02), (1.02, 1.04, False, 0.05)],
+    TOO_FEW: [(None, None)],
+    DISTURBED: [(1.01, 1.2, True), (None, None, True)],
+}
 
 
-def test_how_much_is_equal_in_practice_can_be_chosen():
-    assert Ratio(1.03, 1.02, 1.04, equal_within=0.05).words == EQUAL
-    assert Ratio(1.0, 0.99, 1.01, equal_within=0.005).words == UNDECIDED
+@pytest.mark.parametrize("words, intervals", INTERVALS.items())
+def test_what_an_interval_says(words, intervals):
+    for interval in intervals:
+        ratio = Ratio(1.0, *interval)
+        assert (ratio.words, ratio.decided) == (words, words in (FASTER, SLOWER, EQUAL))
 
 
-def summary_of(*results, **values):
-    return measure(report_of((configuration(**values), results))).summaries[values.get("method", "single")]
+def row_of(*results, **values):
+    return report_of((configuration(), results), **values).rows[0]
 
 
-def test_the_mean_leaves_out_the_warm_up_epoch():
-    results = (
-        make_result(seconds=(9.0, 1.0, 4.0, 4.0)),
-        make_result(seconds=(9.0, 3.0, 5.0, 4.0)),
-        make_result(seconds=(9.0, 8.0, 6.0, 7.0)),
-    )
-    numbers = summary_of(*results)
+def summary_of(*results, method="single", **values):
+    return measure(report_of((configuration(method), results), **values)).summaries[method]
+
+
+def test_the_mean_leaves_out_the_warm_up_epoch_and_what_failed():
+    seconds = (9.0, 1.0, 4.0, 4.0), (9.0, 3.0, 5.0, 4.0), (9.0, 8.0, 6.0, 7.0)
+    results = [*(make_result(seconds=own) for own in seconds), "failed"]
+    numbers, mean = summary_of(*results), (3.0 * 4.0 * 7.0) ** (1 / 3)
     assert run_seconds(row_of(*results)) == [3.0, 4.0, 7.0]
-    mean = (3.0 * 4.0 * 7.0) ** (1 / 3)
     assert numbers.epoch_seconds == pytest.approx(mean) and numbers.images_per_second == pytest.approx(1000 / mean)
     assert (numbers.fastest_epoch, numbers.slowest_epoch, numbers.runs) == (1.0, 8.0, 3)
     assert numbers.accuracy == pytest.approx(0.9)
     assert summary_of(make_result(seconds=(5.0,))).epoch_seconds == pytest.approx(5.0)
     assert summary_of("failed").epoch_seconds is None
-
-
-def test_a_failed_run_is_not_counted():
-    results = make_result(seconds=(9.0, 2.0)), "failed", make_result(seconds=(9.0, 4.0))
-    assert run_seconds(row_of(*results)) == [2.0, 4.0] and summary_of(*results).runs == 2
 
 
 def test_a_run_that_diverged_is_not_counted_though_it_left_a_result():
@@ -281,45 +251,39 @@ def test_what_trains_something_else_on_purpose_has_no_accuracy():
     assert numbers.accuracy is None and numbers.epoch_seconds == pytest.approx(2.0, rel=1e-4)
 
 
-def test_unsteady_rows_are_warned_of_with_cause_and_remedy():
-    assert unsteadiness(row_of(*runs())) == []
-    (spread,) = unsteadiness(row_of(*runs(seconds=(2.0, 2.3, 2.1))))
-    assert "standard deviation of 7%" in spread and "2.00 to 2.30 s" in spread and "--repeats" in spread
-    (first,) = unsteadiness(row_of(*runs(first=8.0)))
-    assert "4.0 times" in first and "--epochs" in first
+@pytest.mark.parametrize(
+    "results, words",
+    [
+        (runs(), []),
+        (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s", "--repeats"]),
+        (runs(first=8.0), ["4.0 times", "--epochs"]),
+        (
+            [make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))],
+            ["epochs 3, 5 took 3.00, 3.00 s, where the median epoch took 1.00 s"],
+        ),
+        ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
+        ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),
+    ],
+)
+def test_unsteady_rows_are_warned_of_with_cause_and_remedy(results, words):
+    reasons = unsteadiness(row_of(*results))
+    assert len(reasons) == bool(words) and all(word in reason for reason in reasons for word in words)
+
+
+def test_what_stalls_counts_and_other_programs_do_on_few_cores():
+    seconds = (9.0, 1.0, 3.0, 1.0, 3.0, 1.0)
+    assert run_seconds(row_of(make_result(seconds=seconds))) == pytest.approx([sum(seconds[1:]) / 5])
     large = {"torch": "2.11.0", "cores": 8, "gpus": []}
     for environment, disturbed in (({}, True), ({"environment": large}, False)):
         assert row_of(*runs(**environment), foreign_cores={"single": 0.5}).disturbed == disturbed
-
-
-@pytest.mark.parametrize(
-    "seconds, odd",
-    [
-        ((9.0, 1.0, 3.0, 1.0, 3.0, 1.0), "epochs 3, 5 took 3.00, 3.00 s, where the median epoch took 1.00 s"),
-        ((9.0, 1.0, 1.0, 1.2, 1.0, 1.0), ""),
-        ((9.0, 1.0, 1.0, 1.0, 0.5, 1.0), "epoch 5 took 0.50 s"),
-    ],
-)
-def test_epochs_that_stall_count_and_are_named(seconds, odd):
-    result = make_result(seconds=seconds)
-    assert run_seconds(row_of(result)) == pytest.approx([sum(seconds[1:]) / 5])
-    reasons = [reason for reason in unsteadiness(row_of(result)) if "median" in reason]
-    assert len(reasons) == bool(odd) and all(odd in reason for reason in reasons)
 
 
 def test_more_runs_of_a_steady_row_are_warned_of_no_more_often():
     generator = random.Random(0)
 
     def warned(count):
-        return (
-            sum(
-                bool(
-                    unsteadiness(row_of(*runs(seconds=[2 * math.exp(generator.gauss(0, 0.04)) for _ in range(count)])))
-                )
-                for _ in range(150)
-            )
-            / 150
-        )
+        rows = ([2 * math.exp(generator.gauss(0, 0.04)) for _ in range(count)] for _ in range(150))
+        return sum(bool(unsteadiness(row_of(*runs(seconds=seconds)))) for seconds in rows) / 150
 
     assert 0.2 > warned(3) > warned(10)  # by the range of its runs: 18 and 75 %
 
@@ -330,5 +294,4 @@ def test_the_time_of_a_target_has_an_interval_from_three_runs_on():
     expected = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
     assert np.log(mean_interval(seconds, math.exp(logs.mean()))) == pytest.approx(expected)
     assert mean_interval(seconds[:2], 8.5) is None
-    found = summary_of(*runs(seconds=(8.0, 9.0, 11.0), epochs=1)).training_interval
-    assert np.log(found) == pytest.approx(expected)
+    assert np.log(summary_of(*runs(seconds=seconds, epochs=1)).training_interval) == pytest.approx(expected)
