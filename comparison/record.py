@@ -9,12 +9,12 @@ from typing import NotRequired, TypedDict
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.files.results import Environment, RunResult, Span
-from common.words import count
 from comparison.judge.foreign import Foreign, foreign_of
 from comparison.methods import method_of
 from comparison.plan.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
 from comparison.run.fitting import Trial
 from comparison.run.launch import Outcome
+from comparison.words import count, join, named, say
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
@@ -62,16 +62,16 @@ class Row:
     @property
     def label(self) -> str:
         """What the row is called; with sweeps, with its values that the method's label does not name already."""
-        return self.configuration.label + self.values()
+        return say("{name}{values}", name=named(self.configuration.label), values=self.values())
 
     def values(self, without: str = "") -> str:
         """Return the swept values that the method's label does not name, and not that of `without`, in brackets."""
-        values = ", ".join(
-            f"{SWEEPS[name].lower()} {value}"
+        values = [
+            say("{setting} {value}", setting=SWEEPS[name].lower(), value=value)
             for name, value in self.configuration.values.items()
             if name in IN_EVERY_METHOD and name != without
-        )
-        return f" ({values})" if values else ""
+        ]
+        return say(" ({values})", values=join(", ", values)) if values else ""
 
     def series(self, name: str) -> str:
         """Return what identifies the rows that differ from this one in the swept setting `name` alone."""
@@ -92,10 +92,9 @@ class Row:
     def trouble(self) -> str:
         """How many of the runs ended in which other way, in words; empty where all ended well."""
         runs = count(len(self.outcomes), "run")
-        return ", ".join(
-            f"{number} of {runs} {status}"
-            for status, number in Counter(outcome.status for outcome in self.troubles).items()
-        )
+        statuses = Counter(outcome.status for outcome in self.troubles)
+        parts = [say("{n} of {runs} {status}", n=n, runs=runs, status=status) for status, n in statuses.items()]
+        return join(", ", parts)
 
     @property
     def out_of_memory(self) -> bool:
@@ -277,7 +276,7 @@ class Report:
     def asked(self) -> str:
         """What the rows are compared by."""
         target = self.settings.get("target_accuracy")
-        return "time per image" if target is None else f"training time to {100 * target:g} %"
+        return say("time per image") if target is None else say("training time to {n:g} %", n=100 * target)
 
     @property
     def title(self) -> str:
@@ -286,12 +285,20 @@ class Report:
         models = "/".join(dict.fromkeys(str(configuration.planned.model) for configuration in self.plan))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
-        scaling = f"WEAK SCALING: batch {batch} per device" if weak else f"global batch {batch}"
+        scaling = say("WEAK SCALING: batch {n} per device" if weak else "global batch {n}", n=batch)
         if self.fitted:
-            scaling = "each with its LARGEST BATCH"
-        steps = f" of {count(settings['max_steps'], 'step')}" if settings["max_steps"] else ""
-        images = f" (first {settings['train_size']:,} images)" if settings["train_size"] else ""
-        return (
-            f"{models} on {settings['dataset']}{images}, {scaling}, {count(settings['epochs'], 'epoch')}{steps}, "
-            f"{count(settings['repeats'] or len(self.whole_blocks) - len(self.set_aside), 'run')} each"
+            scaling = say("each with its LARGEST BATCH")
+        epochs = count(settings["epochs"], "epoch")
+        if settings["max_steps"]:
+            epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(settings["max_steps"], "step"))
+        data = settings["dataset"]
+        if settings["train_size"]:
+            data = say("{data} (first {n:,} images)", data=data, n=settings["train_size"])
+        return say(
+            "{models} on {data}, {batch}, {epochs}, {runs} each",
+            models=models,
+            data=data,
+            batch=scaling,
+            epochs=epochs,
+            runs=count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run"),
         )

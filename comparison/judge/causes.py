@@ -4,13 +4,13 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
-from common.words import count
 from comparison.judge.fairness import Standing
 from comparison.judge.measures import Summary, run_seconds
 from comparison.judge.statistics import UNDECIDED
 from comparison.judge.steps import OUTSIDE, Accounts
 from comparison.methods import method_of
 from comparison.record import Report, Row
+from comparison.words import count, join, say
 
 # From which size on a cause is worth a sentence.
 WORTH = 0.02  # of a step or run: a part of its difference
@@ -25,17 +25,17 @@ OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the passes through the network, per device
 
 PLACES = {
-    "data": "in waiting for data",
-    "transfer": "in the transfer to the device",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "exchange": "in the exchange of gradients",
-    "update": "in the update",
-    OUTSIDE: "in none of the phases",
+    "data": say("in waiting for data"),
+    "transfer": say("in the transfer to the device"),
+    "forward": say("in the forward pass"),
+    "backward": say("in the backward pass"),
+    "exchange": say("in the exchange of gradients"),
+    "update": say("in the update"),
+    OUTSIDE: say("in none of the phases"),
 }
-WAITING_FOR_STAGES = "in waiting for the other stages and sending to them"
-WHOLE_BACKWARD = "in the backward pass and in what the devices exchange during it"
-STAGES = {"start-up": "start-up", "warm-up": "the first epoch's warm-up", "evaluation": "evaluation"}
+WAITING_FOR_STAGES = say("in waiting for the other stages and sending to them")
+WHOLE_BACKWARD = say("in the backward pass and in what the devices exchange during it")
+STAGES = {"start-up": "start-up", "warm-up": say("the first epoch's warm-up"), "evaluation": "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def find_causes(
 
 def _unequal(standing):
     if standing.unequal:
-        return Cause("unequal", f"It is no fair comparison: {'; '.join(standing.unequal)}.")
+        return Cause("unequal", say("It is no fair comparison: {settings}.", settings=join("; ", standing.unequal)))
     return None
 
 
@@ -92,8 +92,11 @@ def _noise(row, standing):
     spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in seconds)
     return Cause(
         "noise",
-        f"The interval includes 1: with runs that differ by up to {spread:.0%} among themselves, the "
-        "difference may be chance; more --repeats would narrow it.",
+        say(
+            "The interval includes 1: with runs that differ by up to {n:.0%} among themselves, the difference may be "
+            "chance; more --repeats would narrow it.",
+            n=spread,
+        ),
     )
 
 
@@ -105,8 +108,12 @@ def _parts_of_steps(report, row, steps, summaries):
                 place = WHOLE_BACKWARD
             elif part.name == "exchange" and method_of(row.configuration.method).staged:
                 place = WAITING_FOR_STAGES
-            advice = f" ({_loading_advice(report, row, summaries)})" if part.name == "data" and part.value > 0 else ""
-            yield Cause(part.name, f"{part} ms {'more' if part.value > 0 else 'less'} {place}{advice}", "step")
+            values = {"x": part, "place": place}
+            sentence = say("{x} ms more {place}" if part.value > 0 else "{x} ms less {place}", **values)
+            if part.name == "data" and part.value > 0:
+                advice = _loading_advice(report, row, summaries)
+                sentence = say("{x} ms more {place} ({advice})", **values, advice=advice)
+            yield Cause(part.name, sentence, "step")
 
 
 def _waiting(report, row, own, steps, summaries):
@@ -115,8 +122,13 @@ def _waiting(report, row, own, steps, summaries):
         return None
     return Cause(
         "waiting for data",
-        f"Waiting for data takes {own.phases.data:.1f} of {own.step_milliseconds:.1f} ms "
-        f"per step ({own.waiting_share:.0%}): {_loading_advice(report, row, summaries)}.",
+        say(
+            "Waiting for data takes {x:.1f} of {y:.1f} ms per step ({n:.0%}): {advice}.",
+            x=own.phases.data,
+            y=own.step_milliseconds,
+            n=own.waiting_share,
+            advice=_loading_advice(report, row, summaries),
+        ),
     )
 
 
@@ -124,7 +136,7 @@ def _loading_advice(report, row, summaries):
     """What could shorten the wait for data: measured with more workers, or computed from the cores that are left."""
     result, planned = row.results[0], row.configuration.planned
     if result.config["loader"] == "resident":
-        return "batches are cut out of memory, so that the network is small beside its data"
+        return say("batches are cut out of memory, so that the network is small beside its data")
     workers = result.loader_workers
     more = [
         other
@@ -139,13 +151,18 @@ def _loading_advice(report, row, summaries):
             (summaries[other.configuration.name].epoch_seconds, other.configuration.planned.num_workers)
             for other in more
         )
-        return f"with {best} workers instead of {workers} an epoch was measured at {seconds:.2f} s"
+        return say("with {n} workers instead of {m} an epoch was measured at {s:.2f} s", n=best, m=workers, s=seconds)
     left = row.cores - workers - _computing_threads(result)
     if left > 0:
-        return f"{count(left, 'core')} of {row.cores} {'is' if left == 1 else 'are'} left for more --num-workers"
-    return (
-        f"{count(_computing_threads(result), 'thread')} and {count(workers, 'loader worker')} have the "
-        f"{count(row.cores, 'core')} already, so that more workers would take from the computation"
+        template = "{cores} of {n} is left for more --num-workers"
+        if left > 1:
+            template = "{cores} of {n} are left for more --num-workers"
+        return say(template, cores=count(left, "core"), n=row.cores)
+    return say(
+        "{threads} and {workers} have the {cores} already, so that more workers would take from the computation",
+        threads=count(_computing_threads(result), "thread"),
+        workers=count(workers, "loader worker"),
+        cores=count(row.cores, "core"),
     )
 
 
@@ -158,13 +175,19 @@ def _straggler(row, own, accounts):
     straggler = accounts.straggler
     if not straggler or not straggler.longer.least(STRAGGLING * own.step_milliseconds):
         return None
-    advice = "look for what its core or device has to do besides"
+    advice = say("look for what its core or device has to do besides")
     if method_of(row.configuration.method).staged:
-        advice = "another --split-at may give the stages more equal parts"
+        advice = say("another --split-at may give the stages more equal parts")
     return Cause(
         "straggler",
-        f"Rank {straggler.rank} has {straggler.longer} ms more to do in a step than the others, "
-        f"which wait for it, most of it {PLACES[straggler.phase]}: {advice}.",
+        say(
+            "Rank {n} has {x} ms more to do in a step than the others, which wait for it, most of it {place}: "
+            "{advice}.",
+            n=straggler.rank,
+            x=straggler.longer,
+            place=PLACES[straggler.phase],
+            advice=advice,
+        ),
     )
 
 
@@ -173,27 +196,45 @@ def _queued(row, accounts):
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
     if not share or not share.least(QUEUED_BESIDE_WORKERS if workers > row.cores else QUEUED):
         return None
-    words = f"For {share.value:.0%} ± {share.margin:.0%} of the time its threads were ready to compute and had no core"
+    values = {
+        "n": share.value,
+        "m": share.margin,
+        "threads": count(threads, "thread"),
+        "workers": count(workers, "loader worker"),
+        "cores": count(row.cores, "core"),
+    }
     if workers and threads + workers > row.cores:
         return Cause(
             "too many workers",
-            f"{words}: {count(threads, 'thread')} and {count(workers, 'loader worker')} "
-            f"share {count(row.cores, 'core')}; fewer --num-workers leave more to the threads.",
+            say(
+                "For {n:.0%} ± {m:.0%} of the time its threads were ready to compute and had no core: {threads} and "
+                "{workers} share {cores}; fewer --num-workers leave more to the threads.",
+                **values,
+            ),
         )
     if threads > row.cores:
         return Cause(
             "shared cores",
-            f"{words}: {count(threads, 'thread')} share {count(row.cores, 'core')}; give it "
-            "more cores, or fewer processes or threads.",
+            say(
+                "For {n:.0%} ± {m:.0%} of the time its threads were ready to compute and had no core: {threads} share "
+                "{cores}; give it more cores, or fewer processes or threads.",
+                **values,
+            ),
         )
-    advice = "look for other programs, and for what binds processes to the same cores"
+    advice = say("look for other programs, and for what binds processes to the same cores")
     if result.world_size > 1 and result.devices[0] == "cpu":
-        advice = (
-            "look for other programs; what sends for a rank has no cores but the rank's own"
-            if result.config.get("bind")
-            else "look for other programs, or type --bind, which gives every rank cores of its own"
-        )
-    return Cause("shared cores", f"{words}, of {row.cores}: {advice}.")
+        advice = say("look for other programs, or type --bind, which gives every rank cores of its own")
+        if result.config.get("bind"):
+            advice = say("look for other programs; what sends for a rank has no cores but the rank's own")
+    return Cause(
+        "shared cores",
+        say(
+            "For {n:.0%} ± {m:.0%} of the time its threads were ready to compute and had no core, of {c}: {advice}.",
+            **values,
+            c=row.cores,
+            advice=advice,
+        ),
+    )
 
 
 def _idle_threads(row, accounts):
@@ -204,9 +245,12 @@ def _idle_threads(row, accounts):
         return None
     return Cause(
         "idle threads",
-        f"While it computes, it keeps at most {cores} cores busy with its {threads} threads: "
-        "its operations are too small to share, or something limits them (a quota, a library that sets their "
-        "number).",
+        say(
+            "While it computes, it keeps at most {x} cores busy with its {n} threads: its operations are too small to "
+            "share, or something limits them (a quota, a library that sets their number).",
+            x=cores,
+            n=threads,
+        ),
     )
 
 
@@ -215,12 +259,16 @@ def _growth(accounts):
     share, beside = accounts.growth, accounts.beside
     if not (share and beside and share.least(GROWTH) and beside.least(GROWTH)):
         return None
-    more = "" if beside is share else "more than the baseline's "
-    return Cause(
-        "growing",
-        f"Its epochs get longer while it trains, by {beside.value:.0%} ± {beside.margin:.0%} {more}"
-        "from the first that counts to the last: a longer training would not go on at this speed.",
+    template = (
+        "Its epochs get longer while it trains, by {n:.0%} ± {m:.0%} from the first that counts to the last: a longer "
+        "training would not go on at this speed."
     )
+    if beside is not share:
+        template = (
+            "Its epochs get longer while it trains, by {n:.0%} ± {m:.0%} more than the baseline's from the first that "
+            "counts to the last: a longer training would not go on at this speed."
+        )
+    return Cause("growing", say(template, n=beside.value, m=beside.margin))
 
 
 def _resident(report, row, own):
@@ -233,9 +281,15 @@ def _resident(report, row, own):
         return None
     return Cause(
         "resident loader",
-        f"--loader resident would save {saved:.1f} of {step:.1f} ms per step "
-        f"({saved / step:.0%}): it was measured to cut {speed:,.0f} images/s out of memory here, "
-        f"{needed:.2f} ms for a step's.",
+        say(
+            "--loader resident would save {x:.1f} of {y:.1f} ms per step ({n:.0%}): it was measured to cut {r:,.0f} "
+            "images/s out of memory here, {z:.2f} ms for a step's.",
+            x=saved,
+            y=step,
+            n=saved / step,
+            r=speed,
+            z=needed,
+        ),
     )
 
 
@@ -253,14 +307,19 @@ def _overhead(row, own):
     step = own.step_milliseconds
     if times is None or sum(times) / step < OVERHEAD:
         return None
-    parts = ", ".join(f"{name} {value:.1f}" for name, value in zip(names, times, strict=True))
-    where = "Carried out on one device, " if row.simulated else ""
-    name = method_of(row.configuration.method).called or row.label
-    return Cause(
-        "scatter, replicate, gather",
-        f"{where}{name}'s own work takes {sum(times):.1f} of {step:.1f} ms per "
-        f"step ({sum(times) / step:.0%}; {parts}): one process feeds all devices, and the first one collects.",
+    template = (
+        "{name}'s own work takes {x:.1f} of {y:.1f} ms per step ({n:.0%}; {parts}): one process feeds all devices, and "
+        "the first one collects."
     )
+    if row.simulated:
+        template = (
+            "Carried out on one device, {name}'s own work takes {x:.1f} of {y:.1f} ms per step ({n:.0%}; {parts}): one "
+            "process feeds all devices, and the first one collects."
+        )
+    name = method_of(row.configuration.method).called or row.label
+    parts = join(", ", [f"{name} {value:.1f}" for name, value in zip(names, times, strict=True)])
+    sentence = say(template, name=name, x=sum(times), y=step, n=sum(times) / step, parts=parts)
+    return Cause("scatter, replicate, gather", sentence)
 
 
 def _idle_stage(row, own):
@@ -275,13 +334,18 @@ def _idle_stage(row, own):
     idle = 1 - sum(times) / (2 * forward)
     if idle < IDLE:
         return None
-    how = "computed, not measured, for two devices from" if row.simulated else "measured, with"
-    return Cause(
-        "idle stage",
-        f"In the forward pass each of the two devices idles {idle:.0%} of the time ({how} "
-        f"{times[0]:.1f} and {times[1]:.1f} ms per batch in the two stages), ideally {ideal:.0%}, "
-        f"(P-1)/(M+P-1) with P = 2 stages and M = {count(micro_batches, 'micro-batch', 'es')}.",
+    template = (
+        "In the forward pass each of the two devices idles {n:.0%} of the time (measured, with {x:.1f} and {y:.1f} ms "
+        "per batch in the two stages), ideally {i:.0%}, (P-1)/(M+P-1) with P = 2 stages and M = {m}."
     )
+    if row.simulated:
+        template = (
+            "In the forward pass each of the two devices idles {n:.0%} of the time (computed, not measured, for two "
+            "devices from {x:.1f} and {y:.1f} ms per batch in the two stages), ideally {i:.0%}, (P-1)/(M+P-1) with "
+            "P = 2 stages and M = {m}."
+        )
+    parts = count(micro_batches, "micro-batch", "es")
+    return Cause("idle stage", say(template, n=idle, x=times[0], y=times[1], i=ideal, m=parts))
 
 
 def _bubble(row, accounts):
@@ -297,9 +361,14 @@ def _bubble(row, accounts):
     ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019
     return Cause(
         "bubble",
-        "From the first forward pass of a batch to its last backward pass, the stages wait and send "
-        f"for {waiting / (waiting + computing):.0%} of the time, ideally {ideal:.0%}, (P-1)/(M+P-1) with "
-        f"P = {stages} stages and M = {count(micro_batches, 'micro-batch', 'es')}.",
+        say(
+            "From the first forward pass of a batch to its last backward pass, the stages wait and send for {n:.0%} of "
+            "the time, ideally {i:.0%}, (P-1)/(M+P-1) with P = {p} stages and M = {m}.",
+            n=waiting / (waiting + computing),
+            i=ideal,
+            p=stages,
+            m=count(micro_batches, "micro-batch", "es"),
+        ),
     )
 
 
@@ -307,10 +376,10 @@ def _parts_of_runs(row, standing, runs, summaries):
     """What the speed-up does not contain."""
     for part in runs.proved if runs else ():
         if part.name in STAGES and abs(part.value) >= WORTH * runs.value:
+            template = "{what} takes {x} s more" if part.value > 0 else "{what} takes {x} s less"
+            sentence = say(template, what=STAGES[part.name], x=part)
             pays = _pays_from(row, standing, part.value, summaries) if part.name == "start-up" else ""
-            yield Cause(
-                part.name, f"{STAGES[part.name]} takes {part} s {'more' if part.value > 0 else 'less'}{pays}", "run"
-            )
+            yield Cause(part.name, say("{what} ({pays})", what=sentence, pays=pays) if pays else sentence, "run")
 
 
 def _pays_from(row, standing, extra, summaries):
@@ -320,4 +389,9 @@ def _pays_from(row, standing, extra, summaries):
     epochs = len(row.results[0].epochs)
     if standing.speed_up.words != "faster" or extra <= saved * epochs:
         return ""
-    return f" (an epoch saves {saved:.2f} s, so it pays from {math.ceil(extra / saved)} epochs on, of {epochs} here)"
+    return say(
+        "an epoch saves {s:.2f} s, so it pays from {n} epochs on, of {m} here",
+        s=saved,
+        n=math.ceil(extra / saved),
+        m=epochs,
+    )

@@ -11,6 +11,7 @@ from comparison.judge.statistics import FASTER, SLOWER, Ratio, Table
 from comparison.methods import method_of
 from comparison.plan.plan import SWEEPS
 from comparison.record import Report
+from comparison.words import join, say
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ def choose(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> tuple[R
     """Return what to use, for each model and batch; all batches are one question where rows train to an accuracy."""
     target = report.settings.get("target_accuracy")
     settings = ("model", "batch_size") if target is None else ("model",)
-    groups: dict[str, list[RowAnalysis]] = {}
+    groups: dict[str, list[RowAnalysis]] = {}  # by what they were trained with, in words
     for entry in rows:
         if entry.rivals_baseline:
-            values = entry.row.configuration.values.items()
-            trained = ", ".join(f"{SWEEPS[name].lower()} {value}" for name, value in values if name in settings)
-            groups.setdefault(trained, []).append(entry)
+            values = [item for item in entry.row.configuration.values.items() if item[0] in settings]
+            words = [say("{setting} {value}", setting=SWEEPS[name].lower(), value=value) for name, value in values]
+            groups.setdefault(join(", ", words), []).append(entry)
     if not groups:
         return (Recommendation("not measured"),)
     if report.fitted and target is None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.settings.config import RunConfig, flags_that
-from common.words import count
 from comparison.judge.measures import block_times
 from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table, mean_difference
 from comparison.methods import method_of
 from comparison.plan.plan import Configuration, baseline_of, words_of
 from comparison.record import Report, Row
+from comparison.words import count, join, say
 
-NOT_SHOWN = "accuracy not shown to be within"
+NOT_SHOWN = "accuracy not shown"  # how a reason begins that is no proof
 ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
 OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
@@ -71,7 +71,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
         may_differ.add("steps_per_epoch")
     return [
-        f"{words_of(name)} {mine[name]} instead of {theirs[name]}"
+        say("{setting} {value} instead of {other}", setting=words_of(name), value=mine[name], other=theirs[name])
         for name in mine
         if name not in may_differ and mine[name] != theirs[name]
     ]
@@ -170,42 +170,46 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     if low >= -margin:
         return ""
     if high < 0:
-        return f"accuracy {-value:.1f} points lower"
+        return say("accuracy {n:.1f} points lower", n=-value)
     check = report.equivalence.get(row.configuration.name)
     if speed_up.words != FASTER or (check and check.status == "ok"):
         return ""
-    return f"{NOT_SHOWN} {margin:g} point" + ("" if margin == 1 else "s")
+    if margin == 1:
+        return say("accuracy not shown to be within {n:g} point", n=margin)
+    return say("accuracy not shown to be within {n:g} points", n=margin)
 
 
 def _before_times(report, row):
     """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
     baseline, name = report.baseline(row), report.settings["baseline"]
     if baseline is None:
-        return Standing(None, reason=f"the baseline, {name}, is not among the methods")
+        return Standing(None, reason=say("the baseline, {name}, is not among the methods", name=name))
     if not baseline.results:
-        return Standing(baseline, reason=f"the baseline, “{baseline.label}”, has no run that ended well")
+        reason = say("the baseline, “{name}”, has no run that ended well", name=baseline.label)
+        return Standing(baseline, reason=reason)
     if not row.results:
-        return Standing(baseline, reason="no run ended well")
+        return Standing(baseline, reason=say("no run ended well"))
     may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
     unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
     if unequal and not report.settings["allow_unequal"]:
-        return Standing(baseline, None, "refused: " + "; ".join(unequal), unequal)
+        return Standing(baseline, None, say("refused: {settings}", settings=join("; ", unequal)), unequal)
     if row.simulated:
-        return Standing(baseline, None, "simulated", unequal)
+        return Standing(baseline, None, say("simulated"), unequal)
     if baseline.simulated:
-        return Standing(baseline, None, f"the baseline, “{baseline.label}”, is simulated", unequal)
+        return Standing(baseline, None, say("the baseline, “{name}”, is simulated", name=baseline.label), unequal)
     for checked in (row, baseline):
         check = report.equivalence.get(checked.configuration.name)
         if check and check.status == "failed":
-            return Standing(baseline, None, f"the check of the maths of “{checked.label}” failed", unequal)
+            reason = say("the check of the maths of “{name}” failed", name=checked.label)
+            return Standing(baseline, None, reason, unequal)
         if checked.missed:
-            return Standing(
-                baseline,
-                None,
-                f"“{checked.label}” missed the target accuracy in {len(checked.missed)} of "
-                f"{count(len(checked.outcomes), 'run')}",
-                unequal,
+            reason = say(
+                "“{name}” missed the target accuracy in {n} of {runs}",
+                name=checked.label,
+                n=len(checked.missed),
+                runs=count(len(checked.outcomes), "run"),
             )
+            return Standing(baseline, None, reason, unequal)
     return Standing(baseline, None, "", unequal)
 
 

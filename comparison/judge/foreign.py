@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.words import count
 from comparison.run.launch import Outcome
+from comparison.words import count, say
 
 MOST_FOREIGN = 0.1  # of the cores, or of a GPU's time, may go to other programs; beyond that, times prove nothing
 
@@ -30,10 +30,15 @@ class Foreign:
         """Whether times prove nothing beside that."""
         return self.share > MOST_FOREIGN
 
-    def __str__(self) -> str:
-        words = [f"kept up to {self.busy:.1f} of {count(self.cores, 'core')} busy"] if self.busy or not self.gpu else []
-        words += [f"computed on a GPU for {self.gpu:.0%} of the time"] if self.gpu else []
-        return " and ".join(words)
+    @property
+    def words(self) -> str:
+        """What those programs did, behind "other programs"."""
+        template = "kept up to {n:.1f} of {cores} busy"
+        if self.gpu:
+            template = "computed on a GPU for {m:.0%} of the time"
+        if self.gpu and self.busy:
+            template = "kept up to {n:.1f} of {cores} busy and computed on a GPU for {m:.0%} of the time"
+        return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu)
 
 
 def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:

@@ -24,6 +24,7 @@ from comparison.judge.statistics import (
 from comparison.methods import method_of
 from comparison.record import Report, Row
 from comparison.run.launch import Outcome
+from comparison.words import join, say
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
@@ -262,12 +263,17 @@ def unsteadiness(row: Row) -> list[str]:
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
         reasons.append(
-            f"its runs have a standard deviation of {spread:.0%} ({min(seconds):.2f} to {max(seconds):.2f} "
-            "s per epoch): something else used the machine, or it changed its speed; close other programs, "
-            "or give more --repeats or a longer --budget"
+            say(
+                "its runs have a standard deviation of {n:.0%} ({low:.2f} to {high:.2f} s per epoch): something else "
+                "used the machine, or it changed its speed; close other programs, or give more --repeats or a longer "
+                "--budget",
+                n=spread,
+                low=min(seconds),
+                high=max(seconds),
+            )
         )
     reasons += [
-        f"in block {outcome.block}, {words}; what counts is the mean"
+        say("in block {n}, {epochs}; what counts is the mean", n=outcome.block, epochs=words)
         for outcome in row.outcomes
         if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))
     ]
@@ -278,14 +284,20 @@ def unsteadiness(row: Row) -> list[str]:
     ]
     if first and statistics.median(first) > 1.5:
         reasons.append(
-            f"its first epoch takes {statistics.median(first):.1f} times as long as the others: warm-up, "
-            "which is left out of the times; give more --epochs, so that more of them count"
+            say(
+                "its first epoch takes {x:.1f} times as long as the others: warm-up, which is left out of the times; "
+                "give more --epochs, so that more of them count",
+                x=statistics.median(first),
+            )
         )
     held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
     if held > MOST_HELD_DOWN:
         reasons.append(
-            f"heat or a limit of the power held a GPU's clocks down for {held:.0%} of the time, so that its "
-            "times say as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which"
+            say(
+                "heat or a limit of the power held a GPU's clocks down for {n:.0%} of the time, so that its times say "
+                "as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which",
+                n=held,
+            )
         )
     return reasons
 
@@ -298,8 +310,8 @@ def _odd_epochs(epochs: Sequence[EpochRecord]) -> str:
         return ""
     sign = 1 if mean > median else -1
     odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
-    numbers, times = (
-        ", ".join(texts)
-        for texts in zip(*((str(epoch.epoch), f"{epoch.train_seconds:.2f}") for epoch in odd), strict=True)
-    )
-    return f"epoch{'s' * (len(odd) > 1)} {numbers} took {times} s, where the median epoch took {median:.2f} s"
+    template = "epochs {n} took {s} s, where the median epoch took {m:.2f} s"
+    if len(odd) == 1:
+        template = "epoch {n} took {s} s, where the median epoch took {m:.2f} s"
+    numbers = join(", ", [str(epoch.epoch) for epoch in odd])
+    return say(template, n=numbers, s=join(", ", [f"{epoch.train_seconds:.2f}" for epoch in odd]), m=median)

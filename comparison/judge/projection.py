@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 
 from common.files.probe import Bucket
-from common.words import count
 from comparison.judge.link import Link
 from comparison.judge.measures import Summary
 from comparison.methods import method_of, projected_method
 from comparison.record import Report
+from comparison.words import count, say
 
-LABEL = "projected, not measured"
+LABEL = say("projected, not measured")
 TESTED = 4  # devices, by benchmarks/links.py
 
 
@@ -71,11 +71,12 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
     programs disturbed a row. summaries: of all rows, by their configuration's name.
     """
     if any(row.disturbed for row in report.rows):
-        return Projection((), ("Not computed: other programs disturbed the comparison.",))
+        return Projection((), (say("Not computed: other programs disturbed the comparison."),))
     basis = _basis(report) if report.settings["project"] and report.probe else None
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
     if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):
-        return Projection((), ("Not computed: a step on one device did not fit into memory, or nothing was measured.",))
+        why = say("Not computed: a step on one device did not fit into memory, or nothing was measured.")
+        return Projection((), (why,))
     steps, measured_alone = _steps(report, basis.batch), _measured(report, 1, summaries)
     factor = measured_alone and 1000 * measured_alone / steps / _step(basis, 1).milliseconds
     basis = replace(basis, factor=factor or 1.0)
@@ -88,7 +89,8 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
         seconds = step.milliseconds / 1000 * steps
         error = seconds / measured - 1 if measured and devices > 1 else None
         points.append(Projected(devices, step, seconds, speed_up, tree, measured, error))
-    stops = tuple(_most_that_pay(basis, *way) for way in ((Link.ring, "round a ring"), (Link.tree, "along trees")))
+    ways = ((Link.ring, say("round a ring")), (Link.tree, say("along trees")))
+    stops = tuple(_most_that_pay(basis, *way) for way in ways)
     return Projection(tuple(points), _assumptions(report, basis, factor), stops)
 
 
@@ -216,76 +218,109 @@ def _measured(report, devices, summaries):
 
 
 def _assumptions(report, basis, factor):
-    rate = 1000 * basis.batch / basis.loading
-    loader = (
-        f"{count(basis.workers, 'loader worker')} can deliver at most {rate:,.0f} images/s, measured with no "
-        "training beside them: with as many workers, a step takes no less on any number of devices."
-    )
-    if not basis.workers:
-        loader = (
-            f"Without workers, each process loads its own part before every step, at the measured {rate:,.0f} images/s."
-        )
-    sharing = "The devices take nothing from one another (power, the cores that feed them)."
-    if basis.cores:
-        how = "measured"
-        if basis.old:
-            how = "its workers being busy all the time, which an older probe did not measure"
-        sharing = (
-            f"All processes share {count(basis.cores, 'core')}: before the all-reduce, a step takes what "
-            f"they compute, divided by that, or more: {basis.cpu:.1f} ms of a core for the loader's work on a "
-            f"batch ({how}), and every device's own step on {count(basis.threads, 'thread')}. The devices take "
-            "nothing else from one another (memory, power)."
-        )
-    link, speed, wire = basis.link, basis.link.gbps, ()
-    how = f"measured here between {_ranks_here(report)} ranks that train"
+    link, speed = basis.link, basis.link.gbps
+    how = say("measured here between {n} ranks that train", n=_ranks_here(report))
     if basis.old:
-        how = "measured here by an older probe, between two idle ranks: more than ranks that train have"
+        how = say("measured here by an older probe, between two idle ranks: more than ranks that train have")
+    given = ()
     if speed == math.inf and link.wire < math.inf:
-        speed, how = link.wire, "as given"
+        speed, how = link.wire, say("as given")
     elif link.wire < math.inf:
-        wire = (f"Besides, each message goes over a link of {link.wire:.2f} Gbit/s, as given.",)
-    scale = "No row shows what one device takes, to adjust this to."
+        given = (say("Besides, each message goes over a link of {g:.2f} Gbit/s, as given.", g=link.wire),)
+    start = say("That messages take time to start is not in it.")
+    if link.message(1):
+        start = say(
+            "A ring's {k} (N-1) messages follow one another, and each takes {x:.2f} ms to start.",
+            k=2 * link.segments,
+            x=link.message(1),
+        )
+    crowd = say("Where ranks share a core, what each does for the exchange takes as many times as long.")
+    wait = say("Besides, ranks wait {x:.2f} ms for one another, as measured here.", x=basis.wait)
+    scale = say("No row shows what one device takes, to adjust this to.")
     if factor:
-        scale = (
-            f"One device was measured to take {factor:.2f} times what this makes of its own step and loader; "
-            "both are multiplied by that here."
+        scale = say(
+            "One device was measured to take {x:.2f} times what this makes of its own step and loader; both are "
+            "multiplied by that here.",
+            x=factor,
         )
     return (
-        f"{LABEL}: {basis.model}, global batch {basis.batch}; {projected_method().called} with the batch divided by "
-        "the number of devices.",
-        "A step takes what one device alone was measured to need for its part of the batch, then the all-reduce; every "
-        "further device is as fast.",
-        loader,
-        sharing,
-        f"An all-reduce moves 2 (N-1)/N x {sum(bucket.size for bucket in basis.buckets):,} bytes of gradients "
-        f"per step at {speed:.2f} Gbit/s ({how}), round a ring.",
-        *wire,
-        f"A ring's {2 * link.segments} (N-1) messages follow one another, and each takes {link.message(1):.2f} "
-        "ms to start."
-        if link.message(1)
-        else "That messages take time to start is not in it.",
-        *(
-            ["Where ranks share a core, what each does for the exchange takes as many times as long."]
-            if link.cores
-            else ()
+        say(
+            "projected, not measured: {model}, global batch {n}; {name} with the batch divided by the number of "
+            "devices.",
+            model=basis.model,
+            n=basis.batch,
+            name=projected_method().called,
         ),
-        *([f"Besides, ranks wait {basis.wait:.2f} ms for one another, as measured here."] if basis.wait else ()),
+        say(
+            "A step takes what one device alone was measured to need for its part of the batch, then the all-reduce; "
+            "every further device is as fast."
+        ),
+        _loader(basis),
+        _sharing(basis),
+        say(
+            "An all-reduce moves 2 (N-1)/N x {b:,} bytes of gradients per step at {g:.2f} Gbit/s ({how}), round a "
+            "ring.",
+            b=sum(bucket.size for bucket in basis.buckets),
+            g=speed,
+            how=how,
+        ),
+        *given,
+        start,
+        *([crowd] if link.cores else ()),
+        *([wait] if basis.wait else ()),
         _overlap(basis.buckets),
-        f"What this makes of up to {TESTED} devices was set beside measurements over links of known speed; of more, "
-        "nothing was.",
+        say(
+            "What this makes of up to {n} devices was set beside measurements over links of known speed; of more, "
+            "nothing was.",
+            n=TESTED,
+        ),
         scale,
+    )
+
+
+def _loader(basis):
+    rate = 1000 * basis.batch / basis.loading
+    if not basis.workers:
+        return say(
+            "Without workers, each process loads its own part before every step, at the measured {r:,.0f} images/s.",
+            r=rate,
+        )
+    return say(
+        "{workers} can deliver at most {r:,.0f} images/s, measured with no training beside them: with as many workers, "
+        "a step takes no less on any number of devices.",
+        workers=count(basis.workers, "loader worker"),
+        r=rate,
+    )
+
+
+def _sharing(basis):
+    if not basis.cores:
+        return say("The devices take nothing from one another (power, the cores that feed them).")
+    how = say("measured")
+    if basis.old:
+        how = say("its workers being busy all the time, which an older probe did not measure")
+    return say(
+        "All processes share {cores}: before the all-reduce, a step takes what they compute, divided by that, or more: "
+        "{x:.1f} ms of a core for the loader's work on a batch ({how}), and every device's own step on {threads}. The "
+        "devices take nothing else from one another (memory, power).",
+        cores=count(basis.cores, "core"),
+        x=basis.cpu,
+        how=how,
+        threads=count(basis.threads, "thread"),
     )
 
 
 def _overlap(buckets):
     if len(buckets) > 1:
-        return (
-            f"The exchange begins in the backward pass, when the first {buckets[0].size:,} bytes are computed: "
-            f"{buckets[0].left:.0%} of a step before that pass ends."
+        return say(
+            "The exchange begins in the backward pass, when the first {b:,} bytes are computed: {x:.0%} of a step "
+            "before that pass ends.",
+            b=buckets[0].size,
+            x=buckets[0].left,
         )
     if buckets[0].left is None:
-        return "All of it comes after the backward pass: overlap would make it cheaper."
-    return "All of it comes after the backward pass, as the gradients fit into the first bucket."
+        return say("All of it comes after the backward pass: overlap would make it cheaper.")
+    return say("All of it comes after the backward pass, as the gradients fit into the first bucket.")
 
 
 def _most_that_pay(basis, along, way):
@@ -293,6 +328,12 @@ def _most_that_pay(basis, along, way):
     counts = [basis.batch // size for size in basis.steps if basis.batch % size == 0]
     best = min(counts, key=lambda devices: _step(basis, devices, along).milliseconds)
     if best == 1:
-        return f"If gradients go {way}, no number of devices is faster than one."
-    most = "as many as were computed" if best == max(counts) else "with more, a step takes longer"
-    return f"If gradients go {way}, {best} devices are fastest, of {basis.batch // best} images each: {most}."
+        return say("If gradients go {way}, no number of devices is faster than one.", way=way)
+    most = say("as many as were computed" if best == max(counts) else "with more, a step takes longer")
+    return say(
+        "If gradients go {way}, {n} devices are fastest, of {b} images each: {most}.",
+        way=way,
+        n=best,
+        b=basis.batch // best,
+        most=most,
+    )

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.words import count
 from comparison.judge.causes import Cause, find_causes
 from comparison.judge.fairness import Standing
 from comparison.judge.measures import Costs, Measures, Summary, find_costs, unsteadiness
 from comparison.judge.statistics import DISTURBED
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report, Row
+from comparison.words import count, join, say
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
 
@@ -84,32 +84,34 @@ def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -
 def _result(report: Report, row: Row, standing: Standing) -> str:
     """In words: its failures, whether it is comparable, faster or slower."""
     if row.configuration.skip:
-        return "skipped"
-    words, check = [], report.equivalence.get(row.configuration.name)
+        return say("skipped")
+    words: list[str] = []
+    check = report.equivalence.get(row.configuration.name)
     if check and check.status == "failed":
-        words.append("failed: " + ("computes something else" if check.difference else "not checked"))
+        words.append(say("failed: computes something else" if check.difference else "failed: not checked"))
     if row.troubles:
-        words.append(row.trouble + (f" {row.configuration.planned.batch}" if row.out_of_memory else ""))
+        batch = row.configuration.planned.batch
+        words.append(say("{trouble} {batch}", trouble=row.trouble, batch=batch) if row.out_of_memory else row.trouble)
     if not row.results:
-        return "; ".join(words) or "not run"
+        return join("; ", words or [say("not run")])
     allowed = report.settings["allow_unequal"]
     if standing.unequal and allowed:
-        words.append("UNEQUAL (" + ", ".join(standing.unequal) + ")")
+        words.append(say("UNEQUAL ({settings})", settings=join(", ", standing.unequal)))
     if standing.baseline is row:
-        words.append("baseline")
+        words.append(say("baseline"))
     elif standing.speed_up:
         words.append(standing.speed_up.words)
         if standing.accuracy:
             words.append(standing.accuracy)
     elif row.simulated:
-        words.append("simulated")
+        words.append(say("simulated"))
     elif standing.unequal and not allowed:
         words.append(standing.reason)
     if row.disturbed and DISTURBED not in words:
         words.append(DISTURBED)
     if row.all_cores:
         words.append(count(row.results[0].threads_per_process, "thread"))
-    return "; ".join(words) or "ok"
+    return join("; ", words or ["ok"])
 
 
 def entry_of(rows: Iterable[RowAnalysis], row: Row | None) -> RowAnalysis:

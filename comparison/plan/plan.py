@@ -17,6 +17,7 @@ from common.settings.arguments import one_of, positive_float
 from common.settings.config import FLAGS, RunConfig, flags_that, option
 from common.settings.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
+from comparison.words import say
 
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {
@@ -59,8 +60,9 @@ class Planned:
     @property
     def batch(self) -> str:
         """The batch in words, with a device's part where that is smaller."""
-        part = "" if self.per_device_batch_size == self.batch_size else f", {self.per_device_batch_size:,} per device"
-        return f"at a batch of {self.batch_size:,}{part}"
+        if self.per_device_batch_size == self.batch_size:
+            return say("at a batch of {n:,}", n=self.batch_size)
+        return say("at a batch of {n:,}, {part:,} per device", n=self.batch_size, part=self.per_device_batch_size)
 
     @property
     def shares(self) -> int:

@@ -230,7 +230,7 @@ def run_block(report: Report, block: int, names: list[str], directory: Path) -> 
 def _tell_block(report, block):
     """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
     if block in report.disturbed_blocks:
-        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block]}", flush=True)
+        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
     for sentence in resolution(analyse(report)):
         print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
 

@@ -8,6 +8,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Ratio
 from comparison.methods import method_of
 from comparison.record import Row
+from comparison.words import join, say
 
 
 def as_fast(ratio: Ratio) -> str:
@@ -84,7 +85,9 @@ def tell_disturbed(rows: Iterable[Row]) -> str:
     if not noisy:
         return ""
     most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
-    return (
-        f"other programs {most} during runs of {', '.join(f'“{row.label}”' for row in noisy)}, so that nothing can "
-        "be claimed from their times; close them and run again"
+    return say(
+        "other programs {what} during runs of {rows}, so that nothing can be claimed from their times; close them and "
+        "run again",
+        what=most.words,
+        rows=join(", ", [say("“{row}”", row=row.label) for row in noisy]),
     )

@@ -43,7 +43,7 @@ def _recommend(analysis: Analysis, choice: Recommendation):
     if choice.kind == "stay":
         doubts = [doubt for doubt in (standing.accuracy, shown.row.trouble) if doubt]
         words = standing.speed_up.words + (f", but {' and '.join(doubts)}" if doubts else "")
-        more = " More --repeats, or --check-maths, can show that." if NOT_SHOWN in standing.accuracy else ""
+        more = " More --repeats, or --check-maths, can show that." if standing.accuracy.startswith(NOT_SHOWN) else ""
         return (
             f"stay with “{best.label}”, {time_asked(analysis, best)}. The best of the others against an equal "
             f"baseline, “{shown.label}”, is {as_fast(standing.speed_up)} as “{standing.baseline.label}”: "

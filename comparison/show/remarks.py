@@ -79,7 +79,7 @@ def faults(analysis: Analysis) -> list[str]:
         blocks = f"Block {aside[0]}" if len(aside) == 1 else f"Blocks {', '.join(map(str, aside))}"
         sentences.append(
             f"{blocks} of {len(report.whole_blocks)} {'does' if len(aside) == 1 else 'do'} not count: "
-            f"other programs {most}."
+            f"other programs {most.words}."
         )
     sentences += [f"{row.label}: {row.configuration.skip}." for row in report.rows if row.configuration.skip]
     return sentences + [

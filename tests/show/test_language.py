@@ -72,7 +72,7 @@ def said_in(module):
     return [
         part
         for text in texts
-        for part in re.split(r"\n|(?<=[.!?]) (?=[A-Z“])", text)
+        for part in re.split(r"\n|\{[^{}]*\}|(?<=[.!?]) (?=[A-Z“])", text)
         if len(re.findall(r"[A-Za-z]{2,}", part)) > 1 and ENGLISH.search(part) and not part.endswith((";", "{"))
     ]  # as a line of a page's script does
 

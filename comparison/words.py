@@ -1,0 +1,132 @@
+"""What a comparison says: a template and its values, English where it is made, in another language where it is shown.
+
+A sentence is written once, in English, by say(), count() or join(). show/zh.toml has the Chinese of each template,
+by its English without formats: "{n} images" for "{n:,} images". Who shows a text asks render() for it.
+"""
+
+import contextlib
+import functools
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from string import Formatter
+
+ENGLISH = "en"
+LANGUAGES = (ENGLISH, "zh")
+_language = ContextVar("language", default=ENGLISH)
+
+
+class Sentence(str):
+    """An English text that knows its template and its values: names, numbers, other texts."""
+
+    template: str
+    values: dict[str, object]
+
+    def __new__(cls, template: str, values: dict[str, object]) -> "Sentence":
+        sentence = super().__new__(cls, template.format(**values) if values else template)
+        sentence.template, sentence.values = template, values
+        return sentence
+
+    @property
+    def capital(self) -> "Sentence":
+        """The same with a capital letter."""
+        return Sentence(self.template[0].upper() + self.template[1:], self.values)
+
+
+class Joined(str):
+    """Texts, one after the other, with a mark between each two."""
+
+    mark: str
+    parts: tuple[str, ...]
+
+    def __new__(cls, mark: str, parts: Iterable[str]) -> "Joined":
+        parts = tuple(parts)
+        joined = super().__new__(cls, mark.join(parts))
+        joined.mark, joined.parts = mark, parts
+        return joined
+
+
+def say(template: str, **values: object) -> Sentence:
+    """Return a text that can be rendered in every language."""
+    return Sentence(template, values)
+
+
+def join(mark: str, parts: Iterable[str]) -> Joined:
+    """Return texts with `mark` between them."""
+    return Joined(mark, parts)
+
+
+def count(number: int, noun: str, ending: str = "s") -> Sentence:
+    """Return e.g. "3 runs" or "1 run"; ending: what the plural has."""
+    return say(f"{{n}} {noun}" + ("" if number == 1 else ending), n=number)
+
+
+def named(name: str) -> str:
+    """Return a row's name, or a reason that stands in a file, as it can be rendered: its parts, their numbers apart."""
+    parts = []
+    for part in name.split(", "):
+        numbers = re.findall(r"\b\d+\b", part)
+        template = re.sub(r"\b\d+\b", "{}", part.replace("{", "{{").replace("}", "}}"))
+        places = [f"{{n{place}}}" for place in range(len(numbers))]
+        values = {place.strip("{}"): number for place, number in zip(places, numbers, strict=True)}
+        parts.append(Sentence(template.format(*places), values) if numbers else part)
+    return parts[0] if len(parts) == 1 else join(", ", parts)
+
+
+@contextlib.contextmanager
+def speaking(language: str) -> Iterator[None]:
+    """In the `with`, render() uses one of LANGUAGES."""
+    token = _language.set(language)
+    try:
+        yield
+    finally:
+        _language.reset(token)
+
+
+def spoken() -> str:
+    """Return which of LANGUAGES render() uses."""
+    return _language.get()
+
+
+def render(text: str) -> str:
+    """Return a text in the language that is spoken; what has no translation stays as it is."""
+    if spoken() == ENGLISH:
+        return str(text)
+    if isinstance(text, Joined):
+        return _said(text.mark).join(map(render, text.parts))
+    if not isinstance(text, Sentence) or not text.values:
+        return _said(text)
+    return _said(key_of(text.template)).format(
+        **{name: _value(text.values[name], spec) for name, spec in places_of(text.template)}
+    )
+
+
+def places_of(template: str) -> list[tuple[str, str]]:
+    """Return (name, format) of each place of a template."""
+    return [(name, spec or "") for _, name, spec, _ in Formatter().parse(template) if name]
+
+
+def key_of(template: str) -> str:
+    """Return a template as a table of translations has it, without formats."""
+    return "".join(
+        before.replace("{", "{{").replace("}", "}}") + (f"{{{name}}}" if name else "")
+        for before, name, _, _ in Formatter().parse(template)
+    )
+
+
+def _value(value, spec):
+    return render(value) if isinstance(value, str) and not spec else format(value, spec)
+
+
+def _said(english):
+    """A template or a word in the spoken language, found by its small first letter too."""
+    table = translations(spoken())
+    return table.get(english) or table.get(english[:1].lower() + english[1:], english)
+
+
+@functools.cache
+def translations(language: str) -> dict[str, str]:
+    """Return what is said for each English template or word."""
+    return tomllib.loads((Path(__file__).parent / "show" / f"{language}.toml").read_text(encoding="utf-8"))
