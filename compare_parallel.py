@@ -46,9 +46,10 @@ from comparison.methods import METHODS, Machine, default_baseline, default_metho
 from comparison.plan.counterparts import before, twin_of
 from comparison.plan.plan import file_name, given_flags, guess, make_order, make_plan, parse_method, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
-from comparison.results_file import read_results, resumed
+from comparison.results_file import read_results
 from comparison.run.launch import HelperFailed
 from comparison.run.nodes import find_nodes
+from comparison.run.resuming import resumed
 from comparison.run.session import (
     find_blocks,
     find_machine,

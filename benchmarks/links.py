@@ -31,9 +31,9 @@ from common.files.plots import new_figure, save_figure
 from common.machine.entry import run_script
 from comparison.judge.analysis import analyse
 from comparison.methods import python, script
-from comparison.plan.plan import Configuration, Planned
 from comparison.record import Report
 from comparison.results_file import read_results
+from comparison.rows import Configuration, Planned
 from comparison.run.launch import Run
 from comparison.show.tables import lay_out
 

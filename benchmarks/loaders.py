@@ -32,7 +32,7 @@ from common.settings.arguments import positive_int
 from common.settings.config import RunConfig
 from common.words import count
 from comparison.methods import python, script
-from comparison.plan.plan import Configuration, Planned
+from comparison.rows import Configuration, Planned
 from comparison.run.launch import Run
 from comparison.run.turns import take_turns
 

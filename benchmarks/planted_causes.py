@@ -31,9 +31,10 @@ from comparison.judge.measures import run_seconds
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.steps import Excess
 from comparison.methods import Machine
-from comparison.plan.plan import Configuration, make_order, make_plan
+from comparison.plan.plan import make_order, make_plan
 from comparison.record import Report
-from comparison.run.launch import Outcome, run_once
+from comparison.rows import Configuration, Outcome
+from comparison.run.launch import run_once
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10

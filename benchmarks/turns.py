@@ -22,7 +22,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_cores
 from common.words import count
 from comparison.methods import python, script
-from comparison.plan.plan import Configuration, Planned
+from comparison.rows import Configuration, Planned
 from comparison.run.launch import Run, run_once, started
 from comparison.run.turns import take_turns
 

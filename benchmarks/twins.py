@@ -30,8 +30,9 @@ from comparison.judge.measures import run_seconds
 from comparison.judge.statistics import SLOWER, Ratio
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, twin_of
-from comparison.plan.plan import Configuration, make_order, make_plan
+from comparison.plan.plan import make_order, make_plan
 from comparison.record import FEWEST_BLOCKS, Report
+from comparison.rows import Configuration
 from comparison.run.launch import run_once
 from comparison.run.session import run_comparison
 from comparison.show.verdict import told_apart

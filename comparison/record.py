@@ -1,20 +1,14 @@
 """A comparison as data: its settings, its plan, and every run's outcome."""
 
-import re
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NotRequired, TypedDict
 
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
-from common.files.results import Environment, RunResult, Span
-from comparison.judge.foreign import Foreign, foreign_of
-from comparison.methods import method_of
-from comparison.plan.plan import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, baseline_of, row_name
-from comparison.run.fitting import Trial
-from comparison.run.launch import Outcome
-from comparison.words import count, join, named, say
+from common.files.results import Environment, Span
+from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial, baseline_of, foreign_of
+from comparison.words import count, say
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
@@ -50,91 +44,6 @@ class Settings(TypedDict):
     predict: NotRequired[list[str] | None]
     prove: NotRequired[bool | None]
     timeline: NotRequired[bool | None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the table: a configuration and what became of its runs, in the order in which they ran."""
-
-    configuration: Configuration
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def label(self) -> str:
-        """What the row is called; with sweeps, with its values that the method's label does not name already."""
-        return say("{name}{values}", name=named(self.configuration.label), values=self.values())
-
-    def values(self, without: str = "") -> str:
-        """Return the swept values that the method's label does not name, and not that of `without`, in brackets."""
-        values = [
-            say("{setting} {value}", setting=SWEEPS[name].lower(), value=value)
-            for name, value in self.configuration.values.items()
-            if name in IN_EVERY_METHOD and name != without
-        ]
-        return say(" ({values})", values=join(", ", values)) if values else ""
-
-    def series(self, name: str) -> str:
-        """Return what identifies the rows that differ from this one in the swept setting `name` alone."""
-        value = row_name(name, {name: self.configuration.values.get(name)}).removeprefix(name)
-        return re.sub(rf"{re.escape(value)}(?=-|$)", "", self.configuration.name)
-
-    @property
-    def results(self) -> list[RunResult]:
-        """The results of the runs that ended well: all that is counted."""
-        return [outcome.result for outcome in self.outcomes if outcome.status == "ok"]
-
-    @property
-    def troubles(self) -> list[Outcome]:
-        """The runs that did not end well."""
-        return [outcome for outcome in self.outcomes if outcome.status != "ok"]
-
-    @property
-    def trouble(self) -> str:
-        """How many of the runs ended in which other way, in words; empty where all ended well."""
-        runs = count(len(self.outcomes), "run")
-        statuses = Counter(outcome.status for outcome in self.troubles)
-        parts = [say("{n} of {runs} {status}", n=n, runs=runs, status=status) for status, n in statuses.items()]
-        return join(", ", parts)
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether memory did not suffice in any run."""
-        return any(outcome.status == OUT_OF_MEMORY for outcome in self.outcomes)
-
-    @property
-    def missed(self) -> list[Outcome]:
-        """The runs that trained to their end without the target accuracy."""
-        return [outcome for outcome in self.outcomes if outcome.status == "not reached"]
-
-    @property
-    def cores(self) -> int:
-        """How many CPU cores the runs could use; needs a result."""
-        return self.results[0].environment["cores"]
-
-    @property
-    def foreign(self) -> Foreign:
-        """What other programs used during the runs; needs a result."""
-        return foreign_of(self.outcomes, self.cores)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other programs used so much of the machine that nothing can be claimed from the row's times."""
-        return bool(self.results) and self.foreign.too_much
-
-    @property
-    def all_cores(self) -> bool:
-        """Whether the row has all cores of the CPU, where a device of the other rows has a share of them."""
-        return method_of(self.configuration.method).all_cores
-
-    @property
-    def simulated(self) -> bool:
-        """Whether one device stood in for several: such times say nothing about the method's speed."""
-        return any(result.simulated for result in self.results)
-
-    @property
-    def times_only(self) -> bool:
-        """Whether the method trains something else on purpose, so that its accuracy says nothing."""
-        return method_of(self.configuration.method).times_only
 
 
 @dataclass(frozen=True)

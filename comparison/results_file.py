@@ -3,19 +3,16 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-from common.errors import DATA, OUT_OF_MEMORY, USAGE, SuiteError
+from common.errors import DATA, SuiteError
 from common.files.probe import probe_from_dict
 from common.files.reading import as_tuple, check_types, read_text
 from common.files.results import result_from_dict, spans_from
 from common.files.writing import without_nan, write_json
-from comparison.plan.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
-from comparison.run.cards import CardUse
-from comparison.run.fitting import Trial, with_largest
-from comparison.run.launch import Outcome
+from comparison.rows import CardUse, Configuration, Outcome, Planned, Trial
 
 # 8 has cards and timelines; 7 has trials, and runs that are out of memory; 6 has counterparts in its plan, with role
 # and against; 5 names the fields of Planned where 4 had a person's words, and has equivalence where 4 had maths, and
@@ -114,6 +111,11 @@ def _as_schema_5(values):
     return {**kept, "plan": plan, "outcomes": outcomes, "equivalence": values["maths"]}
 
 
+def as_read(report: Report) -> Report:
+    """Return a report as it would be read again from its file."""
+    return _from_values(_values(report))
+
+
 def _from_values(values):
     """The Report that `_values` (and JSON) made `values` from."""
     records = {
@@ -149,40 +151,3 @@ def _from_values(values):
     if strange or not planned:
         raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(strange)) or 'it has none'}")
     return report
-
-
-def resumed(report: Report, path: Path) -> Report:
-    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison in `path`.
-
-    Raises SuiteError (USAGE) if that was another comparison: other settings, rows, order or machine.
-    """
-    earlier, planned = read_results(path), _from_values(_values(report))
-    changed = [
-        f"{name} {before.get(name)} → {after.get(name)}"
-        for before, after in ((earlier.settings, planned.settings), (earlier.environment, planned.environment))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    ]
-    before, now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
-    if not changed and (before, earlier.order[: len(planned.order)]) != (now, planned.order):
-        changed = ["the rows or their order"]
-    if changed:
-        raise SuiteError(
-            "cannot resume: that was another comparison",
-            "; ".join(changed),
-            "type the flags of then, or leave out --resume to start anew",
-            USAGE,
-        )
-    done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
-    return replace(
-        report,
-        plan=with_largest(report.plan, earlier.trials),
-        order=earlier.order,
-        outcomes=done,
-        probe=earlier.probe,
-        equivalence=earlier.equivalence,
-        in_turns=earlier.in_turns,
-        looks=earlier.looks,
-        trials=earlier.trials,
-        timelines=earlier.timelines,
-    )

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from common.files.probe import probe_from_dict
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
-from comparison.plan.plan import Configuration, Planned
 from comparison.record import Equivalence, Report
-from comparison.run.launch import Outcome
+from comparison.rows import Configuration, Outcome, Planned
 
 SETTINGS = {
     "dataset": "synthetic-mnist",

@@ -11,7 +11,8 @@ from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
 from comparison.judge.statistics import Ratio, Table, residual_deviation, resolution
 from comparison.plan.counterparts import BEFORE, TWIN
-from comparison.record import Report, Row
+from comparison.record import Report
+from comparison.rows import Row
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from comparison.judge.measures import Summary, run_seconds
 from comparison.judge.statistics import UNDECIDED
 from comparison.judge.steps import OUTSIDE, Accounts
 from comparison.methods import method_of
-from comparison.record import Report, Row
+from comparison.record import Report
+from comparison.rows import Row
 from comparison.words import count, join, say
 
 # From which size on a cause is worth a sentence.

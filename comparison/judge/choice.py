@@ -9,8 +9,8 @@ from functools import partial
 from comparison.judge.row_analysis import RowAnalysis, entry_of
 from comparison.judge.statistics import FASTER, SLOWER, Ratio, Table
 from comparison.methods import method_of
-from comparison.plan.plan import SWEEPS
 from comparison.record import Report
+from comparison.rows import SWEEPS
 from comparison.words import join, say
 
 

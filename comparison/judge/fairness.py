@@ -10,8 +10,9 @@ from common.settings.config import RunConfig, flags_that
 from comparison.judge.measures import block_times
 from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table, mean_difference
 from comparison.methods import method_of
-from comparison.plan.plan import Configuration, baseline_of, words_of
-from comparison.record import Report, Row
+from comparison.plan.plan import words_of
+from comparison.record import Report
+from comparison.rows import Configuration, Row, baseline_of
 from comparison.words import count, join, say
 
 NOT_SHOWN = "accuracy not shown"  # how a reason begins that is no proof

@@ -22,8 +22,8 @@ from comparison.judge.statistics import (
     mean_interval,
 )
 from comparison.methods import method_of
-from comparison.record import Report, Row
-from comparison.run.launch import Outcome
+from comparison.record import Report
+from comparison.rows import Outcome, Row
 from comparison.words import join, say
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of

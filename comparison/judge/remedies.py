@@ -11,9 +11,9 @@ from comparison.judge.fairness import units
 from comparison.judge.steps import COMPUTATION, Excess, account_for_steps
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, counterpart
-from comparison.plan.plan import Configuration, make_order
+from comparison.plan.plan import make_order
 from comparison.record import Report
-from comparison.run.turns import why_not_in_turns
+from comparison.rows import Configuration
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,7 @@ def plan_proof(analysis: Analysis) -> Report | None:
         **dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict")),
     }
     order = make_order([row.name for row in plan], report.wanted_blocks, settings["seed"])
-    return Report(
-        report.command,
-        settings,
-        report.environment,
-        report.probe,
-        plan,
-        tuple(order),
-        in_turns=not why_not_in_turns(plan, report.probe),
-    )
+    return Report(report.command, settings, report.environment, report.probe, plan, tuple(order))
 
 
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:

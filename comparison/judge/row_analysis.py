@@ -8,7 +8,8 @@ from comparison.judge.fairness import Standing
 from comparison.judge.measures import Costs, Measures, Summary, find_costs, unsteadiness
 from comparison.judge.statistics import DISTURBED
 from comparison.judge.steps import Accounts, find_accounts
-from comparison.record import Report, Row
+from comparison.record import Report
+from comparison.rows import Row
 from comparison.words import count, join, say
 
 MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence

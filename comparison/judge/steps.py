@@ -13,7 +13,7 @@ from typing import TypeVar
 from common.files.results import PhaseTimes, RankTimes, RunResult, phase_names
 from comparison.judge.fairness import Standing, units
 from comparison.judge.statistics import CONFIDENCE, t_quantile
-from comparison.record import Row
+from comparison.rows import Row
 
 T = TypeVar("T")
 OUTSIDE = "outside"

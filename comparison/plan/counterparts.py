@@ -9,8 +9,9 @@ from common.errors import DATA, USAGE, SuiteError
 from common.settings.arguments import one_of, positive_int
 from common.settings.config import FLAGS, FOLDER, RunConfig, flags_that
 from comparison.methods import PROJECT, Machine
-from comparison.plan.plan import SWEEPS, Configuration, Planned, make_plan, type_flags
+from comparison.plan.plan import make_plan, type_flags
 from comparison.results_file import read_results, without_home
+from comparison.rows import SWEEPS, Configuration, Planned
 
 TWIN, BEFORE, REMEDY = "twin", "before", "remedy"
 # How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the

@@ -4,7 +4,7 @@ import argparse
 import math
 import random
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,23 +12,12 @@ from common.errors import USAGE, SuiteError
 from common.files.probe import Probe
 from common.files.writing import short_name
 from common.models.cuts import balanced_cut
-from common.ranks.slurm import srun
 from common.settings.arguments import one_of, positive_float
 from common.settings.config import FLAGS, RunConfig, flags_that, option
 from common.settings.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, ladder, python
-from comparison.words import say
+from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, row_name
 
-# Flags that make a sweep when they get several values, and how their column is headed.
-SWEEPS = {
-    "model": "Model",
-    "batch_size": "Batch size",
-    "num_workers": "Workers",
-    "nodes": "Nodes",
-    "nproc": "--nproc",
-    "micro_batches": "Micro-batches",
-}
-IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
 # What a person reads for a setting, where that is not its field's name.
 WORDS = {
     "batch_size": "global batch",
@@ -37,71 +26,6 @@ WORDS = {
     "threads": "threads per device",
     "steps_per_epoch": "steps per epoch",
 }
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What is planned for a row, and equal in a fair comparison: the values of its flags, called as in RunConfig.
-
-    As there, `batch_size` and `num_workers` count all devices together; `threads` are a device's. What a device gets of
-    the batch follows from the method.
-    """
-
-    model: str
-    batch_size: int
-    num_workers: int
-    device: str
-    threads: int
-    per_device_batch_size: int
-    precision: str = "fp32"
-    compile: bool = False
-    cuda_graph: bool = False
-
-    @property
-    def batch(self) -> str:
-        """The batch in words, with a device's part where that is smaller."""
-        if self.per_device_batch_size == self.batch_size:
-            return say("at a batch of {n:,}", n=self.batch_size)
-        return say("at a batch of {n:,}, {part:,} per device", n=self.batch_size, part=self.per_device_batch_size)
-
-    @property
-    def shares(self) -> int:
-        """Among how many devices the batch is divided."""
-        return -(-self.batch_size // self.per_device_batch_size)
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """The values that a training script is given, by RunConfig's fields."""
-        return {name: value for name, value in vars(self).items() if name in FLAGS}
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """One row of the table: a method with one value of every swept setting, to be run several times.
-
-    values: the swept settings that this method has. command: all but where the result goes. skip: why it cannot run
-    here, if so. stages: into how many its network is cut. role: what a counterpart of another row, which runs beside it
-    and is in no table of methods, is there for (see comparison.plan.counterparts); against: the name of that other row.
-    nodes: on how many machines of a SLURM job it runs; tasks: if several, how many times the command, on each.
-    """
-
-    name: str
-    method: str
-    label: str
-    values: dict[str, object]
-    planned: Planned
-    command: tuple[str, ...] = field(compare=False)  # empty in what was read from a file: nothing to be run
-    skip: str = ""
-    stages: int = 1
-    role: str = ""
-    against: str = ""
-    nodes: int = 1
-    tasks: int = 1
-
-    @property
-    def launched(self) -> tuple[str, ...]:
-        """The command with what starts it on several nodes, if it runs on several."""
-        return self.command if self.nodes == 1 else (*srun(self.nodes, self.tasks), *self.command)
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
@@ -278,37 +202,6 @@ def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str
     """
     shuffle = random.Random(seed)
     return [(block, name) for block in range(1, repeats + 1) for name in shuffle.sample(names, len(names))]
-
-
-def baseline_of(configuration: Configuration, plan: list[Configuration], baseline: str) -> Configuration | None:
-    """Return what a row is compared with: the row of the method `baseline` with the same swept values.
-
-    Of several (`--methods single:num-workers=4 single`), the first that is planned equal, or else the first.
-    """
-    candidates = [
-        other
-        for other in plan
-        if other.method == baseline
-        and all(configuration.values.get(name, value) == value for name, value in other.values.items())
-    ]
-    plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
-    if configuration.method == baseline and plain:  # a row of the baseline's method with a value of its own
-        return plain
-    part = configuration.planned.per_device_batch_size  # which follows from the number of devices
-    equal = (
-        other for other in candidates if replace(other.planned, per_device_batch_size=part) == configuration.planned
-    )
-    return next(equal, candidates[0] if candidates else None)
-
-
-def row_name(method: str, values: dict[str, object]) -> str:
-    """Return what identifies a row: its method and the values that it has in a sweep, or of its own.
-
-    Of a reader's own file the name alone: its path may name the user.
-    """
-    return "-".join(
-        [method, *(f"{name}={Path(value).name if name == 'model' else value}" for name, value in values.items())]
-    )
 
 
 def file_name(name: str) -> str:

@@ -16,31 +16,12 @@ import numpy as np
 import psutil
 
 from common.files.results import RunResult
+from comparison.rows import CardUse
 
 LOOK_EVERY = 0.2  # seconds
 # nvmlClocksThrottleReasons: the power limit, and heat or the power supply by the driver or the card itself (NVML's
 # reference, "Field Value Enums"); that nothing is to be done, or that clocks are set, slows nobody down
 HELD_DOWN = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-
-
-@dataclass(frozen=True)
-class CardUse:
-    """One GPU during the timed epochs of a run; None: the card or its driver does not tell.
-
-    device: the run's name for it. busy: the share of the time in which any kernel ran. memory_bytes: the most in use,
-    by all programs together. watts, megahertz (of the multiprocessors): means. joules: in an epoch, mean. held_down:
-    the share of the time in which heat or a limit of the power held the clocks down; foreign: in which another program
-    computed there.
-    """
-
-    device: str
-    busy: float | None = None
-    memory_bytes: int | None = None
-    watts: float | None = None
-    joules: float | None = None
-    megahertz: float | None = None
-    held_down: float | None = None
-    foreign: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 from common.errors import FAILED, OUT_OF_MEMORY, SuiteError
 from common.machine.lifetime import temporary_directory
 from comparison.methods import METHODS, python, script
-from comparison.plan.plan import Configuration, type_flags
+from comparison.plan.plan import type_flags
 from comparison.record import Equivalence
+from comparison.rows import Configuration
 from comparison.run.launch import HelperFailed, ask, cause, ran_out_of_memory, run_child
 
 STEPS = 20

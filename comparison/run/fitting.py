@@ -4,43 +4,15 @@ A batch is tried by the row's own script, which trains a few steps and evaluates
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.settings.config import option
-from comparison.plan.plan import Configuration, type_flags
-from comparison.run.launch import Outcome, run_once
-
-STEPS = 3  # the first makes gradients and the optimizer's state, which the next have all the time
-MARGIN = 0.05  # of --memory-limit that a trial leaves: peaks of equal runs differ by some percent, few by more
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A batch that a row was tried with. status, reason: as in Outcome.
-
-    images: how many were trained on in STEPS steps; peak_bytes: of the device that needed most. None where it does not
-    fit, or failed otherwise.
-    """
-
-    configuration: str
-    batch_size: int
-    status: str
-    reason: str
-    images: int | None = None
-    peak_bytes: int | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether memory sufficed: it may have diverged, or missed a target accuracy."""
-        return self.images is not None
-
-
-def trials_of(row: Configuration, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of a row, or of the one that it is a counterpart of, in their order."""
-    return [trial for trial in trials if trial.configuration == (row.against or row.name)]
+from comparison.plan.plan import type_flags
+from comparison.rows import TRIAL_MARGIN, TRIAL_STEPS, Configuration, Outcome, Trial, trials_of
+from comparison.run.launch import run_once
 
 
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
@@ -67,9 +39,9 @@ def by_batch(row: Configuration, trials: Sequence[Trial]) -> dict[int, Trial]:
 
 
 def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Path) -> Trial:
-    """Let a row train STEPS steps of a batch and evaluate; its files go into `directory`.
+    """Let a row train TRIAL_STEPS steps of a batch and evaluate; its files go into `directory`.
 
-    settings: the comparison's, with the limit of memory of which MARGIN is left.
+    settings: the comparison's, with the limit of memory of which TRIAL_MARGIN is left.
     """
     fitted, limit = with_batch(row, batch_size), settings.get("memory_limit")
     command = (
@@ -77,8 +49,8 @@ def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Pa
         "--epochs",
         "1",
         "--max-steps",
-        str(STEPS),
-        *(type_flags({"memory_limit": round((1 - MARGIN) * limit)}) if limit else ()),
+        str(TRIAL_STEPS),
+        *(type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)}) if limit else ()),
     )
     outcome = run_once(
         replace(fitted, name=f"{row.name}-fit", command=command),

@@ -11,17 +11,17 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit
-from common.files.results import RunResult, read_result
+from common.files.results import read_result
 from common.machine.environment import available_cores
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from common.machine.turns import Gate
 from comparison.methods import PROJECT, python
-from comparison.plan.plan import Configuration, file_name
-from comparison.run.cards import CardUse, CardWatch
+from comparison.plan.plan import file_name
+from comparison.rows import Configuration, Outcome
+from comparison.run.cards import CardWatch
 from comparison.run.usage import busy_seconds, children_seconds, oom_kills
 
 TIMED_OUT = 124  # the exit code of timeout(1)
@@ -29,31 +29,6 @@ LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn
 GRACE = 3.0  # seconds, for children to end after SIGTERM
 LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one run. `result` is None if it left none.
-
-    configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's, where
-    it is whole; else "failed" with the cause, or "out of memory" with the batch at which memory did not suffice.
-    wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
-    processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds), and
-    not on several nodes; for as long as the comparison itself was stopped, they count as having had all. cards: what
-    its GPUs did, where NVML is there to tell.
-    """
-
-    configuration: str
-    block: int
-    status: str
-    reason: str
-    command: str
-    log: str
-    exit_code: int
-    wall_seconds: float
-    foreign_cores: float | None = None
-    result: RunResult | None = None
-    cards: tuple[CardUse, ...] = ()
 
 
 class Run:

@@ -11,7 +11,7 @@ from common.errors import DATA, MACHINE, USAGE, SuiteError
 from common.ranks.slurm import srun
 from common.settings.config import FOLDER
 from common.words import count
-from comparison.plan.plan import Configuration
+from comparison.rows import Configuration
 from comparison.run.launch import ask
 
 

@@ -5,9 +5,8 @@ import statistics
 
 from common.files.probe import Probe
 from common.words import duration
-from comparison.plan.plan import Configuration
 from comparison.record import Report
-from comparison.run.launch import Outcome
+from comparison.rows import Configuration, Outcome
 
 LONG, SHORT = 1800.0, 600.0  # seconds: a shorter command is named where more is expected, and takes so few if it can
 SHORTER = (100, 50, 20)  # training steps of an epoch

@@ -21,9 +21,10 @@ from comparison.methods import Machine
 from comparison.plan.plan import file_name, with_cut
 from comparison.record import Report
 from comparison.results_file import write_results
+from comparison.rows import Outcome
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest, with_peaks
-from comparison.run.launch import Outcome, Run, ask, run_once
+from comparison.run.launch import Run, ask, run_once
 from comparison.run.nodes import by_hand
 from comparison.run.probing import run_probe, starved, tell_cuts
 from comparison.run.progress import guesses_of, seconds_left, shorter_command

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterable, Iterator
 
 from common.files.probe import Probe
-from comparison.plan.plan import Configuration
-from comparison.run.launch import Outcome, Run, end_together
+from comparison.rows import Configuration, Outcome
+from comparison.run.launch import Run, end_together
 
 GIB = 2**30
 GPU_BASE = 2 * GIB  # a process's CUDA context, the libraries' work space and NCCL's buffers, and a margin

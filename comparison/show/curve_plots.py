@@ -9,7 +9,7 @@ from common.files.plots import new_figure
 from common.files.results import EpochRecord
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.record import Row
+from comparison.rows import Row
 from comparison.show.figures import keep_figure
 
 

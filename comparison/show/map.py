@@ -7,7 +7,7 @@ from common.files.plots import new_figure
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER
-from comparison.plan.plan import SWEEPS
+from comparison.rows import SWEEPS
 from comparison.show.figures import keep_figure
 from comparison.show.phrases import series_name
 

@@ -7,7 +7,7 @@ from comparison.judge.choice import Sweep
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Ratio
 from comparison.methods import method_of
-from comparison.record import Row
+from comparison.rows import Row
 from comparison.words import join, say
 
 

@@ -10,7 +10,7 @@ from comparison.judge.projection import LABEL, TESTED
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import method_of, projected_method
-from comparison.plan.plan import SWEEPS
+from comparison.rows import SWEEPS
 from comparison.show.curve_plots import draw_curves
 from comparison.show.figures import keep_figure
 from comparison.show.map import draw_map, find_maps

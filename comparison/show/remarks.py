@@ -2,13 +2,12 @@
 
 from common.words import count
 from comparison.judge.analysis import Analysis
-from comparison.judge.foreign import MOST_FOREIGN
 from comparison.judge.measures import confidence_of
 from comparison.judge.statistics import EQUAL_WITHIN
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
-from comparison.run.fitting import MARGIN, STEPS
+from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.show.phrases import tell_disturbed
 from comparison.show.verdict import told_apart
 
@@ -165,7 +164,7 @@ def definitions(report: Report) -> list[str]:
     if report.fitted:
         sentences.append(
             "Largest batch: --batch-size times a power of two, the largest with which a row trained "
-            f"{STEPS} steps and evaluated, before the first block, with {MARGIN:.0%} of any "
+            f"{TRIAL_STEPS} steps and evaluated, before the first block, with {TRIAL_MARGIN:.0%} of any "
             "--memory-limit to spare. If a run needs more, all rows begin again, and that one has half "
             "the batch. An epoch has the same images in every row; its batches, and so its steps and "
             "what is learned in it, are each row's own: speed-ups compare times, accuracies are those of "

@@ -13,10 +13,9 @@ from comparison.judge.projection import LABEL
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.steps import Excess
 from comparison.plan.counterparts import BEFORE
-from comparison.plan.plan import SWEEPS, words_of
+from comparison.plan.plan import words_of
 from comparison.record import Report
-from comparison.run.cards import CardUse
-from comparison.run.fitting import trials_of
+from comparison.rows import SWEEPS, CardUse, trials_of
 from comparison.show.language import narrowed, say, widened
 from comparison.show.phrases import efficiency, longer, mebibytes
 

@@ -10,8 +10,7 @@ from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.methods import method_of
 from comparison.plan.counterparts import TWIN
-from comparison.plan.plan import SWEEPS
-from comparison.run.fitting import Trial, trials_of
+from comparison.rows import SWEEPS, Trial, trials_of
 from comparison.show.phrases import as_fast, fastest_value, instead_of, longer, mebibytes, several_baselines, time_asked
 from comparison.show.recommend import recommendations
 

@@ -13,8 +13,9 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import measure, unsteadiness
 from comparison.results_file import read_results, write_results
+from comparison.rows import CardUse
 from comparison.run import cards
-from comparison.run.cards import CardUse, CardWatch
+from comparison.run.cards import CardWatch
 from comparison.run.launch import run_once
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv, write_markdown

@@ -20,8 +20,9 @@ from common.settings.config import MODELS
 from common.words import duration, percent
 from comparison.judge.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, ladder
-from comparison.plan.plan import baseline_of, make_order, make_plan, parse_method, with_cut
+from comparison.plan.plan import make_order, make_plan, parse_method, with_cut
 from comparison.results_file import read_results
+from comparison.rows import baseline_of
 from comparison.run.launch import run_child, run_once
 from comparison.run.progress import guess_seconds, seconds_left, shorter_command
 from tests.fixtures import ALL, PROJECT, child, child_environment, flag, plan, plan_arguments

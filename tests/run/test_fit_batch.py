@@ -13,10 +13,11 @@ from common.files.probe import MemoryUse
 from comparison.judge.analysis import analyse
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, counterpart
-from comparison.results_file import read_results, resumed, write_results
+from comparison.results_file import read_results, write_results
+from comparison.rows import Outcome, Trial, trials_of
 from comparison.run import fitting, probing, session
-from comparison.run.fitting import Trial, next_batch, trials_of, try_batch, with_largest, with_peaks
-from comparison.run.launch import Outcome
+from comparison.run.fitting import next_batch, try_batch, with_largest, with_peaks
+from comparison.run.resuming import resumed
 from comparison.run.session import run_comparison
 from comparison.show.remarks import definitions
 from comparison.show.report import write_markdown

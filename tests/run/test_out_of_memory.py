@@ -10,9 +10,10 @@ from common.errors import OUT_OF_MEMORY, is_out_of_memory
 from common.machine.entry import explained
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
-from comparison.results_file import read_results, resumed, write_results
+from comparison.results_file import read_results, write_results
 from comparison.run import equivalence, launch, session, usage
 from comparison.run.launch import ran_out_of_memory, run_once
+from comparison.run.resuming import resumed
 from comparison.run.session import run_block
 from comparison.show.remarks import not_measured, notes
 from comparison.show.report import write_csv

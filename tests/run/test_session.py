@@ -14,9 +14,10 @@ from common.errors import FAILED, SuiteError
 from comparison.judge.analysis import analyse
 from comparison.methods import Machine
 from comparison.plan.plan import make_order
-from comparison.results_file import read_results, resumed, write_results
+from comparison.results_file import read_results, write_results
 from comparison.run import probing, session
 from comparison.run.launch import HelperFailed
+from comparison.run.resuming import resumed
 from comparison.run.session import run_comparison
 from comparison.run.stopping import wants_block
 from comparison.show.remarks import definitions, faults

@@ -23,8 +23,8 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.plan.plan import type_flags
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
+from comparison.rows import Outcome
 from comparison.run import equivalence
-from comparison.run.launch import Outcome
 from comparison.show import curve_plots, plots, step_plots
 from comparison.show.curve_plots import differences as differences_of
 from comparison.show.curve_plots import finding
