@@ -22,7 +22,7 @@ from common.machine.begin import begin
 
 begin(__name__, training=False)
 
-from common.engine.tensorboard import EpochLog, check_tensorboard
+from common.engine.tensorboard import EpochLog
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
@@ -33,6 +33,7 @@ from common.settings.config import (
     RunConfig,
     add_training_flags,
     check_image_size,
+    check_tensorboard,
     default_model,
     parse_with_recipe,
 )

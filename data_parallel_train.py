@@ -23,9 +23,10 @@ from torch.utils.data import DistributedSampler
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine.loop import ParallelContext, build_loss, build_optimizer, to_device
+from common.engine.loop import ParallelContext
 from common.engine.run import run
 from common.engine.setup import prepare_process
+from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import SampledTimers
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.entry import run_script

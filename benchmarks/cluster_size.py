@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from common.data.image_set import load_image_set
-from common.engine.loop import build_optimizer
 from common.engine.setup import prepare_process
+from common.engine.step import build_optimizer
 from common.engine.timing import Stopwatch
 from common.files.plots import new_figure, save_figure
 from common.files.probe import Bucket

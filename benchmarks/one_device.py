@@ -3,7 +3,8 @@
 import measure  # noqa: F401 - finds the project
 from torch.utils.data import DistributedSampler
 
-from common.engine.loop import ParallelContext, build_loss, to_device
+from common.engine.loop import ParallelContext
+from common.engine.step import build_loss, to_device
 from common.settings.config import RunConfig
 
 

@@ -25,7 +25,7 @@ from measure import PROJECT, Witness, arguments_of, config_of, interleave, paire
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
-from common.engine.loop import build_optimizer
+from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script

@@ -17,21 +17,15 @@ from one_device import one_device, sampler_of
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine import loop as engine
-from common.engine.loop import (
-    ParallelContext,
-    build_loss,
-    build_optimizer,
-    build_schedule,
-    fit,
-    to_device,
-    train_one_epoch,
-)
+from common.engine.loop import ParallelContext, fit, train_one_epoch
 from common.engine.setup import prepare_process
+from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import phase_names
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.models.build import build_model
+from common.settings.schedules import build_schedule
 
 STEPS = {128: 100, 32: 200}  # batch → steps of a block, about a second each
 

@@ -27,13 +27,15 @@ from torch.utils.data import DataLoader
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine.loop import build_optimizer, build_schedule, fit
+from common.engine.loop import fit
 from common.engine.setup import prepare_process
+from common.engine.step import build_optimizer
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
 from common.models.build import build_model
 from common.settings.arguments import non_negative_int, positive_int
+from common.settings.schedules import build_schedule
 
 BATCH = 128
 

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.engine.loop import build_optimizer
 from common.engine.setup import check_bf16, prepare_process
+from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
 from common.errors import SuiteError
 from common.files.plots import new_figure, save_figure

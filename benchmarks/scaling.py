@@ -33,8 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine.loop import ParallelContext, build_loss, build_optimizer, build_schedule, to_device, train_one_epoch
+from common.engine.loop import ParallelContext, train_one_epoch
 from common.engine.setup import prepare_process
+from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import synchronize
 from common.files.writing import write_json
 from common.machine.cores import share_of, short_slices
@@ -43,6 +44,7 @@ from common.machine.environment import keep_on
 from common.machine.lifetime import end_with_parent
 from common.models.build import build_model
 from common.ranks.group import gather, shutdown
+from common.settings.schedules import build_schedule
 from pipeline_train import Pipeline, choose_cut, find_borders, to_rows
 
 GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4

@@ -29,9 +29,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from common.engine.loop import build_optimizer, to_device
 from common.engine.memory import memory_parts
 from common.engine.setup import prepare_process
+from common.engine.step import build_optimizer, to_device
 from common.errors import FAILED, SuiteError
 from common.files.writing import write_json
 from common.machine.entry import run_script

@@ -15,7 +15,8 @@ from torch.utils.data import DistributedSampler
 
 from common.data import loaders
 from common.data.image_set import ImageSet
-from common.engine.loop import ParallelContext, build_loss, to_device
+from common.engine.loop import ParallelContext
+from common.engine.step import build_loss, to_device
 from common.settings.config import RunConfig, script_parser
 from comparison.methods import METHODS, Machine
 from comparison.plan.plan import make_plan

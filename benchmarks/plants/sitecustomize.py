@@ -146,9 +146,9 @@ def slow_start(image_set):
 PLANTS = {
     "slow-loader": ("common.data.loaders", slow_loader),
     "slow-evaluation": ("common.data.loaders", slow_evaluation),
-    "slow-transfer": ("common.engine.loop", slow_transfer),
-    "slow-update": ("common.engine.loop", slow_update),
-    "growing": ("common.engine.loop", growing),
+    "slow-transfer": ("common.engine.step", slow_transfer),
+    "slow-update": ("common.engine.step", slow_update),
+    "growing": ("common.engine.step", growing),
     "few-threads": ("common.engine.loop", few_threads),
     "slow-all-reduce": ("common.ranks.group", slow_all_reduce),
     "straggler": ("common.ranks.group", straggler),

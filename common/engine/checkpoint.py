@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from common.data.image_set import ImageSet, checksum
-from common.engine.loop import length_of
 from common.engine.shares import Training
 from common.errors import DATA, USAGE, SuiteError
 from common.files.reading import check_types, refuse_inflated
@@ -20,6 +19,7 @@ from common.files.results import EpochRecord, epoch_from_dict
 from common.files.writing import replacing
 from common.models.sharded import cut_like
 from common.settings.config import FLAGS, RunConfig, flags_that, option
+from common.settings.schedules import length_of
 from common.words import count
 
 DAMAGED = (

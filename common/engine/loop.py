@@ -7,7 +7,6 @@ step may leave a phase out, which is then not known. A rank that has no loss, as
 None.
 """
 
-import inspect
 import math
 import time
 from collections.abc import Callable
@@ -17,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.engine.optimizer import Muon
 from common.engine.shares import Evaluation, Training, merge, once_each
+from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
 from common.files.results import EpochRecord
 from common.machine.ending import told
-from common.models.sharded import is_cut
 from common.settings.config import RunConfig
 
 
@@ -70,67 +68,6 @@ class ParallelContext:
     after_batch: Callable[[], None] = lambda: None
     method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
     uncompilable: str = ""
-
-
-def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
-    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
-
-    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them
-    (2.15).
-    """
-    parameters = list(parameters)
-    if config.optimizer == "muon":
-        return uncompiled(Muon)(parameters, config.lr, config.weight_decay)
-    fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
-    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
-    if config.optimizer == "adam":
-        return uncompiled(torch.optim.Adam)(parameters, **common)
-    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
-
-
-def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return the same optimizer, without what torch wraps around its methods for those who compile it.
-
-    That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one
-    thing matters: the step computes no gradients.
-    """
-    methods = {
-        name: inspect.unwrap(getattr(optimizer, name))
-        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    }
-    return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
-
-
-def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least."""
-    wide = torch.float64 if config.precision == "fp64" else torch.float32
-    return lambda logits, labels: F.cross_entropy(logits.to(wide), labels, label_smoothing=config.label_smoothing)
-
-
-def build_schedule(optimizer, config: RunConfig, steps_per_epoch: int):
-    """Return the learning rate's schedule, to be stepped after every training step.
-
-    steps: multiply it by 0.1 after each epoch of `config.lr_milestones`. one-cycle: rise to it over the first quarter
-    of the training, then fall to almost nothing, in straight lines (L. Smith, "Super-convergence", 2018). linear: fall
-    in a straight line to 0.
-    """
-    if config.schedule == "linear":
-        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps_per_epoch)
-    if config.schedule == "one-cycle":
-        steps = max(5, config.epochs * steps_per_epoch)  # OneCycleLR divides by 0 at 4
-        return torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, config.lr, total_steps=steps, pct_start=0.25, anneal_strategy="linear", cycle_momentum=False
-        )
-    milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
-    return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-
-
-def length_of(schedule: dict) -> int | None:
-    """Return after how many steps a schedule, by its state_dict, has ended; None for one that does not depend on it.
-
-    A training that goes on cannot change that: its rates so far are those of a schedule of this length.
-    """
-    return schedule.get("total_iters", schedule.get("total_steps"))
 
 
 def steps_of(loader, config: RunConfig) -> int:
@@ -207,15 +144,6 @@ def _after(loader, steps):
         for _ in range(steps):
             next(batches, None)
     return batches
-
-
-def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return images (B, C, H, W) on `device`, channels-last, as the weights are, whichever loader they come from.
-
-    Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
-    there the images' decides how convolutions compute, the same way on every device.
-    """
-    return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from common.engine.checkpoint import (
     save_checkpoint,
 )
 from common.engine.compiled import replace_network
-from common.engine.loop import ParallelContext, build_schedule, fit, is_finite, reached, steps_of
+from common.engine.loop import ParallelContext, fit, is_finite, reached, steps_of
 from common.engine.memory import held_to, memory_parts, peak_memory, reserved_memory
 from common.engine.progress import Progress
 from common.engine.tensorboard import EpochLog
@@ -41,6 +41,7 @@ from common.machine.memory import hold_to
 from common.machine.turns import Turns
 from common.models.build import plain_state
 from common.models.sharded import whole
+from common.settings.schedules import build_schedule
 from common.settings.totals import total_workers
 from common.words import count
 

@@ -1,18 +1,8 @@
 """The epochs of a run where TensorBoard reads them (`tensorboard --logdir DIR`), if that package is installed."""
 
-import importlib.util
 from pathlib import Path
 
-from common.errors import MACHINE, SuiteError
 from common.files.results import EpochRecord
-
-
-def check_tensorboard() -> None:
-    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
-    if not importlib.util.find_spec("tensorboard"):
-        raise SuiteError(
-            "--tensorboard needs a package", "tensorboard is not installed", "type: pip install tensorboard", MACHINE
-        )
 
 
 class EpochLog:

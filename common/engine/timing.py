@@ -1,11 +1,11 @@
-"""Clocks that do not disturb what they measure: synchronize, Stopwatch, CoreClock, PhaseTimer and LastGradient."""
+"""Clocks that do not disturb what they measure: synchronize, Stopwatch, CoreClock, PhaseTimer."""
 
 import contextlib
 import copy
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -164,35 +164,6 @@ class SampledTimers:
         sampled = len(range(SAMPLE_FIRST, self._batches, SAMPLE_EVERY))
         totals = {name: total for timer in self._timers for name, total in timer.milliseconds().items()}
         return {name: total / sampled for name, total in totals.items()} if sampled else None
-
-
-class LastGradient:
-    """Ends a phase when a backward pass has computed this rank's last gradient.
-
-    What then is left of the pass, DistributedDataParallel waits for the other ranks and their gradients. Which
-    parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
-    """
-
-    def __init__(self, model: nn.Module):
-        self._hooks = {
-            parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        }
-        self._last = None
-
-    def will_mark(self, mark: Callable[[str], None], phase: str) -> None:
-        """Call mark(phase) at the last gradient of the coming backward pass."""
-        if self._last is not None and len(self._hooks) > 1:
-            last = self._hooks.pop(self._last)
-            for hook in self._hooks.values():
-                hook.remove()
-            self._hooks = {self._last: last}
-        self._mark, self._phase = mark, phase
-
-    def _arrived(self, parameter):
-        self._last = parameter
-        self._mark(self._phase)
 
 
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:

@@ -32,8 +32,8 @@ from torch.utils.data import DistributedSampler
 
 from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
-from common.engine.loop import build_optimizer, to_device
 from common.engine.setup import prepare_process
+from common.engine.step import build_optimizer, to_device
 from common.engine.timing import CALLS, PhaseTimer, Stopwatch, block_seconds, command_start, synchronize
 from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
 from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime

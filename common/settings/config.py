@@ -1,12 +1,12 @@
 """What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from common.engine.tensorboard import check_tensorboard
-from common.errors import USAGE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 from common.files.writing import check_writable, file_behind
 from common.settings.arguments import (
     OneLineParser,
@@ -19,6 +19,7 @@ from common.settings.arguments import (
     positive_int,
 )
 from common.settings.recipes import RECIPES
+from common.settings.schedules import SCHEDULES
 from common.settings.totals import check_workers
 
 DEFAULT_MODEL = {
@@ -35,7 +36,6 @@ OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvi
 LOADERS = ("workers", "resident")
 OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
 CROP_PADDING = ("zeros", "reflect")
-SCHEDULES = ("steps", "one-cycle", "linear")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
 
 
@@ -177,8 +177,7 @@ class RunConfig:
     weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
     schedule: str = flag(
         "steps",
-        "steps: of the learning rate, at --lr-milestones | one-cycle: up to --lr in the first quarter, then "
-        "to 0 | linear: from --lr straight to 0",
+        " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()),
         one_of(SCHEDULES),
         "NAME",
         **TRAINS,
@@ -394,6 +393,14 @@ def _check_files(config):
         if other and (typed, other) != ("--checkpoint", "--resume"):
             raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
         taken[str(file)] = typed
+
+
+def check_tensorboard() -> None:
+    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
+    if not importlib.util.find_spec("tensorboard"):
+        raise SuiteError(
+            "--tensorboard needs a package", "tensorboard is not installed", "type: pip install tensorboard", MACHINE
+        )
 
 
 def default_model(dataset: str) -> str:

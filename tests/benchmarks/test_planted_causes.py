@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.engine.timing import LastGradient
+from common.engine.step import LastGradient
 from comparison.judge.steps import (
     cores_computing,
     find_straggler,

@@ -11,8 +11,8 @@ from torch import nn
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine.checkpoint import read_checkpoint
-from common.engine.loop import build_optimizer
 from common.engine.run import run
+from common.engine.step import build_optimizer
 from common.models.build import build_model
 from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_sampler, make_step
 

@@ -12,12 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.engine import timing
-from common.engine.loop import build_optimizer, build_schedule, evaluate, fit, train_one_epoch
+from common.engine.loop import evaluate, fit, train_one_epoch
 from common.engine.shares import Evaluation, Training, merge
-from common.engine.timing import CoreClock, LastGradient, PhaseTimer, SampledTimers, Stopwatch, command_start
+from common.engine.step import LastGradient, build_optimizer
+from common.engine.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
 from common.files.describe import describe_epoch
 from common.machine import environment
 from common.machine.lifetime import has_launcher
+from common.settings.schedules import build_schedule
 from data_parallel_train import SimulatedDataParallel
 from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_sampler, make_step
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.engine.loop import build_optimizer, build_schedule, train_one_epoch
+from common.engine.loop import train_one_epoch
+from common.engine.step import build_optimizer
 from common.errors import FAILED, SuiteError
 from common.models.build import build_model
+from common.settings.schedules import build_schedule
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from comparison.run import equivalence

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.engine.loop import build_optimizer, build_schedule, uncompiled
 from common.engine.optimizer import MOMENTUM, TURN, nearest_orthogonal
+from common.engine.step import build_optimizer, uncompiled
+from common.settings.schedules import build_schedule
 from tests.fixtures import make_config
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from common.engine import setup as process
-from common.engine.loop import build_loss, build_optimizer, build_schedule, fit
+from common.engine.loop import fit
 from common.engine.setup import check_bf16
+from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_model
+from common.settings.schedules import build_schedule
 from model_parallel_train import TwoStage
 from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step
 

@@ -7,9 +7,11 @@ import pytest
 from torch import nn
 
 from common.engine import loop as engine
-from common.engine.loop import build_optimizer, build_schedule, fit
+from common.engine.loop import fit
 from common.engine.shares import Evaluation
+from common.engine.step import build_optimizer
 from common.files.results import write_result
+from common.settings.schedules import build_schedule
 from comparison.judge.analysis import analyse
 from comparison.run.launch import run_once
 from comparison.show.recommend import recommendations

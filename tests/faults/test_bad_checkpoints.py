@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
-from common.engine.loop import build_optimizer, build_schedule
+from common.engine.step import build_optimizer
 from common.errors import DATA, USAGE
 from common.models.build import build_model
 from common.settings.config import SCHEDULES, flags_that
+from common.settings.schedules import build_schedule
 from tests.fixtures import Bomb, make_config
 from tests.reports import make_result
 

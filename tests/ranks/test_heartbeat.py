@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 import accelerate_train
-from common.engine import loop as engine
 from common.engine.loop import evaluate, train_one_epoch
 from common.ranks import group as distributed
 from common.ranks import heartbeat
 from common.ranks.heartbeat import Heartbeat
+from common.settings.schedules import build_schedule
 from tests.fixtures import make_config, make_context, make_step
 
 
@@ -166,9 +166,7 @@ def test_every_batch_of_training_and_evaluation_counts_whether_this_rank_has_its
     model, config = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10, 10)), make_config()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     context = make_context(model, after_batch=lambda: beats.append(1))
-    train_one_epoch(
-        context, make_step(model, config), optimizer, engine.build_schedule(optimizer, config, 3), batches, config
-    )
+    train_one_epoch(context, make_step(model, config), optimizer, build_schedule(optimizer, config, 3), batches, config)
     assert len(beats) == 3
     evaluate(context, batches)
     assert len(beats) == 6

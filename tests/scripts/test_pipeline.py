@@ -8,8 +8,10 @@ from torch import nn
 
 from common.data.image_set import load_image_set
 from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
-from common.engine.loop import build_loss, build_optimizer, build_schedule, evaluate, to_device, train_one_epoch
+from common.engine.loop import evaluate, train_one_epoch
+from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
+from common.settings.schedules import build_schedule
 from pipeline_train import from_rows, to_rows
 from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_image_set, make_loaders
 

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 import compare_parallel
 from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
-from common.engine.loop import build_optimizer, build_schedule
+from common.engine.step import build_optimizer
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.results import read_result, write_result
 from common.models.build import build_model
 from common.settings import config
+from common.settings.schedules import build_schedule
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report

@@ -1,0 +1,85 @@
+"""What a training step is made of: images on their device, the loss, the optimizer, the last gradient."""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.engine.optimizer import Muon
+from common.models.sharded import is_cut
+from common.settings.config import RunConfig
+
+
+def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return images (B, C, H, W) on `device`, channels-last, as the weights are, whichever loader they come from.
+
+    Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
+    there the images' decides how convolutions compute, the same way on every device.
+    """
+    return images.to(device, non_blocking=True, memory_format=torch.channels_last)
+
+
+def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least."""
+    wide = torch.float64 if config.precision == "fp64" else torch.float32
+    return lambda logits, labels: F.cross_entropy(logits.to(wide), labels, label_smoothing=config.label_smoothing)
+
+
+def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
+    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
+
+    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them
+    (2.15).
+    """
+    parameters = list(parameters)
+    if config.optimizer == "muon":
+        return uncompiled(Muon)(parameters, config.lr, config.weight_decay)
+    fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
+    if config.optimizer == "adam":
+        return uncompiled(torch.optim.Adam)(parameters, **common)
+    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
+
+
+def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return the same optimizer, without what torch wraps around its methods for those who compile it.
+
+    That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one
+    thing matters: the step computes no gradients.
+    """
+    methods = {
+        name: inspect.unwrap(getattr(optimizer, name))
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    }
+    return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
+
+
+class LastGradient:
+    """Ends a phase when a backward pass has computed this rank's last gradient.
+
+    What then is left of the pass, DistributedDataParallel waits for the other ranks and their gradients. Which
+    parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._hooks = {
+            parameter: parameter.register_post_accumulate_grad_hook(self._arrived)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        }
+        self._last = None
+
+    def will_mark(self, mark: Callable[[str], None], phase: str) -> None:
+        """Call mark(phase) at the last gradient of the coming backward pass."""
+        if self._last is not None and len(self._hooks) > 1:
+            last = self._hooks.pop(self._last)
+            for hook in self._hooks.values():
+                hook.remove()
+            self._hooks = {self._last: last}
+        self._mark, self._phase = mark, phase
+
+    def _arrived(self, parameter):
+        self._last = parameter
+        self._mark(self._phase)
