@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.settings.config import parse, script_parser
-from tests.fixtures import PROJECT, child_environment
+from tests.fixtures import PROJECT, child_environment, small
 from tests.schema import run_result
 
 torch.set_num_threads(1)
@@ -68,34 +68,15 @@ def free_port():
 
 @pytest.fixture
 def project(request, data_root):
-    """Run one of the project's scripts as a user would: `project("ddp_train.py", "--spawn", "2")`, tiny by default."""
+    """Run one of the scripts as a user would: `project("ddp_train.py --spawn 2", *flags)`; it has little to do."""
     gpu = request.node.get_closest_marker("gpu") is not None
     timeout = 900 if request.node.get_closest_marker("slow") else 180
 
-    def run(*arguments, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
-        small = (
-            [
-                "--dataset",
-                "synthetic-mnist",
-                "--data-root",
-                data_root,
-                "--train-size",
-                480,
-                "--batch-size",
-                48,
-                "--num-workers",
-                0,
-                "--epochs",
-                1,
-            ]
-            if tiny
-            else []
-        )
-        after = 1 + next((place for place, argument in enumerate(arguments) if str(argument).endswith(".py")), -1)
-        flags = [*arguments[:after], *small, *arguments[after:]]  # so that what a test types counts
+    def run(command, *flags, launcher=(), before=(), tiny=True, environment=(), cwd=PROJECT, **options):
+        words = small(command, data_root, *flags) if tiny else [*str(command).split(), *map(str, flags)]
         start = time.perf_counter()
         done = subprocess.run(
-            [*before, sys.executable, *map(str, launcher), *map(str, flags)],
+            [*before, sys.executable, *map(str, launcher), *words],
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -112,20 +93,10 @@ def project(request, data_root):
 @pytest.fixture
 def train(project, tmp_path):
     """Run a training script that must succeed; return (its result as a dict, its weights, what it printed)."""
+    output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
 
-    def run(*arguments, launcher=(), environment=()):
-        output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        done = project(
-            *arguments,
-            "--output",
-            output,
-            "--save",
-            weights,
-            "--figure-dir",
-            tmp_path / "figures",
-            launcher=launcher,
-            environment=environment,
-        )
+    def run(*command, **options):
+        done = project(*command, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures", **options)
         assert done.returncode == 0, done.stderr
         result = json.loads(output.read_text())
         jsonschema.validate(result, run_result())

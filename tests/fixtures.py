@@ -24,7 +24,15 @@ from tests.reports import configuration
 
 PROJECT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
+TINY = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --num-workers 0 --epochs 1".split()
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
+
+
+def small(command: str, data_root, *flags) -> list[str]:
+    """The words of a script's command, with little to do; what the command itself and the flags say counts."""
+    words = [*str(command).split(), *map(str, flags)]
+    after = 1 + next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
+    return [*words[:after], *TINY, "--data-root", str(data_root), *words[after:]]
 
 
 def child_environment(gpu: bool = False) -> dict[str, str]:

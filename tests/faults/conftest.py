@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -37,14 +38,26 @@ def keep(request, record_property):
         group = request.path.stem.removeprefix("test_").replace("_", " ")
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
         message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
-        record_property(
-            "fault",
-            json.dumps(
-                {"group": group, "fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
-            ),
-        )
+        names = "group fault exit_code message seconds".split()
+        found = dict(zip(names, (group, fault, exit_code, message, seconds), strict=True))
+        record_property("fault", json.dumps(found))
 
     return keep
+
+
+@pytest.fixture
+def injected(tmp_path):
+    """injected(fault, rank, epoch): the environment in which a rank does that to itself at the start of an epoch.
+
+    injected.seconds(): how long ago it was.
+    """
+
+    def injected(fault, rank=0, epoch=1):
+        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch), "FAULT_TIME": str(tmp_path / "time")}
+        return {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, **where}
+
+    injected.seconds = lambda: time.time() - float((tmp_path / "time").read_text())
+    return injected
 
 
 @pytest.fixture
@@ -60,6 +73,18 @@ def reported(keep):
         assert message in lines[0]
 
     return reported
+
+
+@pytest.fixture
+def rejected(project, reported):
+    """Run a command that must end so; return what came of it. The fault is called like the command by default."""
+
+    def rejected(command, exit_code, message, *flags, fault="", **options):
+        done = project(command, *flags, **options)
+        reported(fault or " ".join(map(str, (command, *flags))), done, exit_code, message)
+        return done
+
+    return rejected
 
 
 @pytest.fixture

@@ -14,19 +14,18 @@ import pytest
 import torch
 
 from common.ranks import group as distributed
-from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment
+from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment, small
 
-SINGLE = ("data_parallel_train.py",)
-SIMULATED = (*SINGLE, "--simulate-devices", "2")
-SPAWN = ("ddp_train.py", "--spawn", "2")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
-ACCELERATE = (*TORCHRUN[:-1], "accelerate_train.py")
-FSDP, PIPELINE = ("fsdp_train.py", "--spawn", "2"), ("pipeline_train.py", "--spawn", "2")
+SINGLE = "data_parallel_train.py"
+SIMULATED, SPAWN = f"{SINGLE} --simulate-devices 2", "ddp_train.py --spawn 2"
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2 ddp_train.py"
+ACCELERATE = TORCHRUN.replace("ddp", "accelerate")
+FSDP, PIPELINE = "fsdp_train.py --spawn 2", "pipeline_train.py --spawn 2"
 STEPS = 60
 
 
 @pytest.fixture
-def training(data_root, tmp_path):
+def training(data_root, injected, tmp_path):
     """training(command, name, fault, *flags): train two epochs; in the second, rank 1 or the only one does `fault`.
 
     Returns the finished process, and what it left in a TMPDIR of its own.
@@ -34,47 +33,18 @@ def training(data_root, tmp_path):
 
     def training(command, name, fault, *flags, writes=("output", "save", "checkpoint")):
         temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
-        injected = {
-            "PYTHONPATH": str(Path(__file__).parent / "injected"),
-            "FAULT": fault,
-            "FAULT_EPOCH": "2",
-            "FAULT_RANK": "0" if command in (SINGLE, SIMULATED) else "1",
-            "FAULT_TIME": str(tmp_path / "time"),
-        }
-        named = [text for flag in writes for text in (f"--{flag}", tmp_path / f"{name}.{flag}")]
+        breaking = injected(fault, 0 if command.startswith(SINGLE) else 1, epoch=2) if fault else {}
+        named = [word for flag in writes for word in (f"--{flag}", tmp_path / f"{name}.{flag}")]
+        size = f"--model mlp --train-size {48 * STEPS} --epochs 2 --figure-dir {tmp_path}"
         done = subprocess.run(
-            [
-                sys.executable,
-                *map(
-                    str,
-                    (
-                        *command,
-                        "--dataset",
-                        "synthetic-mnist",
-                        "--data-root",
-                        data_root,
-                        "--model",
-                        "mlp",
-                        "--train-size",
-                        48 * STEPS,
-                        "--batch-size",
-                        48,
-                        "--epochs",
-                        2,
-                        "--figure-dir",
-                        tmp_path,
-                        *named,
-                        *flags,
-                    ),
-                ),
-            ],
+            [sys.executable, *small(f"{command} {size}", data_root, *named, *flags)],
             cwd=PROJECT,
             capture_output=True,
             text=True,
             timeout=180,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
-            env={**child_environment(), "TMPDIR": str(temporary), **(injected if fault else {})},
+            env={**child_environment(), "TMPDIR": str(temporary), **breaking},
         )
         left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
         shutil.rmtree(temporary)
@@ -86,11 +56,9 @@ def training(data_root, tmp_path):
 
 def learned(tmp_path, name):
     epochs = json.loads((tmp_path / f"{name}.output").read_text())["epochs"]
-    losses = [
-        (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"], epoch["samples"], epoch["steps"])
-        for epoch in epochs
-    ]
-    return losses, torch.load(tmp_path / f"{name}.save", weights_only=True)
+    names = "train_loss test_loss test_accuracy samples steps".split()
+    weights = torch.load(tmp_path / f"{name}.save", weights_only=True)
+    return [[epoch[name] for name in names] for epoch in epochs], weights
 
 
 ITSELF, LAUNCHER = "os.kill(os.getpid(), signal.{})", "os.kill(os.getppid(), signal.{})"
@@ -128,48 +96,42 @@ def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command, fault, number, code, flags",
+    "command, fault, number, code",
     [
-        (SINGLE, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-        (SINGLE, GROUP, "SIGTERM", 143, ("--num-workers", 2)),  # its workers too
-        (SINGLE, ITSELF, "SIGHUP", 129, ("--loader", "resident")),
-        (SINGLE, ITSELF, "SIGINT", 130, ("--num-workers", 2)),
-        (SPAWN, GROUP, "SIGINT", 130, ("--num-workers", 0)),  # as a terminal does it
-        (TORCHRUN, LAUNCHER, "SIGINT", 1, ("--num-workers", 0)),
-        (SPAWN, LAUNCHER, "SIGTERM", 143, ("--num-workers", 2)),
-        (SPAWN, GROUP, "SIGTERM", 143, ("--num-workers", 0)),  # which its launcher passes on again
-        (SPAWN, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-        (TORCHRUN, LAUNCHER, "SIGTERM", 1, ("--num-workers", 0)),  # torchrun's own exit code
-        (ACCELERATE, LAUNCHER, "SIGTERM", 1, ("--num-workers", 2)),
-        (SIMULATED, ITSELF, "SIGTERM", 143, ("--num-workers", 0)),
-        (FSDP, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
-        (PIPELINE, LAUNCHER, "SIGTERM", 143, ("--num-workers", 0)),
+        (SINGLE, ITSELF, "SIGTERM", 143),
+        (f"{SINGLE} --num-workers 2", GROUP, "SIGTERM", 143),  # its workers too
+        (f"{SINGLE} --loader resident", ITSELF, "SIGHUP", 129),
+        (f"{SINGLE} --num-workers 2", ITSELF, "SIGINT", 130),
+        (SPAWN, GROUP, "SIGINT", 130),  # as a terminal does it
+        (TORCHRUN, LAUNCHER, "SIGINT", 1),
+        (f"{SPAWN} --num-workers 2", LAUNCHER, "SIGTERM", 143),
+        (SPAWN, GROUP, "SIGTERM", 143),  # which its launcher passes on again
+        (SPAWN, ITSELF, "SIGTERM", 143),
+        (TORCHRUN, LAUNCHER, "SIGTERM", 1),  # torchrun's own exit code
+        (f"{ACCELERATE} --num-workers 2", LAUNCHER, "SIGTERM", 1),
+        (SIMULATED, ITSELF, "SIGTERM", 143),
+        (FSDP, LAUNCHER, "SIGTERM", 143),
+        (PIPELINE, LAUNCHER, "SIGTERM", 143),
     ],
     ids=str,
 )
-def test_told_to_end_and_resumed(command, fault, number, code, flags, training, tmp_path, keep):
-    done = training(command, "cut", fault.format(number), *flags)
-    seconds = time.time() - float((tmp_path / "time").read_text())
+def test_told_to_end_and_resumed(command, fault, number, code, training, injected, tmp_path, keep):
+    done = training(command, "cut", fault.format(number))
     said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
     whom = {ITSELF: "a process", LAUNCHER: "the launcher", GROUP: "all processes"}[fault]
-    keep(
-        f"{number} to {whom} of {' '.join((*command, *map(str, flags)))}",
-        done.returncode,
-        said[0] if said else done.stderr,
-        seconds,
-    )
+    keep(f"{number} to {whom} of {command}", done.returncode, said[0] if said else done.stderr, injected.seconds())
     assert done.returncode == code, done.stderr
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
     assert said == [f"Ended by {number} in epoch 2 after {steps}; go on with --resume {tmp_path / 'cut.checkpoint'}"]
-    if command == SPAWN and fault == ITSELF:
+    if (command, fault) == (SPAWN, ITSELF):
         assert steps == f"{STEPS} steps"  # the others learned of it at the end of the epoch
     else:
         assert 1 <= int(steps.split()[0]) < STEPS
     assert done.left == [] and not (tmp_path / "cut.save").exists()
     shutil.copy(tmp_path / "cut.checkpoint", tmp_path / "rest.checkpoint")
-    rest = training(command, "rest", None, *flags, "--resume", tmp_path / "rest.checkpoint")
+    rest = training(command, "rest", None, "--resume", tmp_path / "rest.checkpoint")
     assert rest.returncode == 0 and f"resumed in epoch 2 after {steps}, whose times are sums of both" in rest.stdout
-    assert training(command, "whole", None, *flags).returncode == 0
+    assert training(command, "whole", None).returncode == 0
     (losses, weights), (expected, same) = learned(tmp_path, "rest"), learned(tmp_path, "whole")
     assert losses == expected
     assert all(torch.equal(weights[name], same[name]) for name in same)
@@ -184,65 +146,38 @@ def test_told_to_end_and_resumed(command, fault, number, code, flags, training, 
     ],
     ids=["SIGQUIT", "SIGINT without --checkpoint", "SIGINT twice, a loader worker is stopped"],
 )
-def test_ended_at_once(fault, code, checkpoint, training, tmp_path, keep, request):
+def test_ended_at_once(fault, code, checkpoint, training, injected, tmp_path, keep, request):
     done = training(SINGLE, "cut", fault, "--num-workers", 2, writes=["output", *checkpoint])
-    seconds = time.time() - float((tmp_path / "time").read_text())
-    keep(f"{request.node.callspec.id}: to a script", done.returncode, done.stderr, seconds)
+    keep(f"{request.node.callspec.id}: to a script", done.returncode, done.stderr, injected.seconds())
     assert (done.returncode, done.stderr, done.left) == (code, "", [])
     assert len(json.loads((tmp_path / "cut.output").read_text())["epochs"]) == 1
 
 
-def test_told_to_end_without_a_checkpoint(project, tmp_path, keep):
-    done = project(
-        *SINGLE,
-        "--model",
-        "mlp",
-        "--epochs",
-        2,
-        "--output",
-        tmp_path / "file",
-        "--figure-dir",
-        tmp_path,
-        environment={
-            "PYTHONPATH": str(Path(__file__).parent / "injected"),
-            "FAULT_EPOCH": "1",
-            "FAULT_RANK": "0",
-            "FAULT": ITSELF.format("SIGTERM"),
-            "FAULT_TIME": str(tmp_path / "time"),
-        },
-    )
+SHORT = f"{SINGLE} --model mlp --epochs 2"
+
+
+def test_told_to_end_without_a_checkpoint(project, injected, tmp_path, keep):
+    files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
+    done = project(SHORT, *files, environment=injected(ITSELF.format("SIGTERM")))
     keep("SIGTERM to a script without --checkpoint", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 143
     assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to go on from\n"
     assert json.loads((tmp_path / "file").read_text())["reason"] == "SIGTERM ended it in epoch 1 after 1 step"
 
 
-def test_told_to_end_where_the_disk_is_full(project, small_disk, tmp_path, reported):
+def test_told_to_end_where_the_disk_is_full(small_disk, injected, tmp_path, rejected):
     disk = tmp_path / "disk"
     disk.mkdir()
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
-    done = project(
-        *SINGLE,
-        "--model",
-        "mlp",
-        "--epochs",
-        2,
-        "--output",
-        disk / "file",
-        "--checkpoint",
-        disk / "checkpoint",
-        "--figure-dir",
-        tmp_path,
+    done = rejected(
+        SHORT,
+        1,
+        f"cannot write all of {disk / 'checkpoint'}; No space",
+        *("--output", disk / "file", "--checkpoint", disk / "checkpoint", "--figure-dir", tmp_path),
+        fault="SIGTERM, and no room for the checkpoint",
         before=[*small_disk("300k", disk), *look],
-        environment={
-            "PYTHONPATH": str(Path(__file__).parent / "injected"),
-            "FAULT_EPOCH": "1",
-            "FAULT_RANK": "0",
-            "FAULT": ITSELF.format("SIGTERM"),
-            "FAULT_TIME": str(tmp_path / "time"),
-        },
+        environment=injected(ITSELF.format("SIGTERM")),
     )
-    reported("SIGTERM, and no room for the checkpoint", done, 1, f"cannot write all of {disk / 'checkpoint'}; No space")
     assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 

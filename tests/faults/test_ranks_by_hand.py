@@ -13,6 +13,7 @@ import uuid
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,23 +26,40 @@ from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
 from common.ranks.agree import refuse_different_ranks
 from common.ranks.start import find_ranks, of_attempt, rank_device
-from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set
+from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set, small
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}
 
 
 @pytest.mark.parametrize("script", ["data_parallel_train.py", "model_parallel_train.py", "compare_parallel.py"])
-def test_a_script_that_is_no_rank_is_not_called_one(script, project, tmp_path, reported):
-    file = tmp_path / "error.json"
-    done = project(script, "--epochs", 0, environment={**CLUSTER, "TORCHELASTIC_ERROR_FILE": str(file)})
-    reported(f"{script} --epochs 0, RANK=3 in the environment", done, 2, f"error: bad usage of {script}")
+def test_a_script_that_is_no_rank_is_not_called_one(script, tmp_path, rejected):
+    file, fault = tmp_path / "error.json", f"{script} --epochs 0, RANK=3 in the environment"
+    environment = {**CLUSTER, "TORCHELASTIC_ERROR_FILE": str(file)}
+    rejected(f"{script} --epochs 0", USAGE, f"error: bad usage of {script}", fault=fault, environment=environment)
     assert not file.exists()
 
 
-def test_a_launcher_is_not_called_a_rank(project, reported):
-    done = project("ddp_train.py", "--spawn", 2, "--batch-size", 49, environment=CLUSTER)
-    reported("--spawn, RANK=3 in the environment", done, 2, "error: --batch-size is a total and must divide")
+@pytest.mark.parametrize(
+    "fault, command, environment, words",
+    [
+        (
+            "--spawn, RANK=3 in the environment",
+            "ddp_train.py --spawn 2 --batch-size 49",
+            CLUSTER,
+            "error: --batch-size is a total and must divide",
+        ),
+        (
+            "a rank without MASTER_ADDR",
+            "ddp_train.py",
+            {**HERE, "MASTER_ADDR": ""},
+            "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; MASTER_ADDR is not set; start the "
+            "ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1",
+        ),
+    ],
+)
+def test_a_launcher_is_not_called_a_rank_and_a_rank_is(fault, command, environment, words, rejected):
+    rejected(command, USAGE, words, fault=fault, environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -49,31 +67,12 @@ def test_a_launcher_is_not_called_a_rank(project, reported):
     [("data_parallel_train.py", CLUSTER), ("ddp_train.py", {**HERE, "RANK": "0", "WORLD_SIZE": "1"})],
 )
 def test_what_a_shell_starts_does_not_count_from_the_shells_start(script, environment, project, tmp_path, keep):
-    done = project(
-        script,
-        "--max-steps",
-        1,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        environment=environment,
-    )
+    output = tmp_path / "result.json"
+    done = project(f"{script} --max-steps 1 --output {output} --figure-dir {tmp_path}", environment=environment)
     keep(f"{script}, RANK in the environment", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads(output.read_text())
     assert 0 < result["startup_seconds"] < result["total_seconds"] < done.seconds  # pytest is older than that
-
-
-def test_a_rank_without_an_address(project, reported):
-    done = project("ddp_train.py", environment={**HERE, "MASTER_ADDR": ""})
-    reported(
-        "a rank without MASTER_ADDR",
-        done,
-        2,
-        "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, "
-        "MASTER_PORT; MASTER_ADDR is not set; start the ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1",
-    )
 
 
 @pytest.mark.parametrize(
@@ -105,13 +104,12 @@ def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refuse
         ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
     ],
 )
-def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, project, reported):
+def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, rejected):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        done = project(
-            "ddp_train.py", "--dist-timeout", 2, environment={**HERE, "MASTER_PORT": str(port), **environment}
-        )
-    reported(f"ranks by hand: {fault}", done, code, message.format(port=port))
+        environment, fault = {**HERE, "MASTER_PORT": str(port), **environment}, f"ranks by hand: {fault}"
+        message = message.format(port=port)
+        rejected("ddp_train.py --dist-timeout 2", code, message, fault=fault, environment=environment)
 
 
 def attempt(store, ranks, world_size=3):
@@ -137,114 +135,79 @@ def test_ranks_of_an_attempt_do_not_meet_those_of_an_earlier_one():
 
 
 @pytest.fixture
-def two_ranks(data_root, tmp_path, free_port):
-    """two_ranks(flags of rank 0, flags of rank 1): start both as two shells would; return what came of them."""
+def two_ranks(data_root, tmp_path, free_port, reported):
+    """Start both ranks as two shells would; both must say with `words` that they were started differently.
 
-    def two_ranks(*both, script="ddp_train.py", directories=(PROJECT, PROJECT)):
+    two_ranks(fault, words, flags of rank 0, flags of rank 1); returns what they said.
+    """
+
+    def two_ranks(fault, words, *flags, script="ddp_train.py", directories=(PROJECT, PROJECT)):
         start, processes = time.perf_counter(), []
-        for rank, (flags, directory) in enumerate(zip(both, directories, strict=True)):
-            described = {
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": 2,
-                "LOCAL_WORLD_SIZE": 2,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": free_port,
-            }
-            command = [
-                sys.executable,
-                script,
-                "--dataset",
-                "synthetic-mnist",
-                "--data-root",
-                data_root,
-                "--model",
-                "mlp",
-                "--train-size",
-                480,
-                "--batch-size",
-                48,
-                "--num-workers",
-                0,
-                "--epochs",
-                1,
-                "--figure-dir",
-                tmp_path,
-                *flags,
-            ]
+        described = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port),
+        }
+        for rank, directory in enumerate(directories):
+            command = small(f"{script} --model mlp --figure-dir {tmp_path}", data_root, *flags[rank].split())
+            environment = {**child_environment(), **described, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             processes.append(
-                subprocess.Popen(
-                    [*map(str, command)],
-                    cwd=directory,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env={**child_environment(), **{name: str(value) for name, value in described.items()}},
-                )
+                subprocess.Popen([sys.executable, *command], cwd=directory, text=True, env=environment, **pipes)
             )
         try:
             spoken = [process.communicate(timeout=120) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        return [
-            SimpleNamespace(returncode=process.returncode, stdout=out, stderr=err, seconds=time.perf_counter() - start)
-            for process, (out, err) in zip(processes, spoken, strict=True)
-        ]
+        for rank, (process, (out, error)) in enumerate(zip(processes, spoken, strict=True)):
+            done = SimpleNamespace(returncode=process.returncode, stderr=error, seconds=time.perf_counter() - start)
+            begun = f"{'rank 1: ' if rank else 'error: '}ranks were started differently; {words}"
+            reported(f"{fault}, says rank {rank}", done, USAGE, begun)
+            assert error.endswith("; start all ranks with the same flags, data and code\n") and out == ""
+        return [error for _, error in spoken]
 
     return two_ranks
 
 
-DIFFERENT = [
-    (("--lr", 0.001), ("--lr", 0.1), "--lr: rank 0 has 0.001, rank 1 has 0.1"),
-    (("--seed", 1), ("--seed", 2), "--seed: rank 0 has 1, rank 1 has 2"),
-    ((), ("--no-augment",), "--augment: rank 0 has True, rank 1 has False"),
-    (("--epochs", 1), ("--epochs", 2), "--epochs: rank 0 has 1, rank 1 has 2"),
-    (("--train-size", 480), ("--train-size", 96), "--train-size: rank 0 has 480, rank 1 has 96"),
-    (("--model", "mlp"), ("--model", "lenet"), "--model: rank 0 has mlp, rank 1 has lenet"),
-    (("--no-sync",), (), "--no-sync: rank 0 has True, rank 1 has False"),
-]
-
-
-def refused_by_both(fault, processes, message, reported):
-    for rank, process in enumerate(processes):
-        reported(
-            f"{fault}, says rank {rank}",
-            process,
-            2,
-            f"{'rank 1: ' if rank else 'error: '}ranks were started differently; {message}",
-        )
-        assert process.stderr.endswith("; start all ranks with the same flags, data and code\n")
-        assert process.stdout == ""
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     "first, second, message",
-    [flags if flags[0][:1] == ("--lr",) else pytest.param(*flags, marks=pytest.mark.slow) for flags in DIFFERENT],
+    [
+        ("--lr 0.001", "--lr 0.1", "--lr: rank 0 has 0.001, rank 1 has 0.1"),
+        slow("--seed 1", "--seed 2", "--seed: rank 0 has 1, rank 1 has 2"),
+        slow("", "--no-augment", "--augment: rank 0 has True, rank 1 has False"),
+        slow("--epochs 1", "--epochs 2", "--epochs: rank 0 has 1, rank 1 has 2"),
+        slow("--train-size 480", "--train-size 96", "--train-size: rank 0 has 480, rank 1 has 96"),
+        slow("--model mlp", "--model lenet", "--model: rank 0 has mlp, rank 1 has lenet"),
+        slow("--no-sync", "", "--no-sync: rank 0 has True, rank 1 has False"),
+    ],
 )
-def test_ranks_with_different_flags(first, second, message, two_ranks, reported):
-    refused_by_both(message, two_ranks(first, second), message, reported)
+def test_ranks_with_different_flags(first, second, message, two_ranks):
+    two_ranks(message, message, first, second)
 
 
 @pytest.mark.slow
-def test_ranks_with_different_flags_under_accelerate(two_ranks, reported):
+def test_ranks_with_different_flags_under_accelerate(two_ranks):
     pytest.importorskip("accelerate")
-    first, second, message = DIFFERENT[0]
-    refused_by_both(f"Accelerate: {message}", two_ranks(first, second, script="accelerate_train.py"), message, reported)
+    message = "--lr: rank 0 has 0.001, rank 1 has 0.1"
+    two_ranks(f"Accelerate: {message}", message, "--lr 0.001", "--lr 0.1", script="accelerate_train.py")
 
 
 @pytest.mark.slow
-def test_ranks_with_different_data_sets(two_ranks, real_data, reported):
-    mnist, fashion = (("--data-root", real_data, "--dataset", name) for name in ("mnist", "fashion-mnist"))
+def test_ranks_with_different_data_sets(two_ranks, real_data):
     message = "--dataset: rank 0 has mnist, rank 1 has fashion-mnist"
-    refused_by_both(message, two_ranks(mnist, fashion), message, reported)
+    two_ranks(message, message, *(f"--data-root {real_data} --dataset {name}" for name in ("mnist", "fashion-mnist")))
 
 
 CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
 
 
 @pytest.mark.slow
-def test_ranks_whose_data_sets_have_other_content(two_ranks, data_root, tmp_path, reported):
+def test_ranks_whose_data_sets_have_other_content(two_ranks, data_root, tmp_path):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
     (file,) = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
     with np.load(file) as stored:
@@ -252,19 +215,18 @@ def test_ranks_whose_data_sets_have_other_content(two_ranks, data_root, tmp_path
     arrays[2][0, 0, 0] ^= 1  # one bit of a test image
     (tmp_path / "synthetic").mkdir()
     np.savez(tmp_path / "synthetic" / file.name, *arrays)
-    done = two_ranks((), ("--data-root", tmp_path))
-    refused_by_both("one bit of a rank's data differs", done, "the data set's images and labels, by their", reported)
-    assert all(re.search(CHECKSUMS, process.stderr) for process in done)
+    words = "the data set's images and labels, by their"
+    said = two_ranks("one bit of a rank's data differs", words, "", f"--data-root {tmp_path}")
+    assert all(re.search(CHECKSUMS, error) for error in said)
 
 
 @pytest.mark.slow
-def test_ranks_whose_code_differs(two_ranks, tmp_path, reported):
+def test_ranks_whose_code_differs(two_ranks, tmp_path):
     shutil.copytree(PROJECT / "common", tmp_path / "common")
     shutil.copy(PROJECT / "ddp_train.py", tmp_path)
     (tmp_path / "common" / "new.py").write_text("# nothing\n")
-    done = two_ranks((), (), directories=(PROJECT, tmp_path))
-    refused_by_both("a rank has other code", done, "the code, by its", reported)
-    assert all(re.search(CHECKSUMS, process.stderr) for process in done)
+    said = two_ranks("a rank has other code", "the code, by its", "", "", directories=(PROJECT, tmp_path))
+    assert all(re.search(CHECKSUMS, error) for error in said)
 
 
 @pytest.fixture(autouse=True)
@@ -332,18 +294,8 @@ def test_places_may_differ_and_all_else_is_compared(monkeypatch):
     images, gpu = make_image_set(), torch.device("cuda", 0)
     monkeypatch.setattr(agreement, "gpu_uuid", lambda device: "GPU-1")
     same = {"lr": 0.01, "checkpoint": "a", "resume": "a"}
-    other = {
-        **same,
-        "data_root": "b",
-        "data_url": "b",
-        "output": "b",
-        "figure_dir": "b",
-        "save": "b",
-        "checkpoint": "b",
-        "resume": "b",
-        "quiet": True,
-        "debug": True,
-    }
+    places = "data_root data_url output figure_dir save checkpoint resume".split()
+    other = {**same, **dict.fromkeys(places, "b"), "quiet": True, "debug": True}
     assert together((CPU, same, images), (CPU, other, images), (CPU, same, images)) == [None] * 3
     for device, values, message in [
         (gpu, same, "the kind of device: rank 0 has cpu, rank 2 has cuda"),
