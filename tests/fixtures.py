@@ -67,12 +67,14 @@ def make_config(**values) -> RunConfig:
     return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
 
 
-def make_image_set(size=60, channels=1) -> ImageSet:
-    """Images whose pixels spell their own index, so that a batch tells which images it holds."""
+def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
+    """Images whose pixels spell their own index, so that a batch tells which images it holds, or random ones."""
     shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
     images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
-    labels = np.arange(size) % 10
-    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), (0.0,) * channels, (1.0,) * channels)
+    if random:
+        images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    labels, norm = np.arange(size) % 10, {"mean": (0.0,) * channels, "std": (1.0,) * channels, **values}
+    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), **norm)
 
 
 def make_context(model, **values) -> ParallelContext:

@@ -14,7 +14,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # that ImageFolder take
 DECODING = 2  # counted up when the same files are decoded otherwise than before
 
 
-def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...]]:
+def read_folder(root: Path, size: int) -> tuple[np.ndarray, ...]:
     """Return training images and labels, test images and labels, and the names of the classes.
 
     root: has train/CLASS/... and test/CLASS/... (or val/CLASS/...). Images become (N, size, size, 3) uint8: the shorter
@@ -24,30 +24,20 @@ def read_folder(root: Path, size: int) -> tuple[list[np.ndarray], tuple[str, ...
     be read.
     """
     if not root.is_dir():
-        raise SuiteError(
-            f"--dataset folder:{root}", "no such directory", "see how it is laid out in docs/extending.md", DATA
-        )
+        advice = "see how it is laid out in docs/extending.md"
+        raise SuiteError(f"--dataset folder:{root}", "no such directory", advice, DATA)
     tests = [root / name for name in TEST_NAMES if (root / name).is_dir()]
     missing = [name for name, there in (("train", (root / "train").is_dir()), ("test (or val)", tests)) if not there]
     if missing:
-        raise SuiteError(
-            f"{root} has no folder {' and no folder '.join(missing)}",
-            "it needs train/CLASS/*.png and test/CLASS/*.png",
-            "see docs/extending.md",
-            DATA,
-        )
+        what = f"{root} has no folder {' and no folder '.join(missing)}"
+        raise SuiteError(what, "it needs train/CLASS/*.png and test/CLASS/*.png", "see docs/extending.md", DATA)
     train, test = (_open(part) for part in (root / "train", tests[0]))
-    if train.classes != test.classes:
-        only = sorted(set(train.classes) ^ set(test.classes))
-        raise SuiteError(
-            f"{root / 'train'} and {tests[0]} have different classes",
-            f"only one of them has {', '.join(only)}",
-            "give both the same folders",
-            DATA,
-        )
+    if only := sorted(set(train.classes) ^ set(test.classes)):
+        what = f"{root / 'train'} and {tests[0]} have different classes"
+        raise SuiteError(what, f"only one of them has {', '.join(only)}", "give both the same folders", DATA)
     images, labels = _decode(train, size)
     order = np.random.default_rng(0).permutation(len(labels))  # or --train-size would take the first classes alone
-    return [images[order], labels[order], *_decode(test, size)], tuple(train.classes)
+    return images[order], labels[order], *_decode(test, size), np.array(train.classes)
 
 
 def _open(part):
@@ -55,13 +45,9 @@ def _open(part):
 
     try:
         return ImageFolder(str(part))
-    except (FileNotFoundError, OSError) as error:  # no classes, or one without an image
-        raise SuiteError(
-            f"{part} is no folder of images",
-            str(error).splitlines()[0],
-            "put a folder with images there for each class",
-            DATA,
-        ) from None
+    except OSError as error:  # no classes, or one without an image
+        found, advice = str(error).splitlines()[0], "put a folder with images there for each class"
+        raise SuiteError(f"{part} is no folder of images", found, advice, DATA) from None
 
 
 def _decode(part, size):
@@ -75,12 +61,8 @@ def _decode(part, size):
             with Image.open(regular(path), formats=FORMATS) as image:
                 images[index] = np.asarray(fit(_rgb(image)))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise SuiteError(
-                f"cannot read the image {path}",
-                f"{type(error).__name__}: {error}",
-                "delete it, or put a whole one in its place",
-                DATA,
-            ) from None
+            found, advice = f"{type(error).__name__}: {error}", "delete it, or put a whole one in its place"
+            raise SuiteError(f"cannot read the image {path}", found, advice, DATA) from None
     return images, np.array(part.targets, np.int64)
 
 
@@ -109,6 +91,6 @@ def stamp(root: Path, size: int) -> str:
             try:
                 status = path.stat()
             except OSError as error:  # where a link leads
-                raise SuiteError(f"cannot read {path}", error.strerror, "delete it", DATA) from None
+                raise SuiteError(f"cannot read {path}", error.strerror or str(error), "delete it", DATA) from None
             stamps.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
     return repr([DECODING, size, *sorted(stamps)])

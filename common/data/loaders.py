@@ -12,7 +12,7 @@ from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import ImageSet
@@ -27,18 +27,17 @@ FORK = "fork" if sys.platform == "linux" else None
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
-class AugmentedImages:
+class AugmentedImages(Dataset):
     """The training images as a Dataset whose DataLoader asks for a batch at a time: epoch * len + index for each image.
 
-    Each is augmented by itself, as a PIL image by torchvision; the batch is made a tensor and normalised as a whole, in
-    the order of torchvision's ToTensor and Normalize, to the same bits. What is drawn at random for an image depends on
-    the seed, the epoch and the image alone: not on how many ranks and workers there are, nor on whether the training
-    was interrupted.
+    Each is augmented by itself, as a PIL image by torchvision; the batch is normalised as a whole, in the order of
+    torchvision's ToTensor and Normalize, to the same bits. What is drawn at random for an image depends on the seed,
+    the epoch and the image alone: not on ranks, workers, or whether the training was interrupted.
     """
 
-    def __init__(self, image_set: ImageSet, augment: bool, seed: int, crop_padding: str = "zeros"):
-        self.images, self.labels, self.seed = image_set.train_images, image_set.train_labels, seed
-        self.transform = image_transform(image_set.image_shape, augment, crop_padding)
+    def __init__(self, image_set: ImageSet, config: RunConfig):
+        self.images, self.labels, self.seed = image_set.train_images, image_set.train_labels, config.seed
+        self.transform = image_transform(image_set.image_shape, config.augment, config.crop_padding)
         self.mean, self.std = torch.tensor(image_set.mean), torch.tensor(image_set.std)
 
     def __len__(self) -> int:
@@ -90,28 +89,27 @@ class ResidentLoader:
     """Batches cut from a data set that lies on `device` as a whole; augmented and normalised there, a batch at a time.
 
     What is drawn at random for an image depends on the seed, the epoch and the image alone, as in AugmentedImages.
-    sampler: decides which images, in which order; without one, all of them as they are.
+    split: images and labels of `image_set`. augmentation: see batch_transform(). sampler: decides which images, in
+    which order; without one, all of them as they are.
     """
 
     def __init__(
         self,
-        images: np.ndarray,
-        labels: np.ndarray,
+        split: tuple[np.ndarray, np.ndarray],
         image_set: ImageSet,
         batch_size: int,
         device: torch.device,
-        augment: bool = False,
+        augmentation: tuple[bool, str] = (False, "zeros"),
         sampler: DistributedSampler | None = None,
-        crop_padding: str = "zeros",
     ):
-        channels = len(image_set.mean)
-        images = images.reshape(*images.shape[:3], channels)  # (N, H, W, C) uint8
-        _check_memory(peak_bytes(images.shape, augment, crop_padding), device)
-        self.transform = batch_transform(torch.from_numpy(images).to(device), augment, crop_padding)
-        self.labels = torch.from_numpy(labels).to(device)
+        images = split[0].reshape(*split[0].shape[:3], -1)  # (N, H, W, C) uint8
+        _check_memory(peak_bytes(images.shape, *augmentation), device)
+        self.transform = batch_transform(torch.from_numpy(images).to(device), *augmentation)
+        self.labels = torch.from_numpy(split[1]).to(device)
         self.batch_size, self.device, self.sampler = batch_size, device, sampler
-        self.shape, pixels = images.shape[1:], images[0].size // channels
-        mean, std = (torch.tensor(values, device=device).repeat(pixels) for values in (image_set.mean, image_set.std))
+        self.shape = images.shape[1:]
+        size = images.shape[1] * images.shape[2]
+        mean, std = (torch.tensor(values, device=device).repeat(size) for values in (image_set.mean, image_set.std))
         self.factor, self.offset = 1 / (255 * std), -mean / std  # (H W C): for each value of an image
 
     def __len__(self) -> int:
@@ -168,14 +166,10 @@ def _begin(nice, number):
 
 def _check_memory(size, device):
     """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
-    free = free_memory(device)
-    if size > free:
-        raise SuiteError(
-            f"the data set does not fit into the memory of {device}",
-            f"{size / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free",
-            "type --loader workers, or give a smaller --train-size",
-            MACHINE,
-        )
+    if size > (free := free_memory(device)):
+        found = f"{size / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
+        advice = "type --loader workers, or give a smaller --train-size"
+        raise SuiteError(f"the data set does not fit into the memory of {device}", found, advice, MACHINE)
 
 
 def make_loaders(
@@ -183,45 +177,37 @@ def make_loaders(
 ):
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
-    device: where it trains. sampler: which of the training images it sees, `rank` of `num_replicas` shares, shuffled by
-    seed and epoch and with drop_last: at most num_replicas - 1 images per epoch are left out, so that all take equally
-    many steps, and none is used twice. Batch k of all shares together is the same set of images for any number of them,
-    because a DistributedSampler deals out one permutation in turn. Test: every num_replicas-th image, without padding,
-    so that over all shares each image counts once; always resident, in batches of about EVALUATION_BATCH, or the
-    training batch if that is larger, and in equally many on every rank: some methods exchange something in each.
+    sampler: which of the training images it sees, shuffled by seed and epoch and with drop_last, so that all ranks take
+    equally many steps. It deals out one permutation in turn: batch k of all ranks together is the same set of images
+    for any number of them. Test: every num_replicas-th image, without padding, so that over all ranks each counts once;
+    always resident, in batches of about EVALUATION_BATCH, or the training batch if that is larger, and in equally many
+    on every rank: some methods exchange something in each.
     labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by num_replicas, or if grey images are to be
-    cropped; (MACHINE) if a resident data set does not fit.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by the ranks, or if grey images are to be cropped;
+    (MACHINE) if a resident data set does not fit.
     """
     if config.crop_padding != "zeros" and image_set.image_shape[0] != 3:
-        raise SuiteError(
-            "--crop-padding is for colour images, which are cropped", "these are grey", "leave it out", USAGE
-        )
+        what = "--crop-padding is for colour images, which are cropped"
+        raise SuiteError(what, "these are grey", "leave it out", USAGE)
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
         image_set, config = replace(image_set, **pixels), replace(config, loader="resident", augment=False)
     shares = sampler.num_replicas
     batch_size = per_process("--batch-size", config.batch_size, shares)
     workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)
-    images, labels = image_set.train_images, image_set.train_labels
-    fewest = min(len(labels), len(image_set.test_labels))
-    if fewest < shares:
-        raise SuiteError(
-            "every rank needs an image, to train with and to test with",
-            f"{fewest} images for {shares} ranks",
-            "give a larger --train-size, or start fewer ranks",
-            USAGE,
-        )
+    train, test = ((image_set.train_images, image_set.train_labels), (image_set.test_images, image_set.test_labels))
+    if (fewest := min(len(train[1]), len(test[1]))) < shares:
+        what, found = "every rank needs an image, to train with and to test with", f"{fewest} images for {shares} ranks"
+        raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
+    train_loader: ResidentLoader | DataLoader
     if config.loader == "resident":
-        train_loader = ResidentLoader(
-            images, labels, image_set, batch_size, device, config.augment, sampler, config.crop_padding
-        )
+        augmentation = (config.augment, config.crop_padding)
+        train_loader = ResidentLoader(train, image_set, batch_size, device, augmentation, sampler)
     else:
-        most = config.max_steps and config.max_steps * batch_size
         train_loader = DataLoader(
-            AugmentedImages(image_set, config.augment, config.seed, config.crop_padding),
+            AugmentedImages(image_set, config),
             batch_size,
-            sampler=KeySampler(sampler, most),
+            sampler=KeySampler(sampler, config.max_steps and config.max_steps * batch_size),
             collate_fn=_as_it_is,
             num_workers=workers,
             pin_memory=device.type == "cuda",
@@ -231,6 +217,6 @@ def make_loaders(
             generator=torch.Generator(),  # or it draws from the one that training uses
         )
     shard = slice(sampler.rank, None, shares)
-    test_images, test_labels = image_set.test_images[shard], image_set.test_labels[shard]
-    batches = -(-len(image_set.test_labels) // (shares * max(batch_size, EVALUATION_BATCH)))
-    return train_loader, ResidentLoader(test_images, test_labels, image_set, -(-len(test_labels) // batches), device)
+    batches = -(-len(test[1]) // (shares * max(batch_size, EVALUATION_BATCH)))
+    per_batch = -(-len(test[1][shard]) // batches)
+    return train_loader, ResidentLoader((test[0][shard], test[1][shard]), image_set, per_batch, device)

@@ -22,9 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-MNIST_CLASSES = tuple("0123456789")
-CIFAR10_CLASSES = tuple("disc square triangle star ring cross crescent hourglass stripes checkerboard".split())
-
 # A whole family is held out: the bold or the italic of a known face would be too easy a test.
 TRAIN_FONTS = tuple(
     "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique DejaVuSansMono DejaVuSansMono-Bold "
@@ -61,35 +58,29 @@ TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
 
 
 def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
-    """Draw grey digits, light on dark, of classes `MNIST_CLASSES`; the test fonts are unseen.
-
-    Returns uint8 images (N, 28, 28) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled, the same for the
-    same seed. Raises ValueError if either size is below 10.
-    """
+    """Draw grey digits (N, 28, 28), light on dark; the test fonts are unseen. See _splits()."""
     return _splits(_draw_digits, (_glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)), (train_size, test_size), seed)
 
 
 def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
-    """Draw coloured shapes of classes `CIFAR10_CLASSES`; the test look is unseen.
-
-    Returns uint8 RGB images (N, 32, 32, 3) in 0..255 and int64 labels (N,) in 0..9, balanced and shuffled, the same
-    for the same seed. Raises ValueError if either size is below 10.
-    """
+    """Draw coloured shapes (N, 32, 32, 3); the test look is unseen. See _splits()."""
     return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
 
 
+DRAWN = {"digits": synthetic_mnist, "shapes": synthetic_cifar10}  # by the layout of a DataSet
+
+
 def _splits(draw: Callable, sources: tuple, sizes: tuple[int, int], seed: int) -> Splits:
-    for name, size in zip(("train_size", "test_size"), sizes, strict=True):
+    """Both splits, balanced and shuffled, the same for the same seed; raise ValueError if a size is below 10."""
+    arrays = []
+    for split, (name, source, size) in enumerate(zip(("train_size", "test_size"), sources, sizes, strict=True)):
         if size < 10:
             raise ValueError(f"{name} must be at least 10, one image per class; found {size}")
-    arrays = []
-    for split, (source, size) in enumerate(zip(sources, sizes, strict=True)):
         # A stream for each split, so that the test set does not depend on the training size.
         rng = np.random.default_rng([seed, split])
         labels = rng.permutation(np.arange(size, dtype=np.int64) % 10)
         chunks = (labels[i : i + _CHUNK] for i in range(0, size, _CHUNK))
-        images = [_to_bytes(draw(chunk, source, rng)) for chunk in chunks]
-        arrays += [np.concatenate(images), labels]
+        arrays += [np.concatenate([_to_bytes(draw(chunk, source, rng)) for chunk in chunks]), labels]
     return Splits(*arrays)
 
 
@@ -121,6 +112,12 @@ def _smooth_field(rng: np.random.Generator, count: int, cells: float | np.ndarra
     weights = 0.5 + 0.5 * np.cos(np.pi * np.clip(offset, -1, 1))  # a soft tent around each knot
     values = rng.standard_normal((count, len(knots), len(knots)), dtype=np.float32)
     return weights @ values @ weights.swapaxes(-1, -2)
+
+
+def _noisy(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Add noise of every image's own strength."""
+    noise = rng.standard_normal(images.shape, dtype=np.float32)
+    return images + _uniform(rng, 0.02, 0.12, len(images)).reshape(-1, *[1] * (images.ndim - 1)) * noise
 
 
 # --- digits
@@ -162,9 +159,7 @@ def _draw_digits(labels: np.ndarray, glyphs: np.ndarray, rng: np.random.Generato
     # Ink and paper are uneven, and the sensor adds noise.
     ink *= np.clip(0.85 + 0.3 * _smooth_field(rng, count, 5, 28), 0.2, 1.2)
     paper = 0.15 * np.abs(_smooth_field(rng, count, 4, 28))
-    image = paper + _uniform(rng, 0.4, 1.0, count) * ink
-    noise = rng.standard_normal(image.shape, dtype=np.float32)
-    return image + _uniform(rng, 0.02, 0.12, count) * noise
+    return _noisy(paper + _uniform(rng, 0.4, 1.0, count) * ink, rng)
 
 
 # --- shapes
@@ -186,7 +181,7 @@ def _checks(u: np.ndarray, v: np.ndarray, period: float) -> np.ndarray:
     return -np.cos(u * 2 * np.pi / period) * np.cos(v * 2 * np.pi / period) * period / 6
 
 
-# Signed distances, negative inside, in the order of CIFAR10_CLASSES; u and v, in radii of the object, point right and
+# Signed distances, negative inside, in the order of the classes; u and v, in radii of the object, point right and
 # down. All are even in u and turn left as often as right, so that a mirrored shape stays in its class.
 _SILHOUETTES = (
     lambda u, v: np.hypot(u, v) - 0.85,
@@ -207,9 +202,7 @@ def _draw_shapes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np
     lit = 1 + 0.15 * _smooth_field(rng, count, 3, 32)[..., None]
     hue = _uniform(rng, *look.hue, count) + np.floor(_uniform(rng, 0, 3, count)) / 3
     paint = lit * _colours(hue, _uniform(rng, 0.55, 1.0, count))
-    image = mask * paint + (1 - mask) * _background(count, look, rng)
-    noise = rng.standard_normal(image.shape, dtype=np.float32)
-    return image + _uniform(rng, 0.02, 0.12, count)[..., None] * noise
+    return _noisy(mask * paint + (1 - mask) * _background(count, look, rng), rng)
 
 
 def _silhouettes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:

@@ -24,7 +24,7 @@ begin(__name__)
 
 import psutil
 
-from common.data.archives import IDX_MD5, archives, first_problem
+from common.data.archives import are_there, read_checked
 from common.errors import MACHINE, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import (
@@ -35,6 +35,7 @@ from common.machine.environment import (
     require_torchvision,
 )
 from common.machine.lifetime import TAG
+from common.settings.datasets import DATASETS
 
 OK, NOTE, BAD = "ok", "note", "bad"
 COLOURS = {OK: "\033[32m", NOTE: "\033[33m", BAD: "\033[31m"}
@@ -160,14 +161,16 @@ def _shared_memory():
 
 def _data(root):
     """One check for each real data set. Missing is no fault: it is downloaded when it is asked for."""
-    for name in ("cifar10", *IDX_MD5):
-        files = {file: md5 for archive in archives(name) for file, md5 in archive.files.items()}
-        if not all((root / file).is_file() for file in files):
+    for name, files in ((name, known.files) for name, known in DATASETS.items() if known.archives):
+        if not are_there(root, files):
             yield Check(f"data: {name}", NOTE, f"not in {root}", "downloaded when it is first used")
-        elif problem := first_problem(root, files):
-            yield Check(f"data: {name}", BAD, "; ".join(problem), "delete it and run again")
-        else:
+            continue
+        try:
+            for file, md5 in files.items():
+                read_checked(root, {file: md5})  # one at a time is enough memory
             yield Check(f"data: {name}", OK, f"whole, in {root}")
+        except SuiteError as error:
+            yield Check(f"data: {name}", BAD, *str(error).rsplit("; ", 1))
 
 
 def _directories(data_root, output_dir):

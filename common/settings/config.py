@@ -18,18 +18,10 @@ from common.settings.arguments import (
     positive_float,
     positive_int,
 )
-from common.settings.recipes import RECIPES
+from common.settings.datasets import DATASETS, RECIPES
 from common.settings.schedules import SCHEDULES
 from common.settings.totals import check_workers
 
-DEFAULT_MODEL = {
-    "cifar10": "vgg",
-    "mnist": "lenet",
-    "fashion-mnist": "lenet",
-    "synthetic-cifar10": "vgg",
-    "synthetic-mnist": "lenet",
-}
-DATASETS = tuple(DEFAULT_MODEL)
 FOLDER = "folder:"
 OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
 OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
@@ -405,7 +397,7 @@ def check_tensorboard() -> None:
 
 def default_model(dataset: str) -> str:
     """Return the network that is trained on a data set unless --model says otherwise."""
-    return DEFAULT_MODEL.get(dataset, "vgg")
+    return DATASETS[dataset].model if dataset in DATASETS else "vgg"
 
 
 def check_image_size(dataset: str, image_size: int | None) -> None:

@@ -1,88 +1,80 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
-from types import SimpleNamespace
+import os
 
 import numpy as np
 import pytest
-from torchvision import datasets
+import torch
+from PIL import Image
+from torchvision import datasets, transforms
 
 from common.data import image_set as data
-from common.data.image_set import load_image_set
+from common.data import loaders
+from common.data.augment import batch_transform, image_transform, peak_bytes
+from common.data.image_set import PARTS, load_image_set
 from common.data.loaders import EVALUATION_BATCH
-from common.errors import DATA, USAGE, SuiteError
+from common.errors import DATA, MACHINE, USAGE, SuiteError
 from common.settings.config import LOADERS
+from common.settings.datasets import DATASETS
+from tests.pretended_gpus import pretended_gpus
 from tests.fixtures import CPU, make_config, make_image_set, make_loaders
 
+LOADER = pytest.mark.parametrize("loader", LOADERS)
+CHANNELS = pytest.mark.parametrize("channels", [1, 3])
+AUGMENTED = pytest.mark.parametrize("channels, crop_padding", [(1, "zeros"), (3, "zeros"), (3, "reflect")])
+AUGMENT = pytest.mark.parametrize("augment", [True, False])
+PLAIN = {"batch_size": 12, "augment": False}
+NORMS = {1: {"mean": (0.1,), "std": (0.5,)}, 3: {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}}
 
-def batches(image_set, config, rank, world_size, epoch):
-    train_loader, _ = make_loaders(image_set, config, CPU, rank, world_size, epoch)
-    return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in train_loader]
+
+def indices(loader):
+    """Which images a loader gives, batch by batch."""
+    return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in loader]
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_shards_are_disjoint_cover_the_set_and_change_with_the_epoch(world_size, loader):
-    config = make_config(batch_size=12, augment=False, loader=loader)
+def batches(size, rank=0, world_size=1, epoch=1, **values):
+    return indices(
+        make_loaders(make_image_set(size), make_config(**{**PLAIN, **values}), CPU, rank, world_size, epoch)[0]
+    )
+
+
+@LOADER
+@pytest.mark.parametrize("size, world_size", [(60, 1), (60, 2), (60, 3), (59, 3)])
+def test_ranks_get_as_many_images_each_once_and_others_every_epoch(size, world_size, loader):
     epochs = []
     for epoch in (1, 2):
-        shards = [sum(batches(make_image_set(60), config, rank, world_size, epoch), []) for rank in range(world_size)]
-        assert sorted(sum(shards, [])) == list(range(60))
+        shards = [sum(batches(size, rank, world_size, epoch, loader=loader), []) for rank in range(world_size)]
+        assert {len(shard) for shard in shards} == {size // world_size}
+        assert len(set(sum(shards, []))) == size // world_size * world_size
         epochs.append(shards)
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@LOADER
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device(world_size, loader):
-    config = make_config(batch_size=12, augment=False, loader=loader)
-    alone = batches(make_image_set(60), config, 0, 1, epoch=1)
-    ranks = [batches(make_image_set(60), config, rank, world_size, epoch=1) for rank in range(world_size)]
-    assert [sorted(sum(parts, ())) for parts in zip(*[map(tuple, rank) for rank in ranks], strict=True)] == [
-        sorted(batch) for batch in alone
-    ]
-
-
-def test_images_that_were_just_decoded_lie_in_memory_as_those_that_were_kept(monkeypatch, tmp_path):
-    channels_first = np.arange(2 * 3 * 32 * 32, dtype=np.uint8).reshape(2, 3, 32, 32)
-    split = SimpleNamespace(data=channels_first.transpose(0, 2, 3, 1), targets=[3, 4], classes=["cat", "dog"])
-    monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda root, train: split)
-    images, labels, *_ = data._decode("cifar10", tmp_path, {})
-    assert images.flags.c_contiguous and (images == split.data).all() and labels.tolist() == [3, 4]
+    ranks = [batches(60, rank, world_size, loader=loader) for rank in range(world_size)]
+    together = [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)]
+    assert together == [sorted(batch) for batch in batches(60, loader=loader)]
 
 
 def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
-    image_set, config = make_image_set(60), make_config(batch_size=12, augment=False, loader="workers")
-    short = make_config(batch_size=12, augment=False, loader="workers", max_steps=2)
-    assert batches(image_set, short, 0, 2, epoch=1) == batches(image_set, config, 0, 2, epoch=1)[:2]
-    assert len(make_loaders(image_set, short, CPU)[0]) == 2
+    assert batches(60, 0, 2, max_steps=2) == batches(60, 0, 2)[:2]
+    assert len(make_loaders(make_image_set(60), make_config(**PLAIN, max_steps=2), CPU)[0]) == 2
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_set_that_does_not_divide_gives_every_rank_as_many_images_and_none_twice(loader):
-    config = make_config(batch_size=12, augment=False, loader=loader)
-    shards = [sum(batches(make_image_set(59), config, rank, 3, 1), []) for rank in range(3)]
-    assert [len(shard) for shard in shards] == [19, 19, 19]
-    assert len(set(sum(shards, []))) == 57
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_test_image_is_evaluated_once(world_size):
-    seen = []
-    for rank in range(world_size):
-        _, test_loader = make_loaders(make_image_set(59), make_config(batch_size=12), CPU, rank, world_size)
-        seen += [int(value) for images, _ in test_loader for value in (images[:, 0, 0, 0] * 255).round()]
-    assert sorted(seen) == list(range(59))
-
-
-@pytest.mark.parametrize("images, ranks", [(1001, 2), (1500, 2), (2000, 3)])
-def test_all_ranks_evaluate_as_many_batches(images, ranks):
+@pytest.mark.parametrize("images, ranks", [(59, 1), (59, 2), (59, 3), (1001, 2), (1500, 2), (2000, 3)])
+def test_every_test_image_is_evaluated_once_in_as_many_batches_on_every_rank(images, ranks):
     # 501 and 500 images would be two batches and one: ranks that exchange something in each would wait for ever
-    loaders = [
+    found = [
         make_loaders(make_image_set(images), make_config(batch_size=12), CPU, rank, ranks)[1] for rank in range(ranks)
     ]
-    sizes = [[len(labels) for _, labels in loader] for loader in loaders]
-    assert len({len(rank) for rank in sizes}) == 1 and sum(map(sum, sizes)) == images
-    assert max(map(max, sizes)) <= EVALUATION_BATCH
+    seen = [indices(loader) for loader in found]
+    assert (
+        len({len(rank) for rank in seen}) == 1
+        and max(len(batch) for rank in seen for batch in rank) <= EVALUATION_BATCH
+    )
+    assert sorted(sum(sum(seen, []), [])) == sorted(number % 256 for number in range(images))
 
 
 @pytest.mark.parametrize("flag", ["batch_size", "num_workers"])
@@ -93,11 +85,10 @@ def test_totals_that_do_not_divide_are_errors(flag):
     assert caught.value.exit_code == USAGE
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("loader", LOADERS)
+@CHANNELS
+@LOADER
 def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epoch_and_for_every_seed(loader, channels):
-    image_set = make_image_set(24, channels)
-    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+    image_set = make_image_set(24, channels, random=True)
 
     def images(epoch, rank=0, world_size=1, workers=0, seed=1):
         config = make_config(batch_size=12, num_workers=workers, seed=seed, loader=loader)
@@ -110,43 +101,173 @@ def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epo
         assert len(images(1) & others) < 4
 
 
+@CHANNELS
+def test_a_rank_draws_for_its_own_images_alone_on_its_device_what_one_rank_would(channels):
+    image_set, config = make_image_set(60, channels, random=True), make_config(batch_size=12, loader="resident")
+
+    def images(device, rank=0, world_size=1):
+        loader, _ = make_loaders(image_set, config, device, rank, world_size, epoch=3)
+        copies.clear()
+        return [batch.cpu() for batch, _ in loader]
+
+    copies = []
+    alone = images(CPU)
+    with pretended_gpus("first") as gpus:
+        copies = gpus.copies
+        for rank in (0, 1):
+            for batch, expected in zip(images(torch.device("cuda", 0), rank, 2), alone, strict=True):
+                torch.testing.assert_close(batch, expected[rank::2])
+            assert [copy.bytes for copy in copies if copy.target == "cuda:0"] == [30 * 8]  # which images
+
+
+@CHANNELS
+def test_resident_batches_are_the_workers_batches_image_by_image(channels):
+    found = []
+    for loader in ("workers", "resident"):
+        config = make_config(batch_size=16, augment=False, loader=loader)
+        train_loader, _ = make_loaders(make_image_set(60, channels, random=True), config, CPU, 1, 2, epoch=3)
+        assert len(train_loader) == 4
+        found.append(list(train_loader))
+    for (images, labels), (other, other_labels) in zip(*found, strict=True):
+        torch.testing.assert_close(images, other)
+        assert torch.equal(labels, other_labels) and other.is_contiguous(memory_format=torch.channels_last)
+
+
+@CHANNELS
+def test_test_images_are_normalised_as_torchvision_does_it(channels):
+    image_set = make_image_set(60, channels, random=True, **NORMS[channels])
+    _, test_loader = make_loaders(image_set, make_config(batch_size=12), CPU)
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(image_set.mean, image_set.std)])
+    expected = torch.stack([transform(Image.fromarray(image)) for image in image_set.test_images])
+    torch.testing.assert_close(torch.cat([images for images, _ in test_loader]), expected)
+
+
+@AUGMENTED
+@AUGMENT
+def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, crop_padding, augment):
+    size, image_set = 60, make_image_set(60, channels, random=True, **NORMS[channels])
+    config = make_config(augment=augment, crop_padding=crop_padding, num_workers=0, batch_size=12, seed=5)
+    augmentation = image_transform(image_set.image_shape, augment, crop_padding)
+    normalize = transforms.Normalize(image_set.mean, image_set.std)
+    transform = transforms.Compose([augmentation, transforms.ToTensor(), normalize])
+    expected, keys = [], [3, 59, 3 * size + 3]  # of the first epoch, and of the fourth
+    for key in keys:
+        torch.manual_seed(hash((5, key)) % 2**32)
+        expected.append(transform(Image.fromarray(image_set.train_images[key % size])))
+    images, labels = make_loaders(image_set, config, CPU)[0].dataset.__getitems__(keys)
+    assert torch.equal(images, torch.stack(expected)) and images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == image_set.train_labels[[3, 59, 3]].tolist() and labels.dtype == torch.int64
+    assert torch.equal(images[0], images[2]) != augment
+
+
+@pytest.mark.parametrize("nice", [10, 0])
+def test_workers_give_way_to_the_training(nice):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    loader, _ = make_loaders(make_image_set(60), make_config(num_workers=2, batch_size=12, worker_nice=nice), CPU)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 5
+    assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + nice)] * 2
+
+
+@LOADER
+def test_grey_images_are_not_cropped(loader):
+    with pytest.raises(SuiteError, match="--crop-padding is for colour images, .*; these are grey; leave") as caught:
+        make_loaders(make_image_set(60), make_config(loader=loader, crop_padding="reflect"), CPU)
+    assert caught.value.exit_code == USAGE
+
+
+@AUGMENTED
+@AUGMENT
+def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, crop_padding, augment, monkeypatch):
+    image_set = make_image_set(60, channels)
+    config = make_config(loader="resident", augment=augment, crop_padding=crop_padding)
+    images = torch.from_numpy(image_set.train_images).view(60, *image_set.image_shape[1:], channels)
+    needed = peak_bytes(images.shape, augment, crop_padding)
+    held = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for value in vars(batch_transform(images, augment, crop_padding)).values()
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
+    }
+    on_the_way = (channels == 3) + 1 if augment else 0  # the images as they came, and the mirrored ones
+    assert needed == sum(held.values()) + on_the_way * images.nbytes
+    monkeypatch.setattr(loaders, "free_memory", lambda device: needed)
+    make_loaders(image_set, config, CPU)
+    monkeypatch.setattr(loaders, "free_memory", lambda device: needed - 1)
+    with pytest.raises(SuiteError, match=r"memory of cpu; .* MiB needed, .* MiB free; type --loader workers") as caught:
+        make_loaders(image_set, config, CPU)
+    assert caught.value.exit_code == MACHINE
+
+
+# ---- what is kept on disk; damaged files are in tests/faults/test_bad_data.py
+
+
 def test_train_size_cuts_the_training_images_only(data_root):
-    config = make_config(dataset="synthetic-mnist", data_root=str(data_root), train_size=100)
-    image_set = load_image_set(config)
-    assert len(image_set.train_images) == len(image_set.train_labels) == 100
-    assert len(image_set.test_images) == 2000
+    config = {"dataset": "synthetic-mnist", "data_root": str(data_root)}
+    image_set = load_image_set(make_config(**config, train_size=100))
+    assert len(image_set.train_images) == len(image_set.train_labels) == 100 and len(image_set.test_images) == 2000
     with pytest.raises(SuiteError, match="10000 training images") as caught:
-        load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root), train_size=10**6))
+        load_image_set(make_config(**config, train_size=10**6))
     assert caught.value.exit_code == DATA
 
 
 def test_a_synthetic_set_is_cached_and_a_damaged_cache_is_made_anew(data_root, monkeypatch):
     config = make_config(dataset="synthetic-mnist", data_root=str(data_root))
-    first = load_image_set(config)
-    calls = []
-    generate, classes = data.SYNTHETIC["synthetic-mnist"]
-    monkeypatch.setitem(data.SYNTHETIC, "synthetic-mnist", (lambda: calls.append(1) or generate(), classes))
-    assert np.array_equal(load_image_set(config).train_images, first.train_images)
-    assert not calls
+    first, calls, draw = load_image_set(config), [], data.synthetic.DRAWN["digits"]
+    monkeypatch.setitem(data.synthetic.DRAWN, "digits", lambda: calls.append(1) or draw())
+    assert np.array_equal(load_image_set(config).train_images, first.train_images) and not calls
     (cache,) = (data_root / "synthetic").glob("synthetic-mnist-*.npz")
     content = bytearray(cache.read_bytes())
     content[len(content) // 2] ^= 1
     cache.write_bytes(content)
-    assert np.array_equal(load_image_set(config).train_images, first.train_images)
-    assert calls
+    assert np.array_equal(load_image_set(config).train_images, first.train_images) and calls
 
 
-def test_what_is_known_of_the_real_data_sets_is_true(real_data):
-    known = {
-        "cifar10": datasets.CIFAR10(real_data).classes,
-        "mnist": datasets.MNIST.classes,
-        "fashion-mnist": datasets.FashionMNIST.classes,
-    }
-    assert {name: tuple(classes) for name, classes in known.items()} == data.CLASSES
-    for name, (mean, std) in data.STATISTICS.items():
-        images = load_image_set(make_config(dataset=name, data_root=str(real_data))).train_images
-        grey, pixels = np.arange(256) / 255, images.reshape(-1, len(mean))
-        for channel in range(len(mean)):
-            share = np.bincount(pixels[:, channel], minlength=256) / len(pixels)
-            assert (share * grey).sum() == pytest.approx(mean[channel], abs=1e-4)
-            assert (share * (grey - mean[channel]) ** 2).sum() ** 0.5 == pytest.approx(std[channel], abs=1e-4)
+@pytest.mark.parametrize("name", ["mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
+def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, real_data, tmp_path, monkeypatch):
+    for directory in ("MNIST", "cifar-10-batches-py"):
+        (tmp_path / directory).symlink_to(real_data / directory)
+    config = make_config(dataset=name, data_root=str(tmp_path), loader="resident")
+    first, decoded, layout = load_image_set(config), [], DATASETS[name].layout
+    slow = data.LAYOUTS[layout]
+    monkeypatch.setitem(data.LAYOUTS, layout, lambda contents: decoded.append(1) or slow(contents))
+    second = load_image_set(config)
+    assert not decoded and second.classes == first.classes
+    for part in PARTS:
+        array, kept_array = getattr(first, part), getattr(second, part)
+        assert np.array_equal(array, kept_array) and array.dtype == kept_array.dtype
+        assert array.flags.c_contiguous and array.flags.writeable
+    kept = tmp_path / "decoded" / f"{name}-test_images.npy"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(decoded) == 1
+    labels = tmp_path / "decoded" / f"{name}-train_labels.npy"
+    np.save(labels, np.r_[np.zeros(1000, int), first.train_labels[1000:]])
+    assert np.array_equal(load_image_set(config).train_labels, first.train_labels) and len(decoded) == 2
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist"])
+def test_what_is_known_of_the_real_data_sets_is_true(name, real_data):
+    known = DATASETS[name]
+    if name == "cifar10":
+        theirs, there = datasets.CIFAR10, datasets.CIFAR10(real_data).classes
+        assert [(archive.name, archive.md5) for archive in known.archives] == [(theirs.filename, theirs.tgz_md5)]
+        assert {file.split("/")[1]: md5 for file, md5 in known.files.items()} == dict(
+            theirs.train_list + theirs.test_list
+        )
+        assert f"{known.places[0]}/{theirs.filename}" == theirs.url
+    else:
+        theirs = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
+        there = theirs.classes
+        assert [(archive.name, archive.md5) for archive in known.archives] == theirs.resources
+        assert [f"{place}/" for place in known.places] == theirs.mirrors
+    assert tuple(there) == known.classes
+    image_set = load_image_set(make_config(dataset=name, data_root=str(real_data)))
+    mean, std = data._statistics(image_set.train_images)
+    assert image_set.mean == pytest.approx(mean, abs=1e-4) and image_set.std == pytest.approx(std, abs=1e-4)
+
+
+@CHANNELS
+def test_statistics_are_those_of_the_pixels(channels):
+    images = make_image_set(60, channels, random=True).train_images
+    mean, std = data._statistics(images)
+    pixels = images.reshape(-1, channels) / 255
+    assert mean == pytest.approx(pixels.mean(0)) and std == pytest.approx(pixels.std(0))

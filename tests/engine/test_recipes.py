@@ -11,7 +11,7 @@ import compare_parallel
 from common.files.probe import Probe, probe_from_dict
 from common.programs import probe
 from common.settings.config import DATASETS, RunConfig
-from common.settings.recipes import RECIPES
+from common.settings.datasets import RECIPES
 from comparison.methods import Machine
 from comparison.run.session import print_commands
 

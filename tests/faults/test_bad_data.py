@@ -14,16 +14,17 @@ import sys
 import tarfile
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 
-from common.data import archives as files
-from common.data import download, image_set
+from common.data import archives, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
-from tests.fixtures import PROJECT, Bomb, child_environment, give_up_root, make_config
+from common.settings.datasets import DATASETS, Archive
+from tests.fixtures import PROJECT, child_environment, give_up_root, make_config
 
 
 def idx(array):
@@ -91,76 +92,68 @@ def server():
     server.http.server_close()
 
 
-def know_checksum(name, arrays, monkeypatch):
-    """Let a small set made here be what is known by a real one's name."""
-    small = image_set.ImageSet(name, *arrays, image_set.CLASSES[name], *image_set.STATISTICS[name])
-    monkeypatch.setitem(image_set.SHA256, name, image_set.checksum(small))
+@pytest.fixture
+def known(server, monkeypatch):
+    """known(name, archives, arrays): let a small set on the local server be what is known by a real one's name."""
+
+    def known(name, archives, arrays):
+        server.files |= {archive.name: content for archive, content in archives}
+        checksum = image_set.checksum(image_set._real_set(name, DATASETS[name], arrays))
+        found = {"places": (server.address,), "archives": tuple(archive for archive, _ in archives), "sha256": checksum}
+        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **found))
+
+    return known
 
 
 @pytest.fixture
-def mnist(server, monkeypatch):
-    """A small MNIST on the local server, known to torchvision and to us by its checksums."""
-    from torchvision.datasets import MNIST
-
-    resources, checksums, decoded, random = [], {}, [], np.random.default_rng(0)
+def mnist(server, known):
+    """A small MNIST on the local server."""
+    archives, decoded, random = [], [], np.random.default_rng(0)
     for split, size in (("train", 40), ("t10k", 20)):
         for name, array in (
-            (f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28))),
+            (f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28), np.uint8)),
             (f"{split}-labels-idx1-ubyte", np.arange(size) % 10),
         ):
-            content = idx(array)
-            server.files[f"{name}.gz"] = gzip.compress(content)
-            resources.append((f"{name}.gz", md5(server.files[f"{name}.gz"])))
-            checksums[f"MNIST/raw/{name}"] = md5(content)
-            decoded.append(array.astype(np.int64 if array.ndim == 1 else np.uint8))
-    monkeypatch.setattr(MNIST, "mirrors", [server.address])
-    monkeypatch.setattr(MNIST, "resources", resources)
-    monkeypatch.setitem(files.IDX_MD5, "mnist", checksums)
-    know_checksum("mnist", decoded, monkeypatch)
+            content, decoded = idx(array), [*decoded, array]
+            packed = gzip.compress(content)
+            archives.append((Archive(f"{name}.gz", md5(packed), {f"MNIST/raw/{name}": md5(content)}), packed))
+    known("mnist", archives, decoded)
     return server
 
 
-@pytest.fixture
-def cifar10(server, monkeypatch):
-    """A small CIFAR-10 on the local server; cifar10(extra member's name) packs one more file into its archive."""
-    from torchvision.datasets import CIFAR10
+class Bomb:
+    """Unpickled, it leaves a marker file."""
 
-    content = {
-        name: pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
-        for name in ("data_batch_1", "data_batch_2", "test_batch")
-    }
-    content["batches.meta"] = pickle.dumps({"label_names": [*"abcdefghij"]})
-    know_checksum(
-        "cifar10",
-        [
-            part
-            for count in (2, 1)
-            for part in (np.full((10 * count, 32, 32, 3), 9, np.uint8), np.array([*range(10)] * count))
-        ],
-        monkeypatch,
-    )
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture
+def cifar10(known):
+    """A small CIFAR-10 on the local server; cifar10(extra member's name) packs one more file into its archive."""
+    content = pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
+    files = {f"cifar-10-batches-py/{name}": content for name in ("data_batch_1", "data_batch_2", "test_batch")}
+    images, labels = np.full((20, 32, 32, 3), 9, np.uint8), np.arange(20) % 10
 
     def pack(extra=None):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for name, inside in [
-                *((f"cifar-10-batches-py/{name}", data) for name, data in content.items()),
-                *([(extra, b"x")] if extra else []),
-            ]:
+            for name, inside in {**files, **({extra: b"x"} if extra else {})}.items():
                 entry = tarfile.TarInfo(name)
                 entry.size = len(inside)
                 archive.addfile(entry, io.BytesIO(inside))
-        server.files["cifar-10-python.tar.gz"] = buffer.getvalue()
-        monkeypatch.setattr(CIFAR10, "tgz_md5", md5(buffer.getvalue()))
+        packed, sums = buffer.getvalue(), {name: md5(inside) for name, inside in files.items()}
+        archives = [(Archive("cifar-10-python.tar.gz", md5(packed), sums), packed)]
+        known("cifar10", archives, (images, labels, images[:10], labels[:10]))
 
     pack()
-    monkeypatch.setattr(CIFAR10, "url", server.address + "cifar-10-python.tar.gz")
-    monkeypatch.setattr(
-        CIFAR10, "train_list", [[name, md5(content[name])] for name in ("data_batch_1", "data_batch_2")]
-    )
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(content["test_batch"])]])
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(content["batches.meta"])})
     return pack
+
+
+FETCH = ("-m", "common.programs.fetch", "--dataset")
 
 
 def config_of(name, root, **values):
@@ -204,17 +197,17 @@ def test_what_another_data_set_left_is_not_built_upon(mnist, tmp_path):
     assert mnist.requests[1] == ("train-images-idx3-ubyte.gz", None)  # the second try, from scratch
 
 
-def test_data_url_names_another_place(mnist, tmp_path, monkeypatch):
-    from torchvision.datasets import MNIST
+def elsewhere(*places):
+    return replace(DATASETS["mnist"], places=tuple(f"http://127.0.0.1:9/{place}" for place in places))
 
-    monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/"])
+
+def test_data_url_names_another_place(mnist, tmp_path, monkeypatch):
+    monkeypatch.setitem(DATASETS, "mnist", elsewhere(""))
     assert len(load_image_set(config_of("mnist", tmp_path, data_url=mnist.address)).train_labels) == 40
 
 
 def test_no_network(mnist, tmp_path, monkeypatch, refused):
-    from torchvision.datasets import MNIST
-
-    monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/second/"])
+    monkeypatch.setitem(DATASETS, "mnist", elsewhere("", "second/"))
     with refused(
         "no data, no network",
         DATA,
@@ -248,14 +241,14 @@ def test_a_part_that_is_whole_already(mnist, tmp_path):
 
 
 def test_a_server_at_1_kb_per_second(mnist, tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(download, "SLOW_SECONDS", 1)
+    monkeypatch.setattr(archives, "SLOW_SECONDS", 1)
     mnist.behave = "1 kB/s"
     with refused("server at 1 kB/s", DATA, "kB/s, given up after 1 s"):
         load_image_set(config_of("mnist", tmp_path))
 
 
 def test_a_server_that_stalls(mnist, tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(archives, "STALL_SECONDS", 0.5)
     mnist.behave = "stalls"
     with refused("server stalls", DATA, "timed out", "100 bytes are kept"):
         load_image_set(config_of("mnist", tmp_path))
@@ -347,13 +340,11 @@ def test_labels_that_changed_under_the_same_size_and_time(mnist, tmp_path, refus
 
 
 def test_what_is_decoded_wrongly_is_neither_used_nor_kept(mnist, tmp_path, monkeypatch, refused):
-    right = image_set._decode
-
-    def wrong(*arguments):
-        images, labels, *rest = right(*arguments)
+    def wrong(contents):
+        images, labels, *rest = image_set._read_idx(contents)
         return [images, (labels + 1) % 10, *rest]
 
-    monkeypatch.setattr(image_set, "_decode", wrong)
+    monkeypatch.setitem(image_set.LAYOUTS, "idx", wrong)
     with refused("labels that are decoded wrongly", DATA, "data set mnist in", "comes out wrong"):
         load_image_set(config_of("mnist", tmp_path))
     assert not (tmp_path / "decoded").exists()
@@ -398,30 +389,32 @@ def test_a_decoded_copy_that_nobody_writes(mnist, tmp_path, keep):
     assert np.array_equal(again.train_images, first.train_images) and path.is_fifo()
 
 
+IMAGES, LABELLED = np.zeros((3, 28, 28), np.uint8), [np.zeros((3, 28, 28), np.uint8), np.zeros(3, int)]
+
+
 @pytest.mark.parametrize(
     "fault, arrays",
     [
         ("other arrays", [np.zeros(3)] * 4),
-        ("two arrays", [np.zeros((3, 28, 28), np.uint8)] * 2),
-        ("labels of floats", [np.zeros((3, 28, 28), np.uint8), np.zeros(3)] * 2),
-        (
-            "images of two shapes",
-            [np.zeros((3, 28, 28), np.uint8), np.zeros(3, int), np.zeros((3, 9, 9), np.uint8), np.zeros(3, int)],
-        ),
+        ("two arrays", [IMAGES] * 2),
+        ("labels of floats", [IMAGES, np.zeros(3)] * 2),
+        ("images of two shapes", [*LABELLED, np.zeros((3, 9, 9), np.uint8), np.zeros(3, int)]),
+        ("fewer labels than images", [IMAGES, np.zeros(2, int), *LABELLED]),
+        ("a label of 77", [*LABELLED, IMAGES, np.full(3, 77)]),
+        ("a label of -1", [*LABELLED, IMAGES, np.full(3, -1)]),
         ("one that is compressed", None),
     ],
 )
 def test_a_synthetic_set_that_is_something_else_is_made_anew(fault, arrays, tmp_path, monkeypatch, keep):
     made = [np.ones((4, 28, 28), np.uint8), np.arange(4), np.ones((2, 28, 28), np.uint8), np.arange(2)]
-    classes = tuple("0123456789")
-    monkeypatch.setitem(image_set.SYNTHETIC, "synthetic-mnist", (lambda: made, classes))
-    config = config_of("synthetic-mnist", tmp_path)
+    monkeypatch.setitem(image_set.synthetic.DRAWN, "digits", lambda: made)
+    config, classes = config_of("synthetic-mnist", tmp_path), np.array(DATASETS["synthetic-mnist"].classes)
     load_image_set(config)
     (cache,) = (tmp_path / "synthetic").iterdir()
     if arrays:
-        np.savez(cache, *arrays)
+        np.savez(cache, *arrays, classes)
     else:
-        np.savez_compressed(cache, np.zeros((10**4, 28, 28), np.uint8), np.arange(4), *made[2:])
+        np.savez_compressed(cache, np.zeros((10**4, 28, 28), np.uint8), np.arange(10**4) % 10, *made[2:], classes)
     start = time.perf_counter()
     again = load_image_set(config)
     keep(f"a synthetic set with {fault}", 0, "", time.perf_counter() - start)
@@ -445,22 +438,9 @@ def test_a_malicious_pickle_is_never_opened(cifar10, tmp_path, refused):
 @pytest.mark.slow
 def test_one_of_two_that_make_the_same_set_is_killed(tmp_path, keep):
     def fetch():
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "common.programs.fetch",
-                "--dataset",
-                "synthetic-mnist",
-                "--data-root",
-                tmp_path / "data",
-            ],
-            cwd=PROJECT,
-            env=child_environment(),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        command = [sys.executable, *FETCH, "synthetic-mnist", "--data-root", tmp_path / "data"]
+        pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=PROJECT, env=child_environment(), **pipes)
 
     def wait_until(true, process):
         deadline = time.time() + 60
@@ -498,19 +478,8 @@ def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request,
         shutil.copytree(data_root / "synthetic", root / "synthetic")
     for path in [root, *root.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = project(
-        "-m", "common.programs.fetch", "--dataset", name, "--data-root", root, tiny=False, preexec_fn=give_up_root
-    )
+    done = project(*FETCH, name, "--data-root", root, tiny=False, preexec_fn=give_up_root)
     keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0 and "training and" in done.stdout, done.stderr
-    missing = project(
-        "-m",
-        "common.programs.fetch",
-        "--dataset",
-        "fashion-mnist",
-        "--data-root",
-        root,
-        tiny=False,
-        preexec_fn=give_up_root,
-    )
+    missing = project(*FETCH, "fashion-mnist", "--data-root", root, tiny=False, preexec_fn=give_up_root)
     assert missing.returncode == DATA and f"cannot put data into {root}; Permission denied" in missing.stderr
