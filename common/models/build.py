@@ -42,10 +42,11 @@ class Network(nn.Sequential):
         return part
 
 
-def build_model(config: RunConfig | str, images: ImageSet | tuple[int, int, int], *rest, **named) -> Network:
+def build_model(config: RunConfig, images: ImageSet, *rest, **named) -> Network:
     """Return the network that `config` names, for these images: see build_network()."""
     if isinstance(config, str):  # until every script hands over its config
-        return build_network(config, images, *rest, **named)
+        return build_network(config, images, *rest, **named)  # type: ignore[arg-type]
+    assert config.model is not None  # parse() has chosen one
     return build_network(config.model, images.image_shape, config.seed, config.precision, len(images.classes))
 
 
@@ -101,102 +102,75 @@ def _blocks(module):
 def _of_torchvision(name, image_shape, classes):
     from torchvision import models
 
-    if name not in models.list_models(module=models):
-        near = difflib.get_close_matches(name, models.list_models(module=models), n=1)
-        raise SuiteError(
-            f"torchvision has no classifier {name}",
-            "see torchvision.models.list_models()",
-            f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50",
-            USAGE,
-        )
+    if name not in (known := models.list_models(module=models)):
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50"
+        found = "see torchvision.models.list_models()"
+        raise SuiteError(f"torchvision has no classifier {name}", found, advice, USAGE)
     if image_shape[0] != 3:
-        raise SuiteError(
-            f"torchvision:{name} takes colour images",
-            f"these have {image_shape[0]} channel",
-            "type --dataset cifar10, or a folder of your own",
-            USAGE,
-        )
+        found, advice = f"these have {image_shape[0]} channel", "type --dataset cifar10, or a folder of your own"
+        raise SuiteError(f"torchvision:{name} takes colour images", found, advice, USAGE)
     if name in AUXILIARY:
         made = f"torchvision.models.{name}(num_classes=classes, aux_logits=False, init_weights=True)"
-        raise SuiteError(
-            f"torchvision:{name} returns more than logits in training",
-            "it has auxiliary classifiers",
-            f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}",
-            USAGE,
-        )
+        advice = f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}"
+        what = f"torchvision:{name} returns more than logits in training"
+        raise SuiteError(what, "it has auxiliary classifiers", advice, USAGE)
     return models.get_model(name, weights=None, num_classes=classes)
 
 
 def _of_file(path, function, image_shape, classes):
     """Call a function of a reader's own file; whatever goes wrong in there is one line."""
-    wanted = f"--model {path}:{function}"
+    wanted, mend = f"--model {path}:{function}", f"mend {path}"
     if not path.is_file():
         raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
     specification = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     loaded = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = loaded  # as an import would have it
     sys.path.append(str(path.parent.resolve()))  # for what lies beside it
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a program prints as JSON stays JSON
-            specification.loader.exec_module(loaded)
+    with _one_line(f"{wanted} cannot be loaded", mend):
+        specification.loader.exec_module(loaded)
         build = getattr(loaded, function)
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"{wanted} cannot be loaded", cause, f"mend {path}", USAGE) from None
+    called = f"{mend}: it is called as {function}(image_shape={image_shape}, classes={classes})"
+    with _one_line(f"{wanted} failed", called):
+        module = build(image_shape, classes)
+    if not isinstance(module, nn.Module):
+        raise SuiteError(f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", mend, USAGE)
+    return module
+
+
+@contextlib.contextmanager
+def _one_line(what, advice):
+    """A reader's own code: if it fails, that is one line; what it prints goes to stderr, out of a program's JSON."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            module = build(image_shape, classes)
+            yield
     except Exception as error:
-        raise SuiteError(
-            f"{wanted} failed",
-            f"{type(error).__name__}: {error}",
-            f"mend {path}: it is called as {function}(image_shape={image_shape}, classes={classes})",
-            USAGE,
-        ) from None
-    if not isinstance(module, nn.Module):
-        raise SuiteError(
-            f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", f"mend {path}", USAGE
-        )
-    return module
+        raise SuiteError(what, f"{type(error).__name__}: {error}", advice, USAGE) from None
 
 
 @torch.no_grad()
 def _try(network, name, image_shape, classes):
     """Raise SuiteError (USAGE) unless a network maps two images to logits, also in training."""
-    images = torch.zeros(2, *image_shape)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise SuiteError(
-            f"--model {name} does not take images of shape {tuple(image_shape)}",
-            cause,
-            "see --dataset and --image-size, or mend it",
-            USAGE,
-        ) from None
+    what = f"--model {name} does not take images of shape {tuple(image_shape)}"
+    with _one_line(what, "see --dataset and --image-size, or mend it"):
+        images = torch.zeros(2, *image_shape)
+        outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
+    what = f"--model {name} must map images (B, C, H, W) to logits (B, {classes})"
     for logits in outputs:
-        if getattr(logits, "shape", None) != (2, classes):
-            alone = isinstance(logits, torch.Tensor)
-            raise SuiteError(
-                f"--model {name} must map images (B, C, H, W) to logits (B, {classes})",
-                f"two images gave {tuple(logits.shape) if alone else type(logits).__name__}",
-                "let its last layer have one output for each class"
-                if alone
-                else "return the logits alone, in training too",
-                USAGE,
-            )
+        if not isinstance(logits, torch.Tensor):
+            advice = "return the logits alone, in training too"
+            raise SuiteError(what, f"two images gave {type(logits).__name__}", advice, USAGE)
+        if logits.shape != (2, classes):
+            advice = "let its last layer have one output for each class"
+            raise SuiteError(what, f"two images gave {tuple(logits.shape)}", advice, USAGE)
 
 
 def refuse_uncut(model: nn.Sequential) -> None:
     """Raise SuiteError (USAGE) for a network that has one block alone."""
     if len(model) < 2:
-        raise SuiteError(
-            "this model cannot be cut",
-            "it is no plain nn.Sequential of two parts or more",
-            "return nn.Sequential(first, second) from your function, or leave the cut out",
-            USAGE,
-        )
+        found = "it is no plain nn.Sequential of two parts or more"
+        advice = "return nn.Sequential(first, second) from your function, or leave the cut out"
+        raise SuiteError("this model cannot be cut", found, advice, USAGE)
 
 
 def split_index(model: nn.Sequential, block: str) -> int:
@@ -206,10 +180,6 @@ def split_index(model: nn.Sequential, block: str) -> int:
     """
     names = block_names(model)
     if block not in names[1:]:
-        raise SuiteError(
-            "--split-at needs the name of the second stage's first block",
-            f"found {block!r}",
-            f"choose from {', '.join(names[1:])}",
-            USAGE,
-        )
+        what = "--split-at needs the name of the second stage's first block"
+        raise SuiteError(what, f"found {block!r}", f"choose from {', '.join(names[1:])}", USAGE)
     return names.index(block)

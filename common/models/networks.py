@@ -1,5 +1,6 @@
 """Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name; build_model() makes one of them."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -124,7 +125,8 @@ def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
 
 
-BUILDERS = {
+# (channels, height, width, classes) → the names and parts of its blocks.
+BUILDERS: dict[str, Callable[..., Iterator[tuple[str, nn.Module]]]] = {
     "lenet": _lenet,
     "mlp": _mlp,
     "strided": _strided,

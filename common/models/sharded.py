@@ -1,9 +1,14 @@
 """Tensors of which every rank holds a share (DTensors): as bytes here, made whole, and cut again."""
 
+from typing import TYPE_CHECKING, Any, TypeGuard
+
 import torch
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_cut(value) -> bool:
+
+def is_cut(value: Any) -> "TypeGuard[DTensor]":
     """Return whether a value is a tensor of which every rank holds a share."""
     return hasattr(value, "full_tensor")  # a DTensor; to import its class takes a second
 

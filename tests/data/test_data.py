@@ -16,8 +16,8 @@ from common.data.loaders import EVALUATION_BATCH
 from common.errors import DATA, MACHINE, USAGE, SuiteError
 from common.settings.config import LOADERS
 from common.settings.datasets import DATASETS
-from tests.pretended_gpus import pretended_gpus
 from tests.fixtures import CPU, make_config, make_image_set, make_loaders
+from tests.pretended_gpus import pretended_gpus
 
 LOADER = pytest.mark.parametrize("loader", LOADERS)
 CHANNELS = pytest.mark.parametrize("channels", [1, 3])

@@ -24,7 +24,7 @@ from common.data import archives, image_set
 from common.data.image_set import load_image_set
 from common.errors import DATA
 from common.settings.datasets import DATASETS, Archive
-from tests.fixtures import PROJECT, child_environment, give_up_root, make_config
+from tests.fixtures import PROJECT, Bomb, child_environment, give_up_root, make_config
 
 
 def idx(array):
@@ -119,16 +119,6 @@ def mnist(server, known):
             archives.append((Archive(f"{name}.gz", md5(packed), {f"MNIST/raw/{name}": md5(content)}), packed))
     known("mnist", archives, decoded)
     return server
-
-
-class Bomb:
-    """Unpickled, it leaves a marker file."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.fixture
