@@ -27,13 +27,13 @@ from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
+from common.machine.environment import check_tensorboard
 from common.settings.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
 from common.settings.config import (
     FOLDER,
     RunConfig,
     add_training_flags,
     check_image_size,
-    check_tensorboard,
     default_model,
     parse_with_recipe,
 )

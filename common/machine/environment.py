@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import platform
@@ -23,13 +24,8 @@ _unbound_cores = None  # how many this process might use before keep_on()
 
 
 def available_cores() -> int:
-    """Return how many CPU cores this process may use: by its affinity and its control groups, not what there are.
-
-    Where it keeps on some of them by itself, the others count too.
-    """
-    if _unbound_cores:
-        return _unbound_cores
-    return max(1, min([len(usable_cores()), *_quotas()]))
+    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside."""
+    return _unbound_cores or max(1, min([len(usable_cores()), *_quotas()]))
 
 
 def usable_cores() -> set[int]:
@@ -55,10 +51,11 @@ def _quotas():
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, own = line.split(":", 2)
-        root = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        group = root / own.lstrip("/")
-        for directory in (group, *group.parents) if not controllers or "cpu" in controllers.split(",") else ():
+        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", own.lstrip("/"))
+        for directory in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
                 quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
                 if quota > 0:
@@ -68,34 +65,27 @@ def _quotas():
 def available_devices(kind: str, instead: str = "--device cpu") -> list:
     """Return the torch.devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
 
-    instead: what to type on a machine without GPUs.
-    Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and for "auto" where there is one all the same that
-    was not hidden on purpose.
+    instead: what to type on a machine without GPUs. Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and
+    for "auto" where there is one all the same that was not hidden on purpose.
     """
     import torch
 
+    cpu = [torch.device("cpu")]
     if kind == "cpu":
-        return [torch.device("cpu")]
+        return cpu
     if gpus := _visible_gpus():
         return [torch.device("cuda", index) for index in range(gpus)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    unusable = visible not in ("", "-1") and glob.glob(DEVICE_FILES)
     cause = f"PyTorch {torch.__version__} sees no GPU"
-    if visible is not None:
-        cause += ", CUDA_VISIBLE_DEVICES=" + (visible or '""')
-    hidden = visible in ("", "-1")
-    there = glob.glob(DEVICE_FILES)
-    if there and not hidden:
-        cause += f": {_why_unusable()}"
+    cause += "" if visible is None else ", CUDA_VISIBLE_DEVICES=" + (visible or '""')
+    cause += f": {_why_unusable()}" if unusable else ""
     if kind == "gpu":
         raise SuiteError("--device gpu needs a GPU", cause, f"type {instead}, or check with nvidia-smi", MACHINE)
-    if there and not hidden:
-        raise SuiteError(
-            "this machine has a GPU that PyTorch cannot use",
-            cause,
-            f"mend that, or type {instead} to do without",
-            MACHINE,
-        )
-    return [torch.device("cpu")]
+    if unusable:
+        what, advice = "this machine has a GPU that PyTorch cannot use", f"mend that, or type {instead} to do without"
+        raise SuiteError(what, cause, advice, MACHINE)
+    return cpu
 
 
 def _visible_gpus():
@@ -119,9 +109,9 @@ def _why_unusable():
 
 def free_memory(device) -> int:
     """Return how many bytes are free on a torch.device; on a CPU, without swapping, or what a control group allows."""
-    import torch
-
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     available = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
@@ -143,15 +133,18 @@ def device_name(device) -> str:
 
 
 def rounds_to_tf32(device) -> bool:
-    """Return whether convolutions in float32 may round their inputs to TF32: PyTorch's default where a GPU has it.
-
-    That is from compute capability 8 on (Ampere): not on a T4 or V100.
-    """
+    """Return whether convolutions in float32 may round their inputs to TF32, as PyTorch lets a GPU from Ampere on."""
     import torch
 
-    return (
-        device.type == "cuda" and torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    on_gpu = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def check_tensorboard() -> None:
+    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
+    if not importlib.util.find_spec("tensorboard"):
+        found, advice = "tensorboard is not installed", "type: pip install tensorboard"
+        raise SuiteError("--tensorboard needs a package", found, advice, MACHINE)
 
 
 def require_torchvision() -> None:
@@ -162,16 +155,12 @@ def require_torchvision() -> None:
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
-        versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
-        mixed = [name for name in ("torch", "torchvision") if "+cpu" in (_version(name) or "")]
-        if len(mixed) == 1:
-            versions += f", of which only {mixed[0]} is built for the CPU alone"
-        raise SuiteError(
-            "torchvision cannot be imported",
-            f"{versions}: {error}",
-            "install a matched pair into a fresh environment: pip install -r requirements.txt",
-            MACHINE,
-        ) from None
+        versions = {name: _version(name) or "" for name in ("torch", "torchvision")}
+        mixed = [name for name, version in versions.items() if "+cpu" in version]
+        found = ", ".join(f"{name} {version or None}" for name, version in versions.items())
+        found += f", of which only {mixed[0]} is built for the CPU alone" if len(mixed) == 1 else ""
+        advice = "install a matched pair into a fresh environment: pip install -r requirements.txt"
+        raise SuiteError("torchvision cannot be imported", f"{found}: {error}", advice, MACHINE) from None
 
 
 def describe_environment() -> dict:
@@ -206,11 +195,8 @@ def _links(machine: list[str], visible: list[str]) -> list[str]:
     matrix = [line.split() for line in _nvidia_smi("topo", "-m").split("\n") if line.startswith("GPU")]
     if len(matrix) != len(machine) or not {*visible} <= {*machine}:
         return []
-    places = [machine.index(uuid) for uuid in visible]
-    return [
-        f"GPU{first}-GPU{second} {matrix[places[first]][1 + places[second]]}"
-        for first, second in itertools.combinations(range(len(places)), 2)
-    ]
+    pairs = itertools.combinations(((number, machine.index(uuid)) for number, uuid in enumerate(visible)), 2)
+    return [f"GPU{first}-GPU{second} {matrix[row][1 + column]}" for (first, row), (second, column) in pairs]
 
 
 def gpu_uuid(device) -> str:
@@ -237,10 +223,9 @@ def _nvidia_smi(*arguments: str) -> str:
 
 def command_line() -> str:
     """Return the command that started this process, to be pasted into a shell."""
-    program = "python"
-    if {"TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():  # one may be left over
-        nodes, ranks = os.environ["GROUP_WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
-        program = f"torchrun --nnodes={nodes} --nproc_per_node={ranks}"
+    program, told = "python", os.environ
+    if {"TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= told.keys():  # one may be left over
+        program = f"torchrun --nnodes={told['GROUP_WORLD_SIZE']} --nproc_per_node={told['LOCAL_WORLD_SIZE']}"
     return f"{program} {shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}"
 
 

@@ -1,22 +1,24 @@
 """What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
 
-from common.errors import MACHINE, USAGE, SuiteError
+from common.errors import USAGE, SuiteError
 from common.files.writing import check_writable, file_behind
+from common.machine.environment import check_tensorboard
 from common.settings.arguments import (
     OneLineParser,
     fraction,
     memory,
-    niceness,
     non_negative_int,
     one_of,
     positive_float,
     positive_int,
+    whole,
 )
 from common.settings.datasets import DATASETS, RECIPES
 from common.settings.schedules import SCHEDULES
@@ -26,9 +28,11 @@ FOLDER = "folder:"
 OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
 OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
 LOADERS = ("workers", "resident")
-OPTIMIZERS = ("adam", "sgd", "nesterov", "muon")
-CROP_PADDING = ("zeros", "reflect")
+DEVICES = ("auto", "cpu", "gpu")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
+
+
+Parser = Callable[[str], object] | None
 
 
 @dataclass(frozen=True)
@@ -42,38 +46,26 @@ class Flag:
     """
 
     help: str
-    parse: Callable[[str], object] | None
-    metavar: str
-    nargs: str | None
-    decides: bool
-    equal: bool
-    shared: bool
-    own: bool
-    several: bool
-    by_rank: bool
+    parse: Parser = None
+    metavar: str = "N"
+    nargs: str | None = None
+    decides: bool = False
+    equal: bool = False
+    shared: bool = True
+    own: bool = False
+    several: bool = False
+    by_rank: bool = False
 
 
-def flag(
-    default,
-    help,
-    parse=None,
-    metavar="N",
-    *,
-    nargs=None,
-    decides=False,
-    equal=False,
-    shared=True,
-    own=False,
-    several=False,
-    by_rank=False,
-):
-    """Return the field of a RunConfig whose value a flag sets (see Flag)."""
-    about = Flag(help, parse, metavar, nargs, decides, equal, shared, own, several, by_rank)
-    return field(default=default, metadata={"flag": about})
+def flag(default: object, help: str, parse: Parser | tuple[str, ...] = None, metavar: str = "N", **traits: Any) -> Any:
+    """Return the field of a RunConfig whose value a flag sets (see Flag). parse: or the names of which it takes one."""
+    if isinstance(parse, tuple):
+        parse, metavar = one_of(parse), "NAME"
+    return field(default=default, metadata={"flag": Flag(help, parse, metavar, **traits)})
 
 
-TRAINS = {"decides": True, "equal": True}  # what most flags do that say what is trained
-PRIVATE = {"shared": False, "by_rank": True}  # where one run's files go, and what it says
+trains = partial(flag, decides=True, equal=True)  # what is trained
+private = partial(flag, shared=False, by_rank=True)  # where one run's files go, and what it says
 
 
 @dataclass(frozen=True)
@@ -85,34 +77,28 @@ class RunConfig:
     may use ÷ processes that may use them too, all images, the whole epoch.
     """
 
-    dataset: str = flag(
+    dataset: str = trains(
         "cifar10",
-        " | ".join(DATASETS) + f" | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
+        f"{' | '.join(DATASETS)} | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
         one_of(DATASETS, OWN_DATA),
         "NAME",
-        **TRAINS,
     )
-    image_size: int | None = flag(
-        None, "height and width to which the images of a folder are brought (64)", positive_int, **TRAINS
+    image_size: int | None = trains(
+        None, "height and width to which the images of a folder are brought (64)", positive_int
     )
     recipe: str | None = flag(
-        None,
-        "fast: other defaults for the flags below, for the shortest training (docs/flags.md)",
-        one_of(RECIPES),
-        "NAME",
+        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", tuple(RECIPES)
     )
     data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
     data_url: str | None = flag(
         None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True
     )
-    train_size: int | None = flag(None, "use only the first N training images", positive_int, **TRAINS)
-    loader: str = flag(
+    train_size: int | None = trains(None, "use only the first N training images", positive_int)
+    loader: str = trains(
         "workers",
         "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
         "device, augmented there a batch at a time",
-        one_of(LOADERS),
-        "NAME",
-        **TRAINS,
+        LOADERS,
     )
     num_workers: int | None = flag(
         None,
@@ -126,88 +112,73 @@ class RunConfig:
         10,
         "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
         "(%(default)s)",
-        niceness,
+        whole(0, 19),
         equal=True,
     )
-    augment: bool = flag(True, "random crop + flip (CIFAR-10) or random affine (MNIST)", **TRAINS)
-    crop_padding: str = flag(
+    augment: bool = trains(True, "random crop + flip (CIFAR-10) or random affine (MNIST)")
+    crop_padding: str = trains(
         "zeros",
         "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
         "which mirror the edge",
-        one_of(CROP_PADDING),
-        "NAME",
-        **TRAINS,
+        ("zeros", "reflect"),
     )
-    model: str | None = flag(
+    model: str | None = trains(
         None,
-        " | ".join(MODELS) + " | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
+        f"{' | '.join(MODELS)} | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
         one_of(MODELS, OWN_MODELS),
         "NAME",
         several=True,
-        **TRAINS,
     )
-    precision: str = flag(
+    precision: str = trains(
         "fp32",
         "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
         one_of(("fp32", "bf16", "fp64")),
         "TYPE",
         own=True,
-        **TRAINS,
     )
     allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
-    compile: bool = flag(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True, **TRAINS)
-    cuda_graph: bool = flag(False, "one GPU: replay every step's kernels as one recorded graph", own=True, **TRAINS)
-    optimizer: str = flag(
+    compile: bool = trains(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True)
+    cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
+    optimizer: str = trains(
         "adam",
         "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
         "filters of convolutions",
-        one_of(OPTIMIZERS),
-        "NAME",
-        **TRAINS,
+        ("adam", "sgd", "nesterov", "muon"),
     )
-    lr: float = flag(1e-3, "learning rate (%(default)s)", positive_float, "LR", **TRAINS)
-    weight_decay: float = flag(0.0, "(%(default)s)", fraction, "X", **TRAINS)
-    schedule: str = flag(
-        "steps",
-        " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()),
-        one_of(SCHEDULES),
-        "NAME",
-        **TRAINS,
+    lr: float = trains(1e-3, "learning rate (%(default)s)", positive_float, "LR")
+    weight_decay: float = trains(0.0, "(%(default)s)", fraction, "X")
+    schedule: str = trains(
+        "steps", " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), tuple(SCHEDULES)
     )
-    lr_milestones: tuple[int, ...] | None = flag(
+    lr_milestones: tuple[int, ...] | None = trains(
         None,
         "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
         positive_int,
         "EPOCH",
         nargs="+",
-        **TRAINS,
     )
-    label_smoothing: float = flag(0.0, "in the training loss (%(default)s)", fraction, "X", **TRAINS)
+    label_smoothing: float = trains(0.0, "in the training loss (%(default)s)", fraction, "X")
     epochs: int = flag(10, "(%(default)s)", positive_int, equal=True)
     target_accuracy: float | None = flag(
         None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True
     )
-    batch_size: int = flag(
+    batch_size: int = trains(
         128,
         "images per optimizer step, in total over all devices (128)",
         positive_int,
-        decides=True,
+        equal=False,
         own=True,
         several=True,
     )
-    max_steps: int | None = flag(None, "end every epoch after N steps", positive_int, **TRAINS)
-    eval_mode: bool = flag(
+    max_steps: int | None = trains(None, "end every epoch after N steps", positive_int)
+    eval_mode: bool = trains(
         False,
         "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
         shared=False,
-        **TRAINS,
     )
-    seed: int = flag(42, "initial weights, order and augmentation (%(default)s)", non_negative_int, **TRAINS)
+    seed: int = trains(42, "initial weights, order and augmentation (%(default)s)", non_negative_int)
     device: str = flag(
-        "auto",
-        "auto (a GPU where there is one) | cpu | gpu",
-        one_of(("auto", "cpu", "gpu"), also={"cuda": "gpu"}),
-        "KIND",
+        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(DEVICES, also={"cuda": "gpu"}), "KIND"
     )
     memory_limit: int | None = flag(
         None,
@@ -232,29 +203,21 @@ class RunConfig:
         positive_int,
         shared=False,
     )
-    output: str | None = flag(None, "write everything measured to this JSON file", str, "FILE", **PRIVATE)
-    curves: bool = flag(True, "draw loss and accuracy over the epochs", **PRIVATE)
-    figure_dir: str = flag("figures", "where the curve PNG goes (%(default)s)", str, "DIR", **PRIVATE)
-    tensorboard: str | None = flag(
-        None,
-        "add every epoch to the TensorBoard log in this directory (pip install tensorboard)",
-        str,
-        "DIR",
-        **PRIVATE,
+    output: str | None = private(None, "write everything measured to this JSON file", str, "FILE")
+    curves: bool = private(True, "draw loss and accuracy over the epochs")
+    figure_dir: str = private("figures", "where the curve PNG goes (%(default)s)", str, "DIR")
+    tensorboard: str | None = private(
+        None, "add every epoch to the TensorBoard log in this directory (pip install tensorboard)", str, "DIR"
     )
-    save: str | None = flag(None, "write the trained weights (a plain state_dict) to this file", str, "FILE", **PRIVATE)
-    checkpoint: str | None = flag(
-        None,
-        "after every epoch, and when told to end, write all that is needed to go on to this file",
-        str,
-        "FILE",
-        **PRIVATE,
+    save: str | None = private(None, "write the trained weights (a plain state_dict) to this file", str, "FILE")
+    checkpoint: str | None = private(
+        None, "after every epoch, and when told to end, write all that is needed to go on to this file", str, "FILE"
     )
-    resume: str | None = flag(
-        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE", **PRIVATE
+    resume: str | None = private(
+        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE"
     )
-    quiet: bool = flag(False, "print nothing but errors", **PRIVATE)
-    debug: bool = flag(False, "show tracebacks instead of one line per error", **PRIVATE)
+    quiet: bool = private(False, "print nothing but errors")
+    debug: bool = private(False, "show tracebacks instead of one line per error")
 
 
 # The groups of --help, each under the name of its first flag.
@@ -282,24 +245,17 @@ def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: 
 
     several: those that a comparison sweeps over take one or more values, as a list.
     """
-    defaults, group = RunConfig(), parser
+    group: argparse._ActionsContainer = parser
     for name in names:
-        about, default = FLAGS[name], getattr(defaults, name)
+        about, default = FLAGS[name], getattr(RunConfig, name)
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
+        traits: dict[str, Any] = {"type": about.parse, "metavar": about.metavar, "nargs": about.nargs}
         if about.parse is None:
-            action = argparse.BooleanOptionalAction if default else "store_true"
-            group.add_argument(option(name), action=action, default=default, help=about.help)
-            continue
-        many = several and about.several
-        group.add_argument(
-            option(name),
-            type=about.parse,
-            metavar=about.metavar,
-            help=about.help,
-            nargs="+" if many else about.nargs,
-            default=[default] if many and default is not None else default,
-        )
+            traits = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+        elif several and about.several:
+            traits["nargs"], default = "+", None if default is None else [default]
+        group.add_argument(option(name), default=default, help=about.help, **traits)
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -316,13 +272,8 @@ def script_parser(description: str) -> OneLineParser:
 
 def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --dist-timeout."""
-    parser.add_argument(
-        "--dist-timeout",
-        type=positive_float,
-        default=120.0,
-        metavar="S",
-        help="give up when another rank does not answer for so many seconds (%(default)g)",
-    )
+    explained = "give up when another rank does not answer for so many seconds (%(default)g)"
+    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help=explained)
 
 
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
@@ -333,10 +284,11 @@ def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) ->
     arguments = parser.parse_args()
     if arguments.recipe is None:
         return arguments
-    if arguments.dataset not in RECIPES[arguments.recipe]:
-        parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(RECIPES[arguments.recipe])}")
-    values = RECIPES[arguments.recipe][arguments.dataset]
+    recipe = RECIPES[arguments.recipe]
+    if arguments.dataset not in recipe:
+        parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(recipe)}")
     lists = flags_that("several") if several else ()
+    values = recipe[arguments.dataset]
     parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
     return parser.parse_args()
 
@@ -363,36 +315,24 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     return config, argparse.Namespace(**values)
 
 
-def _check_files(config):
+def _check_files(config: RunConfig) -> None:
     """Raise SuiteError (USAGE) unless --output, --save and --checkpoint can be written, each to a file of its own."""
-    own_model, _, _ = config.model.rpartition(".py:")
-    read = {"--model": own_model and f"{own_model}.py", "--resume": config.resume}
-    taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
+    own_model, ending, _ = (config.model or "").rpartition(".py:")
+    read = {"--model": own_model + ending.rstrip(":"), "--resume": config.resume}
+    taken = {os.path.realpath(path): flag for flag, path in read.items() if path}
     for name in ("checkpoint", "output", "save"):
-        path, typed = getattr(config, name), option(name)
+        path, flag = getattr(config, name), option(name)
         if path is None:
             continue
-        file = file_behind(path, typed)
-        check_writable(file.parent, typed)
+        file = file_behind(path, flag)
+        check_writable(file.parent, flag)
         if not os.access(file, os.W_OK) and file.exists():
-            raise SuiteError(
-                f"cannot write {path}",
-                "it may only be read",
-                f"name another file with {typed}, or change its rights",
-                USAGE,
-            )
+            advice = f"name another file with {flag}, or change its rights"
+            raise SuiteError(f"cannot write {path}", "it may only be read", advice, USAGE)
         other = taken.get(str(file))
-        if other and (typed, other) != ("--checkpoint", "--resume"):
-            raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
-        taken[str(file)] = typed
-
-
-def check_tensorboard() -> None:
-    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
-    if not importlib.util.find_spec("tensorboard"):
-        raise SuiteError(
-            "--tensorboard needs a package", "tensorboard is not installed", "type: pip install tensorboard", MACHINE
-        )
+        if other and (flag, other) != ("--checkpoint", "--resume"):
+            raise SuiteError(f"{other} and {flag} need a file each", f"both are {file}", "name two files", USAGE)
+        taken[str(file)] = flag
 
 
 def default_model(dataset: str) -> str:
@@ -403,9 +343,5 @@ def default_model(dataset: str) -> str:
 def check_image_size(dataset: str, image_size: int | None) -> None:
     """Raise SuiteError (USAGE) if a data set whose images have a size is given another."""
     if image_size is not None and not dataset.startswith(FOLDER):
-        raise SuiteError(
-            "--image-size is for a folder of images",
-            f"the images of {dataset} have a size",
-            f"leave it out, or type --dataset {FOLDER}PATH",
-            USAGE,
-        )
+        found, advice = f"the images of {dataset} have a size", f"leave it out, or type --dataset {FOLDER}PATH"
+        raise SuiteError("--image-size is for a folder of images", found, advice, USAGE)

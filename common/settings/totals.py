@@ -11,23 +11,17 @@ def per_process(flag: str, total: int, world_size: int) -> int:
     if total % world_size:
         below, power = total - total % world_size, world_size << (total // world_size).bit_length()
         choices = [str(choice) for choice in dict.fromkeys((below, below + world_size, power)) if choice]
-        raise SuiteError(
-            f"{flag} is a total and must divide by the number of processes",
-            f"found {total} for {world_size} processes",
-            f"type e.g. {flag} {' or '.join(choices)}",
-            USAGE,
-        )
+        what, found = f"{flag} is a total and must divide by the number of processes", f"found {total} for {world_size}"
+        raise SuiteError(what, f"{found} processes", f"type e.g. {flag} {' or '.join(choices)}", USAGE)
     return total // world_size
 
 
 def check_workers(loader: str, num_workers: int | None) -> None:
     """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
     if loader == "resident" and num_workers:
+        what, advice = "--loader resident has no workers", "leave out --num-workers, or type --loader workers"
         raise SuiteError(
-            "--loader resident has no workers: it cuts batches where the training runs",
-            f"found --num-workers {num_workers}",
-            "leave out --num-workers, or type --loader workers",
-            USAGE,
+            f"{what}: it cuts batches where the training runs", f"found --num-workers {num_workers}", advice, USAGE
         )
 
 
