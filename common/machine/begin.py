@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import importlib
 import importlib.util
 import os
 import re
@@ -22,9 +21,8 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 def begin(name: str, training: bool = True) -> None:
     """Check the packages, and import torch; end the program with one line if one is missing or broken.
 
-    name: the caller's __name__. Where it is imported by another program, nothing happens; where a process that it has
-    spawned imports it again, as __mp_main__, the same as in the program. training: without, torch is not needed. From
-    now on Ctrl-C, also while modules are imported, which takes seconds, ends the program without a word.
+    name: the caller's __name__; nothing happens where it is imported, except by a process that it has spawned.
+    training: without it, torch is not needed. From now on Ctrl-C, also during imports, ends the program without a word.
     """
     if name not in ("__main__", "__mp_main__"):
         return
@@ -39,8 +37,8 @@ def begin(name: str, training: bool = True) -> None:
     if has_launcher():  # which may end while this rank imports torch
         end_with_parent()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect; errors are reported
-    gc.disable()  # it would look for garbage among all that an import makes, for a sixth of the time, and find none
-    _load("torch")
+    gc.disable()  # for a sixth of the time it would look for garbage in what is imported, and find none
+    _import_torch()
     gc.freeze()  # nor will it look there later
     gc.enable()
 
@@ -57,10 +55,9 @@ def _require(packages):
         _end(f"not installed: {', '.join(missing)}", f"this Python is {sys.executable}", _installing())
 
 
-def _load(package):
-    """Import a package; end the program with one line if that fails, for lack of memory, say."""
+def _import_torch():
     try:
-        importlib.import_module(package)
+        import torch  # noqa: F401
     except Exception as error:
         cause = f"{type(error).__name__}: {textwrap.shorten(str(error), 300)}"
         if isinstance(error, MemoryError) or re.search("[Aa]llocate|failed to map", cause):
@@ -68,8 +65,8 @@ def _load(package):
         elif isinstance(error, (ImportError, OSError)):
             advice = _installing()
         else:
-            advice = f"unset the environment variable by which {package} was told so"
-        _end(f"{package} cannot be imported", cause, advice)
+            advice = "unset the environment variable by which torch was told so"
+        _end("torch cannot be imported", cause, advice)
 
 
 def _installing():

@@ -24,9 +24,8 @@ POLICY, RUNTIME = 1, 5  # their places
 def bind(device: torch.device, number: int = 0, processes: int = 1) -> None:
     """Keep this process, and all that it will start, on some of the CPU cores that it may use.
 
-    On a GPU, on those of its NUMA node; where the machine has one node, or Linux does not say which (sysfs-bus-pci,
-    numa_node; -1 for none), nothing changes. On a CPU, on its own share: see share_of(). Raises SuiteError (MACHINE) on
-    a system that keeps no process on a core.
+    On a GPU, on those of its NUMA node, where Linux says which that is (sysfs-bus-pci, numa_node; -1 for none). On a
+    CPU, on its own share: see share_of(). Raises SuiteError (MACHINE) on a system that keeps no process on a core.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise SuiteError("--bind needs Linux", f"this is {platform.system()}", "leave it out", MACHINE)
@@ -62,11 +61,8 @@ def _place(core):
     """Where a core is: its socket, the first of the threads that share its units, its number."""
     topology = SYSFS / f"devices/system/cpu/cpu{core}/topology"
     try:
-        return (
-            int((topology / "physical_package_id").read_text()),
-            min(cores_in((topology / "thread_siblings_list").read_text())),
-            core,
-        )
+        socket, threads = ((topology / name).read_text() for name in ("physical_package_id", "thread_siblings_list"))
+        return int(socket), min(cores_in(threads)), core
     except (OSError, ValueError):
         return 0, core, core
 
@@ -81,20 +77,19 @@ def cores_in(ranges: str) -> set[int]:
 def short_slices(wanted: bool = True) -> Iterator[None]:
     """Let threads that are started in the `with` get a core as soon as they have something to do.
 
-    Such as gloo's: one that is woken while its rank computes waits until the kernel takes the core from that, some
-    milliseconds, and the other ranks wait with it. A thread that asks for shorter slices than the other comes first,
-    and leaves the sooner. Linux 6.12 or newer (sched_setattr(2); kernel: scheduler/sched-eevdf); elsewhere, and where
-    it is not allowed, nothing changes.
+    Such as gloo's: one that is woken while its rank computes waits some milliseconds until the kernel takes the core
+    from that, and the other ranks wait with it. A thread that asks for shorter slices comes first, and leaves sooner.
+    Linux 6.12 or newer (sched_setattr(2); kernel: scheduler/sched-eevdf); elsewhere nothing changes.
     """
     before = slice_attributes() if wanted else None
-    shortens = before is not None and before[POLICY] == os.SCHED_OTHER
-    if shortens:
-        _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]))
+    if before is None or before[POLICY] != os.SCHED_OTHER:
+        yield
+        return
+    _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]))
     try:
         yield
     finally:
-        if shortens:
-            _set_attributes(before)
+        _set_attributes(before)
 
 
 def slice_attributes(thread: int = 0) -> tuple[int, ...] | None:

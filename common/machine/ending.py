@@ -1,8 +1,4 @@
-"""Being told to end: at once, with whatever was made on the way deleted, or, while training, after the step.
-
-SIGTERM is how a cluster takes a machine back, and SIGHUP how a terminal does. Ctrl-C ends at once, unless a checkpoint
-is to be written.
-"""
+"""Being told to end: at once, with whatever was made on the way deleted, or, while training, after the step."""
 
 import contextlib
 import math
@@ -14,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from common.machine.lifetime import TAG
 
-AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)
+AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # how a cluster and a terminal take a machine back
 AT_ONCE = (*AFTER_STEP, signal.SIGQUIT)
 SAME_SECONDS = 1  # a launcher passes on what a terminal has told all: so long after it, a Ctrl-C counts as the same one
 
@@ -37,8 +33,8 @@ def end_at_once() -> None:
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
     """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
 
-    pass_on(number): called at each of these signals. ctrl_c: SIGINT is one of them too; but a second one ends at once.
-    Not in a comparison, which does not wait for the end of a step.
+    pass_on(number): called at each of these signals. ctrl_c: SIGINT is one of them too, but a second one ends at once.
+    Not in a run of a comparison, which does not wait for the end of a step.
     """
     global _told
     _told, told_at = 0, math.inf
@@ -75,10 +71,7 @@ def _exit(number, _):
 
 
 def _raise_later(unraisable):
-    """Python drops what is raised in a fork's hooks and in __del__; what a signal raised there, raise again, outside.
-
-    Else the program would go on as if nobody had told it to end.
-    """
+    """Raise again, outside, what a signal raised in a fork's hooks or in __del__, where Python drops it."""
     ended = unraisable.exc_value
     if not isinstance(ended, (SystemExit, KeyboardInterrupt)):
         sys.__unraisablehook__(unraisable)

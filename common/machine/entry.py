@@ -9,29 +9,21 @@ import re
 import select
 import sys
 import time
+from collections.abc import Callable
 from traceback import walk_tb
 
 from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
 from common.machine.ending import end_at_once
 from common.words import printable
 
-_exit_code = None  # of run_script(), once it is through
+_exit_code: int | str | None = None  # of run_script(), once it is through
 WORKER_ADVICE = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
 HANDED_OVER_IN = os.path.join("multiprocessing", "resource_sharer.py")
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _reader_has_gone():
-    """Whether whoever reads stdout has seen enough, as in `| head -1`; if so, nothing more is written there."""
-    pipe = select.poll()
-    pipe.register(sys.stdout.fileno(), 0)
-    gone = any(event & select.POLLERR for _, event in pipe.poll(0))
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
-    return gone
-
-
-def run_script(main, as_rank: bool = False) -> None:
+def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
     """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
 
     `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
@@ -41,11 +33,12 @@ def run_script(main, as_rank: bool = False) -> None:
     """
     global _exit_code
     try:
-        _run(main, as_rank)
+        _prepare(as_rank)
+        _call(main, as_rank)
+        _exit_code = 0
     except SystemExit as ended:
         _exit_code = ended.code or 0
         raise
-    _exit_code = 0
 
 
 def skip_teardown() -> None:
@@ -56,12 +49,12 @@ def skip_teardown() -> None:
     github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(_exit_code)
 
 
-def _run(main, as_rank):
+def _prepare(as_rank):
     if not (as_rank and "RANK" in os.environ):
         end_at_once()
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
@@ -72,6 +65,9 @@ def _run(main, as_rank):
         if getattr(sys, name) is None:  # it was closed, and the next file that is opened would get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
     sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
+
+
+def _call(main, as_rank):
     try:
         main()
         sys.stdout.flush()
@@ -86,13 +82,23 @@ def _run(main, as_rank):
         sys.exit(explained(error).exit_code)
 
 
+def _reader_has_gone():
+    """Whether whoever reads stdout has seen enough, as in `| head -1`; if so, nothing more is written there."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
+    return gone
+
+
 def tell(error: Exception, as_rank: bool) -> None:
     """Print the line about an error; as a rank, also put it where its launcher looks for the cause."""
     line = printable(f"{_where(error, as_rank)}{explained(error)}")
     print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: other ranks write there too
     if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
-            message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
             json.dump({"message": message}, opened)
 
 
@@ -108,35 +114,36 @@ def explained(error: Exception) -> SuiteError:
     """Return an error as a SuiteError: with the remedy for those that are known, else with a way to find out more."""
     if isinstance(error, SuiteError):
         return error
-    message = f"{type(error).__name__}: {error}"
     for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return SuiteError(
-                f"cannot write all of {cause.filename or 'a file'}",
-                os.strerror(cause.errno),
-                "free some space, or write elsewhere",
-                FAILED,
-            )
-        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
-            return SuiteError("this name is too long for a file", str(cause.filename), "give it another", USAGE)
-        if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
-            return SuiteError(
-                "there is no place for temporary files",
-                cause.strerror,
-                "let TMPDIR name a directory that can be written",
-                MACHINE,
-            )
-    if isinstance(error, (OSError, EOFError)) and any(  # its DataLoader does not know yet that the worker is gone
-        frame.f_code.co_filename.endswith(HANDED_OVER_IN) for frame, _ in walk_tb(error.__traceback__)
-    ):
-        return SuiteError("a loader worker died", message, WORKER_ADVICE, FAILED)
-    if "DataLoader worker" in message and ("Caught" not in message or re.search(NOT_HANDED_OVER, message)):
-        advice = WORKER_ADVICE
-        if "AF_UNIX" in message:
-            advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
+        if isinstance(cause, OSError) and (known := _of_the_system(cause)):
+            return known
+    message = f"{type(error).__name__}: {error}"
+    if _lost_worker(error, message):
+        advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
+        advice = advice if "AF_UNIX" in message else WORKER_ADVICE
         return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
-    return SuiteError(
-        f"unexpected {type(error).__name__}", str(error) or "no message", "add --debug to see where it happened", FAILED
-    )
+    found = str(error) or "no message"
+    return SuiteError(f"unexpected {type(error).__name__}", found, "add --debug to see where it happened", FAILED)
+
+
+def _of_the_system(error):
+    """What to do about an OSError, or None."""
+    if error.errno in NO_SPACE:
+        what = f"cannot write all of {error.filename or 'a file'}"
+        return SuiteError(what, os.strerror(error.errno), "free some space, or write elsewhere", FAILED)
+    if error.errno == errno.ENAMETOOLONG:
+        return SuiteError("this name is too long for a file", str(error.filename), "give it another", USAGE)
+    if "No usable temporary directory" in str(error):
+        advice = "let TMPDIR name a directory that can be written"
+        return SuiteError("there is no place for temporary files", error.strerror, advice, MACHINE)
+    return None
+
+
+def _lost_worker(error, message):
+    """Whether a loader's worker is gone, also if its DataLoader does not know yet, as it hands over what it loaded."""
+    if "DataLoader worker" in message:
+        return "Caught" not in message or re.search(NOT_HANDED_OVER, message)
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, (OSError, EOFError)) and any(file.endswith(HANDED_OVER_IN) for file in files)

@@ -32,8 +32,7 @@ TEMPORARY = "parallel-training-{}-"  # how the temporary directories of a proces
 def end_with_parent() -> None:
     """Ask the kernel to kill this process as soon as its parent, strictly the thread that started it, has ended.
 
-    Not even SIGKILL to the parent then leaves it behind. Not for what a shell starts: a training under nohup outlives
-    its shell on purpose.
+    Not for what a shell starts: a training under nohup outlives its shell on purpose.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -42,8 +41,7 @@ def end_with_parent() -> None:
 def start_worker(_: int) -> None:
     """Let a DataLoader's worker end with its parent, and only with it: a DataLoader's worker_init_fn.
 
-    A signal to the process group of a training, as a cluster, a terminal and timeout(1) send it, then does not reach
-    the workers, which have to load what the last step needs.
+    A cluster, a terminal and timeout(1) signal the process group; the workers must still load what the last step needs.
     """
     end_with_parent()
     os.setpgid(0, 0)
@@ -74,9 +72,8 @@ def guard() -> subprocess.Popen:
 
     The kernel's way (end_with_parent) begins too late in a rank that --spawn starts: it imports torch first.
     """
-    return subprocess.Popen(
-        [sys.executable, "-P", __file__, own_name()], stdin=subprocess.PIPE, start_new_session=True
-    )  # no Ctrl-C reaches it there
+    command = [sys.executable, "-P", __file__, own_name()]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # no Ctrl-C reaches it there
 
 
 @contextlib.contextmanager
@@ -86,42 +83,29 @@ def temporary_directory() -> Iterator[str]:
     Its lock, which this process holds, says so wherever the system's directory for such things is seen. Those whose
     lock nobody holds are deleted first.
     """
-    for directory in Path(tempfile.gettempdir()).glob(TEMPORARY.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
-        with contextlib.suppress(OSError):  # somebody holds it, or it is somebody else's
-            lock = _lock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-            os.close(lock)
-    directory, lock = _new_directory()
-    try:
+    for left in Path(tempfile.gettempdir()).glob(TEMPORARY.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
+        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):  # or it is somebody's
+            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        directory = ""
+        while not os.path.exists(directory):  # another process may take a new one for one that nobody holds
+            directory = tempfile.mkdtemp(prefix=TEMPORARY.format(own_name()))
+            with contextlib.suppress(OSError):  # a file system may have no locks
+                stack.enter_context(_locked(directory, fcntl.LOCK_EX))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
 
 
-def _new_directory():
-    """A new directory and what holds its lock until it is closed; None where a file system has no locks."""
-    while True:
-        directory = tempfile.mkdtemp(prefix=TEMPORARY.format(own_name()))
-        try:
-            return directory, _lock(directory, fcntl.LOCK_EX)
-        except FileNotFoundError:
-            continue  # another process took it for one that nobody holds
-        except OSError:
-            return directory, None
-
-
-def _lock(directory, how):
-    """Lock a directory; raise FileNotFoundError if it is not there any more."""
+@contextlib.contextmanager
+def _locked(directory, how):
+    """Hold a directory's lock; raise FileNotFoundError if it is not there any more."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, how)
         os.stat(directory)
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def tagged(tag: str) -> list[int]:

@@ -12,8 +12,7 @@ def peak_resident_bytes() -> int:
     VmHWM in /proc (proc(5)); Linux's ru_maxrss starts from the peak of the process that started this one.
     """
     status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    if peak:
+    if status.exists() and (peak := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
         return 1024 * int(peak[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -21,12 +20,9 @@ def peak_resident_bytes() -> int:
 def hold_to(limit: int) -> None:
     """Raise MemoryError if this process has had more than `limit` bytes of memory, at any moment since it started.
 
-    It is asked for afterwards, because no limit of the kernel's is one of what a process has in memory: RLIMIT_AS and
-    RLIMIT_DATA (getrlimit(2)) count what it could use, such as the 256 MiB by which keep_freed_memory() lets the heap
-    grow at once; a control group's counts all processes together.
+    No limit of the kernel's is one of what a process has in memory: RLIMIT_AS and RLIMIT_DATA (getrlimit(2)) count what
+    it could use, such as keep_freed_memory()'s heap; a control group's counts all processes together.
     """
-    peak = peak_resident_bytes()
-    if peak > limit:
-        raise MemoryError(
-            f"this process has had {peak / 2**20:,.0f} MiB, --memory-limit allows {limit / 2**20:,.0f} MiB"
-        )
+    had, allowed = peak_resident_bytes() / 2**20, limit / 2**20
+    if had > allowed:
+        raise MemoryError(f"this process has had {had:,.0f} MiB, --memory-limit allows {allowed:,.0f} MiB")

@@ -1,8 +1,7 @@
 """Several runs that take turns: each waits before every epoch, without using a core, until it is its turn.
 
-Who starts a run keeps a Gate; what that names in the environment reaches the run's ranks, whatever launched them. Two
-FIFOs join them: into one, rank 0 puts a byte for each rank when all are idle; out of the other, each rank takes one.
-A read that blocks costs nothing, and no collective is pending meanwhile whose time could run out.
+Who starts a run keeps a Gate, which the environment names to the run's ranks, whatever launched them. Into one FIFO
+rank 0 puts a byte for each rank when all are idle; out of the other each rank takes one, in a read that costs nothing.
 """
 
 import os
@@ -24,15 +23,15 @@ class Turns:
 
     def wait(self) -> None:
         """Wait until it is this run's turn. To be called by all ranks, after something in which all took part."""
-        directory = Path(os.environ.get(TURNS, os.devnull))
-        if not (directory / START).is_fifo():  # nobody gives any; the variable may be left over from elsewhere
+        idle, turn = (Path(os.environ.get(TURNS, os.devnull), name) for name in (IDLE, START))
+        if not turn.is_fifo():  # nobody gives any; the variable may be left over from elsewhere
             return
         start = time.perf_counter()
         if self.rank == 0:
-            with open(directory / IDLE, "wb", buffering=0) as idle:
-                idle.write(bytes(self.world_size))
-        with open(directory / START, "rb", buffering=0) as turn:
-            turn.read(1)
+            with open(idle, "wb", buffering=0) as told:
+                told.write(bytes(self.world_size))
+        with open(turn, "rb", buffering=0) as given:
+            given.read(1)
         self.waited_seconds += time.perf_counter() - start
 
 

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,17 +24,13 @@ from common.machine.begin import begin
 begin(__name__)
 
 import psutil
+import torch
+import torch.distributed as dist
 
 from common.data.archives import are_there, read_checked
 from common.errors import MACHINE, SuiteError
+from common.machine import environment as machine
 from common.machine.entry import run_script
-from common.machine.environment import (
-    available_cores,
-    available_devices,
-    describe_environment,
-    device_name,
-    require_torchvision,
-)
 from common.machine.lifetime import TAG
 from common.settings.datasets import DATASETS
 
@@ -54,22 +51,22 @@ class Check:
     found: str
     advice: str = ""
 
+    def line(self, coloured: bool) -> str:
+        word = f"{COLOURS[self.status]}{self.status:4}\033[0m" if coloured else f"{self.status:4}"
+        return f"{word}  {self.name}: {'; '.join(filter(None, (self.found, self.advice)))}"
+
 
 def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
     """Return every check, and describe_environment() unless nothing can be trained on what `--device` names."""
     checks, environment, name = [_python()], None, "torch"
     try:
-        require_torchvision()
+        machine.require_torchvision()
         name = "GPUs"
-        for place in available_devices(device):
+        for place in machine.available_devices(device):
             _compute(place)
-        environment = describe_environment()
-        checks += [
-            Check("torch", OK, f"torch {environment['torch']}, torchvision {environment['torchvision']}"),
-            _gpus(environment),
-            _backends(environment),
-            *_data(data_root),
-        ]
+        environment = machine.describe_environment()
+        versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
+        checks += [Check("torch", OK, versions), _gpus(environment), _backends(environment), *_data(data_root)]
     except SuiteError as error:
         checks.append(Check(name, BAD, *str(error).rsplit("; ", 1)))
     checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
@@ -85,8 +82,6 @@ def _python():
 
 def _compute(device):
     """Raise SuiteError (MACHINE) unless a small convolution comes out right on a device."""
-    import torch
-
     ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
     try:
         outputs = torch.nn.functional.conv2d(ones.to(device), ones[:, :, :3, :3].to(device))  # 36 times 8 x 3 x 3
@@ -94,53 +89,35 @@ def _compute(device):
     except RuntimeError as error:
         wrong = str(error).partition("\n")[0]
     if wrong:
-        raise SuiteError(
-            f"{device_name(device)} cannot be used",
-            wrong,
-            "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu",
-            MACHINE,
-        )
+        advice = "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu"
+        raise SuiteError(f"{machine.device_name(device)} cannot be used", wrong, advice, MACHINE)
 
 
 def _gpus(environment):
     if not environment["gpus"]:
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
     for index in range(len(environment["gpus"])):
-        if (used := _used_on(index)) > BUSY_GPU_BYTES:
-            return Check(
-                "GPUs",
-                BAD,
-                f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which disturb the times",
-                "close them (nvidia-smi names them), or leave it out with CUDA_VISIBLE_DEVICES",
-            )
+        free, total = torch.cuda.mem_get_info(index)
+        if (used := total - free) > BUSY_GPU_BYTES:  # with the context of this process
+            found = f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which disturb the times"
+            advice = "close them (nvidia-smi names them), or leave it out with CUDA_VISIBLE_DEVICES"
+            return Check("GPUs", BAD, found, advice)
     links = ", ".join(environment["links"])
     return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
 
 
-def _used_on(index):
-    """Bytes in use on a GPU, with the context of this process."""
-    import torch
-
-    free, total = torch.cuda.mem_get_info(index)
-    return total - free
-
-
 def _backends(environment):
-    import torch.distributed as dist
-
-    there = {
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "NCCL": dist.is_available() and dist.is_nccl_available(),
-    }
+    there = dist.is_available()
+    found = {"gloo": there and dist.is_gloo_available(), "NCCL": there and dist.is_nccl_available()}
     needed = "NCCL" if environment["gpus"] else "gloo"
-    backends = ", ".join(name for name, here in there.items() if here) or "none"
-    if not there[needed]:
+    backends = ", ".join(name for name, here in found.items() if here) or "none"
+    if not found[needed]:
         return Check("DDP backends", BAD, f"{backends}; DDP needs {needed} here", "install torch from requirements.txt")
     return Check("DDP backends", OK, f"{backends}; DDP will use {needed}")
 
 
 def _cores():
-    cores, all_cores = available_cores(), os.cpu_count()
+    cores, all_cores = machine.available_cores(), os.cpu_count()
     use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
     return Check("CPU cores", OK if cores == all_cores else NOTE, use)
 
@@ -149,17 +126,14 @@ def _shared_memory():
     if not Path("/dev/shm").is_dir():
         return Check("/dev/shm", NOTE, "there is none")
     free = shutil.disk_usage("/dev/shm").free
+    found = f"{free / 1e6:,.0f} MB free"
     if free < SHARED_MEMORY_BYTES:
-        return Check(
-            "/dev/shm",
-            BAD,
-            f"{free / 1e6:,.0f} MB free, loader workers hand over their batches there",
-            "in docker: --shm-size=1g; or type --num-workers 0",
-        )
-    return Check("/dev/shm", OK, f"{free / 1e6:,.0f} MB free")
+        found += ", loader workers hand over their batches there"
+        return Check("/dev/shm", BAD, found, "in docker: --shm-size=1g; or type --num-workers 0")
+    return Check("/dev/shm", OK, found)
 
 
-def _data(root):
+def _data(root: Path) -> Iterator[Check]:
     """One check for each real data set. Missing is no fault: it is downloaded when it is asked for."""
     for name, files in ((name, known.files) for name, known in DATASETS.items() if known.archives):
         if not are_there(root, files):
@@ -173,24 +147,21 @@ def _data(root):
             yield Check(f"data: {name}", BAD, *str(error).rsplit("; ", 1))
 
 
-def _directories(data_root, output_dir):
+def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
     """Whether files can be written there, or where the directory would be made, and how much room there is."""
     for directory in dict.fromkeys((output_dir, data_root)):
+        name = f"write to {directory}"
         existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
         try:
             with tempfile.TemporaryFile(dir=existing):
-                pass
+                free = shutil.disk_usage(existing).free
         except OSError as error:
             status = NOTE if directory == data_root else BAD  # data may be there already
-            yield Check(f"write to {directory}", status, error.strerror or str(error), "name another directory")
+            yield Check(name, status, error.strerror or str(error), "name another directory")
             continue
-        free = shutil.disk_usage(existing).free
-        yield Check(
-            f"write to {directory}",
-            OK if free >= FREE_DISK_BYTES else BAD,
-            f"{free / 1e9:,.1f} GB free",
-            "" if free >= FREE_DISK_BYTES else "free some space, or name another directory",
-        )
+        enough = free >= FREE_DISK_BYTES
+        advice = "" if enough else "free some space, or name another directory"
+        yield Check(name, OK if enough else BAD, f"{free / 1e9:,.1f} GB free", advice)
 
 
 def _running():
@@ -202,20 +173,10 @@ def _running():
             parent, _, _ = rest.partition("-")
             if process.pid != os.getpid() and parent.isdecimal():
                 runs[parent].append(process.pid)
-    stray = [
-        str(pid)
-        for parent, pids in runs.items()
-        if not psutil.pid_exists(int(parent))
-        for pid in pids
-        if _same_namespace(pid)
-    ]
+    gone = [pids for parent, pids in runs.items() if not psutil.pid_exists(int(parent))]
+    stray = " ".join(str(pid) for pids in gone for pid in pids if _same_namespace(pid))
     if stray:
-        return Check(
-            "other runs",
-            BAD,
-            f"processes {' '.join(stray)} are left of an earlier run",
-            f"type kill -9 {' '.join(stray)}",
-        )
+        return Check("other runs", BAD, f"processes {stray} are left of an earlier run", f"type kill -9 {stray}")
     if runs:
         return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
     return Check("other runs", OK, "none")
@@ -235,28 +196,20 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
-    parser.add_argument(
-        "--sees",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="that another machine has and this one must see",
-    )
+    seen = "that another machine has and this one must see"
+    parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
-    checks += [
-        Check("shared files", BAD, f"{file.parent} is not the same directory on every machine", "name one that all see")
-        for file in arguments.sees
-        if not file.exists()
-    ]
+    for file in arguments.sees:
+        if not file.exists():
+            found = f"{file.parent} is not the same directory on every machine"
+            checks.append(Check("shared files", BAD, found, "name one that all see"))
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
-    for check in () if arguments.json else checks:
-        word = f"{COLOURS[check.status]}{check.status:4}\033[0m" if coloured else f"{check.status:4}"
-        print(f"{word}  {check.name}: {'; '.join(filter(None, (check.found, check.advice)))}")
+    else:
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
+        print("\n".join(check.line(coloured) for check in checks))
     if any(check.status == BAD for check in checks):
         sys.exit(MACHINE)
 

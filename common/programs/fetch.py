@@ -3,6 +3,8 @@
 python -m common.programs.fetch --dataset mnist --data-root ./data
 """
 
+from typing import Any
+
 from common.machine.begin import begin
 
 begin(__name__)
@@ -17,7 +19,7 @@ def main() -> None:
     """Download or generate the data set that the command line names."""
     parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__)
     add_training_flags(parser)
-    arguments = parser.parse_args()
+    arguments: Any = parser.parse_args()
     image_set = load_image_set(arguments)
     print(f"{image_set.name}: {len(image_set.train_labels)} training and {len(image_set.test_labels)} test images")
 

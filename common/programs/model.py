@@ -6,6 +6,7 @@ prints a line for each network; --json prints their numbers.
 """
 
 import json
+from typing import Any
 
 from common.machine.begin import begin
 
@@ -22,25 +23,19 @@ def main() -> None:
     parser = OneLineParser(prog="-m common.programs.model", description=__doc__)
     add_training_flags(parser, several=True)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments: Any = parser.parse_args()
     check_image_size(arguments.dataset, arguments.image_size)
-    image_set, networks = load_image_set(arguments), {}
+    image_set, numbers = load_image_set(arguments), {}
+    shape, classes = image_set.image_shape, len(image_set.classes)
     for name in arguments.model or [default_model(arguments.dataset)]:
-        network = build_model(name, image_set.image_shape, arguments.seed, classes=len(image_set.classes))
-        networks[name] = {
-            "parameters": sum(parameter.numel() for parameter in network.parameters()),
-            "blocks": block_names(network),
-        }
-    if arguments.json:
-        print(json.dumps(networks))
-        return
-    for name, numbers in networks.items():
-        blocks = numbers["blocks"]
+        network = build_model(name, shape, arguments.seed, classes=classes)
+        parameters, blocks = sum(parameter.numel() for parameter in network.parameters()), block_names(network)
+        numbers[name] = {"parameters": parameters, "blocks": blocks}
         cut = f"it can be cut before {', '.join(blocks[1:])}" if len(blocks) > 1 else "it cannot be cut"
-        print(
-            f"{name}: {numbers['parameters']:,} parameters, images {image_set.image_shape}, "
-            f"{len(image_set.classes)} classes; {cut}"
-        )
+        if not arguments.json:
+            print(f"{name}: {parameters:,} parameters, images {shape}, {classes} classes; {cut}")
+    if arguments.json:
+        print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,16 @@ loader in question, and how much of the cores it takes. --link: how fast ranks t
 which parts. Last, how much memory all that took. It also puts the data set in place, for all runs.
 """
 
-import argparse
 import contextlib
 import json
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from common.machine.begin import begin
 
@@ -35,7 +35,7 @@ from common.data.loaders import make_loaders
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer, to_device
 from common.engine.timing import CALLS, PhaseTimer, Stopwatch, block_seconds, command_start, synchronize
-from common.errors import SuiteError, is_out_of_memory, suppress_out_of_memory
+from common.errors import SuiteError, suppress_out_of_memory
 from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
 from common.machine.entry import run_script
@@ -80,20 +80,18 @@ def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: l
     """
     calls = CALLS[device.type]
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    steps = {}
+    steps: dict[int, Callable[[], None]] = {}
     while left := [size for size, times in seconds.items() if wants_more(len(times), calls * sum(times))]:
         for size in left:
-            try:
+            with suppress_out_of_memory():
                 if size not in steps:
                     steps[size] = random_step(model, optimizer, image_set, size, device)
                 with Stopwatch([device]) as watch:
                     for _ in range(calls):
                         steps[size]()
                 seconds[size].append(watch.seconds / calls)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                del seconds[size]
+                continue
+            del seconds[size]
     return {size: 1000 * statistics.median(times[2:]) for size, times in seconds.items()}
 
 
@@ -112,8 +110,8 @@ def loader_speed(loader, workers: int, device: torch.device) -> LoaderSpeed:
             count += len(images)
             if time.perf_counter() - start > SECONDS_PER_MEASUREMENT:
                 synchronize([device])
-                seconds = time.perf_counter() - start
-                return LoaderSpeed(workers, count / seconds, (cpu_seconds() - computed) / count)
+                images_per_second = count / (time.perf_counter() - start)
+                return LoaderSpeed(workers, images_per_second, (cpu_seconds() - computed) / count)
 
 
 def cpu_seconds() -> float:
@@ -122,7 +120,7 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
-def exchange(arguments, model: str, size: int, image_set: ImageSet, kind: str) -> tuple[float | None, ...]:
+def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: str) -> tuple[float | None, ...]:
     """Return ModelLink's numbers of an all-reduce of `size` bytes: its bandwidth, and the milliseconds without a wait.
 
     Between ranks, one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before an exchange,
@@ -140,35 +138,16 @@ def exchange(arguments, model: str, size: int, image_set: ImageSet, kind: str) -
     like = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
     with tempfile.TemporaryDirectory() as directory:
         spawn(_exchange, (ranks, directory, arguments, model, size, like, kind), ranks)
-        with open(os.path.join(directory, "seconds")) as file:
-            trained, short, whole = json.load(file)
+        trained, short, whole = json.loads(Path(directory, "seconds").read_text())
     return 8e-9 * size * 2 * (ranks - 1) / ranks / trained, 1000 * short, 1000 * whole
 
 
 def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     end_with_parent()
-    on_gpu = kind == "cuda"
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    prepare_process(arguments, device, rank, ranks)
-    with short_slices(arguments.bind and not on_gpu):
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            f"file://{directory}/rendezvous",
-            rank=rank,
-            world_size=ranks,
-            device_id=device if on_gpu else None,
-        )
-    model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
-    model.to(device)
-    step = random_step(
-        model,
-        build_optimizer(model.parameters(), arguments),
-        image_set,
-        max(1, arguments.batch_size[0] // ranks),
-        device,
-    )
+    device = _join(rank, ranks, directory, arguments, kind)
+    model = _build(name, arguments, image_set, device)
+    share = max(1, arguments.batch_size[0] // ranks)
+    step = random_step(model, build_optimizer(model.parameters(), arguments), image_set, share, device)
     gradients, message = (torch.ones(max(1, count // 4), device=device) for count in (size, SHORT))
     exchanges, spent = [], 0.0
     while wants_more(len(exchanges), spent):
@@ -181,9 +160,28 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     seconds = torch.tensor(exchanges, device=device)  # (exchanges, 3)
     dist.all_reduce(seconds)
     if rank == 0:
-        with open(os.path.join(directory, "seconds"), "w") as file:
-            json.dump((seconds[2:].quantile(0.5, dim=0) / ranks).tolist(), file)
+        medians = seconds[2:].quantile(0.5, dim=0) / ranks
+        Path(directory, "seconds").write_text(json.dumps(medians.tolist()))
     shutdown()
+
+
+def _join(rank, ranks, directory, arguments, kind):
+    """Join the process group of the ranks that meet in a directory; return this one's device."""
+    on_gpu = kind == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    prepare_process(arguments, device, rank, ranks)
+    backend, place = "nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous"
+    with short_slices(arguments.bind and not on_gpu):
+        dist.init_process_group(backend, place, rank=rank, world_size=ranks, device_id=device if on_gpu else None)
+    return device
+
+
+def _build(name: str, arguments: Any, image_set: ImageSet, device: torch.device) -> nn.Module:
+    """Return a network as the command line asks for it, on a device."""
+    classes = len(image_set.classes)
+    return build_model(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
 
 
 def _all_reduce_seconds(tensor, device):
@@ -197,11 +195,11 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
 
     It fills a bucket in the order in which the backward pass computes them, until it has its full size or more.
     """
-    names = {parameter: str(number) for number, parameter in enumerate(model.parameters())}
+    names = {parameter: str(number) for number, parameter in enumerate(model.parameters()) if parameter.requires_grad}
+    timer = PhaseTimer([device])
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
         for parameter in names
-        if parameter.requires_grad
     ]
     passes = []
     for _ in range(7):
@@ -214,9 +212,10 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
     for hook in hooks:
         hook.remove()
     update = [ends.pop("update") for ends in passes]
-    *_, last = order = sorted(passes[-1], key=passes[-1].get)
+    *_, last = order = sorted(passes[-1], key=lambda name: passes[-1][name])
     sizes = {name: parameter.numel() * parameter.element_size() for parameter, name in names.items()}
-    buckets, size = [], 0
+    buckets: list[Bucket] = []
+    size = 0
     for name in order:
         size += sizes[name]
         if name == last or size >= (BUCKET if buckets else FIRST_BUCKET):
@@ -243,73 +242,64 @@ def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
     return cpu, MemoryUse("cuda", torch.cuda.max_memory_reserved(device), free)
 
 
-def measure(arguments, image_set: ImageSet) -> Probe:
+def measure(arguments: Any, image_set: ImageSet) -> Probe:
     """Return all that was asked for. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
     startup_seconds = time.time() - command_start()
-    sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
-
-    def loaders_of(kind, workers):
-        config = argparse.Namespace(
-            **{**vars(arguments), "batch_size": arguments.batch_size[0], "loader": kind, "num_workers": workers}
-        )
-        return make_loaders(image_set, config, device, sampler)
-
-    own_loaders = loaders_of(arguments.loader, 0)  # all the time, so that the peak of the memory contains the images
-    steps, models, blocks = [], [], []
-    for name in arguments.model or [default_model(arguments.dataset)]:
-        model = build_model(name, image_set.image_shape, arguments.seed, arguments.precision, len(image_set.classes))
-        model.to(device)
-        with suppress_out_of_memory():
-            evaluate_batch(model, own_loaders[1], device)
-        if arguments.cut:
-            images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
-            with suppress_out_of_memory():
-                seconds = block_seconds(model, images)
-                blocks += [
-                    BlockTime(name, block, 1000 * value)
-                    for block, value in zip(block_names(model), seconds, strict=True)
-                ]
-        if arguments.compile:
-            model.compile()
-        optimizer = build_optimizer(model.parameters(), arguments)
-        times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
-        steps += [StepTime(name, size, milliseconds) for size, milliseconds in times.items()]
-        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        fits = arguments.batch_size[0] not in set(arguments.sizes) - set(times)  # or half of it may not fit either
-        if arguments.link and fits:
-            step = random_step(model, optimizer, image_set, arguments.batch_size[0], device)
-            models.append(
-                ModelLink(
-                    name,
-                    size,
-                    *exchange(arguments, name, size, image_set, device.type),
-                    gradient_buckets(model, step, device),
-                )
-            )
-        else:
-            models.append(ModelLink(name, size, None))
-
+    own = _loaders(arguments, image_set, device)  # all the time, so that the peak of the memory contains the images
+    names = arguments.model or [default_model(arguments.dataset)]
+    measured = [_measure_model(name, arguments, image_set, device, own[1]) for name in names]
     loaders = [
-        loader_speed(loaders_of(arguments.loader, workers)[0], workers, device)
+        loader_speed(_loaders(arguments, image_set, device, num_workers=workers)[0], workers, device)
         for workers in (arguments.num_workers if arguments.ceiling else ())
     ]
     resident = None
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
-            resident = loader_speed(loaders_of("resident", 0)[0], 0, device).images_per_second
+            loader, _ = _loaders(arguments, image_set, device, loader="resident")
+            resident = loader_speed(loader, 0, device).images_per_second
     return Probe(
-        len(image_set.train_labels),
-        len(image_set.test_labels),
-        startup_seconds,
-        tuple(steps),
-        tuple(models),
-        tuple(loaders),
-        resident,
+        train_images=len(image_set.train_labels),
+        test_images=len(image_set.test_labels),
+        startup_seconds=startup_seconds,
+        steps=tuple(step for steps, _, _ in measured for step in steps),
+        models=tuple(link for _, link, _ in measured),
+        loaders=tuple(loaders),
+        resident_images_per_second=resident,
         memory=memory_use(device),
-        blocks=tuple(blocks),
+        blocks=tuple(block for _, _, blocks in measured for block in blocks),
     )
+
+
+def _loaders(arguments, image_set, device, **changed):
+    """The training and the test loader of the command line, without workers unless that is `changed`."""
+    config = {**vars(arguments), "batch_size": arguments.batch_size[0], "num_workers": 0, **changed}
+    sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
+    return make_loaders(image_set, SimpleNamespace(**config), device, sampler)
+
+
+def _measure_model(name, arguments, image_set, device, test_loader):
+    """Return the StepTimes, the ModelLink and the BlockTimes of one network."""
+    model, blocks = _build(name, arguments, image_set, device), []
+    with suppress_out_of_memory():
+        evaluate_batch(model, test_loader, device)
+    if arguments.cut:
+        images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
+        with suppress_out_of_memory():
+            times = zip(block_names(model), block_seconds(model, images), strict=True)
+            blocks = [BlockTime(name, block, 1000 * seconds) for block, seconds in times]
+    if arguments.compile:
+        model.compile()
+    optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]
+    times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    link = ModelLink(name, size, None)
+    if arguments.link and (batch in times or batch not in arguments.sizes):  # else half of it may not fit either
+        step = random_step(model, optimizer, image_set, batch, device)
+        numbers = exchange(arguments, name, size, image_set, device.type)
+        link = ModelLink(name, size, *numbers, gradient_buckets(model, step, device))
+    return [StepTime(name, size, milliseconds) for size, milliseconds in times.items()], link, blocks
 
 
 def main() -> None:
@@ -321,7 +311,7 @@ def main() -> None:
     parser.add_argument("--ceiling", action="store_true")
     parser.add_argument("--link", action="store_true")
     parser.set_defaults(num_workers=[0])
-    arguments = parse_with_recipe(parser, several=True)
+    arguments: Any = parse_with_recipe(parser, several=True)
     print(json.dumps(asdict(measure(arguments, load_image_set(arguments)))))
 
 

@@ -17,39 +17,30 @@ import torch
 from common.errors import FAILED, USAGE, SuiteError
 from common.machine.entry import run_script
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """Return max |Δ| over all parameters of two state_dicts.
 
     NaN if any difference is NaN. Raises SuiteError (FAILED) if they do not hold the same names and shapes.
     """
-    shapes, other_shapes = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
-    if shapes != other_shapes:
-        name = next(name for name in {**shapes, **other_shapes} if shapes.get(name) != other_shapes.get(name))
-        raise SuiteError(
-            "the weights are of two different models",
-            f"{name}: {shapes.get(name)}, {other_shapes.get(name)}",
-            "give two files of the same model",
-            FAILED,
-        )
-    parameters = [name for name in reference if not _is_statistic(name)]
+    shapes, others = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
+    for name in {**shapes, **others}:
+        if shapes.get(name) != others.get(name):
+            found = f"{name}: {shapes.get(name)}, {others.get(name)}"
+            advice = "give two files of the same model"
+            raise SuiteError("the weights are of two different models", found, advice, FAILED)
+    parameters = [name for name in reference if name.rpartition(".")[2] not in STATISTICS]
     distances = [(reference[name].double() - other[name].double()).abs().max() for name in parameters]
     return torch.stack(distances).max().item()
-
-
-def _is_statistic(name):
-    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
 def main() -> None:
     """Compare the two files named on the command line."""
     if len(sys.argv) != 3:
-        raise SuiteError(
-            "common.programs.weights compares two files",
-            f"{len(sys.argv) - 1} given",
-            "type: python -m common.programs.weights reference.pth other.pth",
-            USAGE,
-        )
+        advice = "type: python -m common.programs.weights reference.pth other.pth"
+        raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given", advice, USAGE)
     reference, other = (torch.load(path, weights_only=True) for path in sys.argv[1:])
     print(json.dumps({"difference": difference(reference, other)}))
 

@@ -25,28 +25,15 @@ from comparison.results_file import read_results
 from tests.fixtures import PROJECT, alive, child_environment, give_up_root, make_config, make_context
 
 SCRIPT = "data_parallel_train.py"
+LADDER = PROJECT / "figures" / "ladder-mnist" / "results.json"
 HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
 
 
 @pytest.mark.slow
 def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported):
-    done = project(
-        SCRIPT,
-        "--dataset",
-        "synthetic-cifar10",
-        "--data-root",
-        data_root,
-        "--model",
-        "mlp",
-        "--batch-size",
-        2048,
-        "--num-workers",
-        2,
-        "--figure-dir",
-        tmp_path,
-        tiny=False,
-        before=small_disk("8m", "/dev/shm"),
-    )
+    flags = "--dataset synthetic-cifar10 --model mlp --batch-size 2048 --num-workers 2 --data-root".split()
+    shm = small_disk("8m", "/dev/shm")
+    done = project(SCRIPT, *flags, data_root, "--figure-dir", tmp_path, tiny=False, before=shm)
     done.stderr = done.stderr[done.stderr.find("error: ") :]  # before it, torch says something too
     reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
@@ -54,25 +41,25 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
 
 @pytest.mark.parametrize("flag", [pytest.param("--save", marks=pytest.mark.slow), "--checkpoint"])
 def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
-    done = project(
-        SCRIPT, "--model", "mlp", flag, tmp_path / "file", "--figure-dir", tmp_path, before=small_disk("300k", tmp_path)
-    )
-    reported(f"disk full ({flag})", done, 1, f"cannot write all of {tmp_path / 'file'}; No space left on device")
+    full, file = small_disk("300k", tmp_path), tmp_path / "file"
+    done = project(SCRIPT, "--model", "mlp", flag, file, "--figure-dir", tmp_path, before=full)
+    reported(f"disk full ({flag})", done, 1, f"cannot write all of {file}; No space left on device")
 
 
-def test_a_full_disk_leaves_nothing_half_written(small_disk, tmp_path):
-    code = (
-        "import os, sys; from common.files.results import write_json; write_json({'a': 1}, 'file')\n"
-        "try: write_json({'a': 'x' * 10**6}, 'file')\nexcept OSError: print(os.listdir(), open('file').read())"
-    )
-    code = f"import os; os.chdir({str(tmp_path)!r}); {code}"
-    done = subprocess.run(
-        [*small_disk("300k", tmp_path), sys.executable, "-c", code],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        env={**child_environment(), "PYTHONPATH": str(PROJECT)},
-    )
+WRITTEN_TWICE = """
+import os, sys
+from common.files.results import write_json
+os.chdir(sys.argv[1])
+write_json({"a": 1}, "file")
+try: write_json({"a": "x" * 10**6}, "file")
+except OSError: print(os.listdir(), open("file").read())
+"""
+
+
+def test_a_full_disk_leaves_nothing_half_written(project, small_disk, tmp_path):
+    path = {"PYTHONPATH": str(PROJECT)}
+    full = small_disk("300k", tmp_path)
+    done = project("-c", WRITTEN_TWICE, tmp_path, tiny=False, before=full, environment=path)
     assert done.stdout == "['file'] {\n \"a\": 1\n}\n", done.stderr
 
 
@@ -88,16 +75,8 @@ def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, r
 def test_a_data_set_that_is_larger_than_the_free_memory(project, mounted, tmp_path, reported):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100", known))  # needed: 1.4 MB
-    done = project(
-        SCRIPT,
-        "--model",
-        "mlp",
-        "--loader",
-        "resident",
-        "--figure-dir",
-        tmp_path,
-        before=mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"),
-    )
+    before = mounted("--bind", tmp_path / "meminfo", "/proc/meminfo")
+    done = project(SCRIPT, "--model", "mlp", "--loader", "resident", "--figure-dir", tmp_path, before=before)
     reported("100 kB of memory, --loader resident", done, 3, "the data set does not fit into the memory of cpu; ")
     assert " 1 MiB needed, 0 MiB free; type --loader workers, or give a smaller --train-size" in done.stderr
 
@@ -117,38 +96,15 @@ def test_bf16_where_it_is_emulated(project, reported):
 
 @on_x86
 @pytest.mark.slow
-def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, data_root, tmp_path, keep):
-    done = project(
-        SCRIPT,
-        "--model",
-        "mlp",
-        "--precision",
-        "bf16",
-        "--allow-slow-precision",
-        "--epochs",
-        1,
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        96,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        tiny=False,
-        environment=NO_BFLOAT16,
-    )
+def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, tmp_path, keep):
+    flags = ("--model", "mlp", "--precision", "bf16", "--allow-slow-precision", "--train-size", 96)
+    output = tmp_path / "result.json"
+    done = project(SCRIPT, *flags, "--output", output, "--figure-dir", tmp_path, environment=NO_BFLOAT16)
     keep(
         "--precision bf16 without such instructions, --allow-slow-precision", done.returncode, done.stderr, done.seconds
     )
     assert done.returncode == 0, done.stderr
-    assert '"precision": "bfloat16 autocast"' in (tmp_path / "result.json").read_text()
+    assert '"precision": "bfloat16 autocast"' in output.read_text()
 
 
 def test_compile_without_a_compiler(project, tmp_path, monkeypatch, reported):
@@ -178,17 +134,14 @@ def compilers(tmp_path, monkeypatch):
     return compilers
 
 
+FOR_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torch looks for g++ on Linux alone")
+
+
 @pytest.mark.parametrize(
     "fault, names, variables, cause",
     [
         ("CXX=/nonexistent", ["g++", "clang++"], {"CXX": "/nonexistent"}, "/nonexistent"),
-        pytest.param(
-            "clang++ but no CXX",
-            ["clang++"],
-            {},
-            "g++",
-            marks=pytest.mark.skipif(sys.platform != "linux", reason="torch looks for g++ on Linux alone"),
-        ),
+        pytest.param("clang++ but no CXX", ["clang++"], {}, "g++", marks=FOR_LINUX),
     ],
 )
 def test_compile_with_a_compiler_that_is_not_the_one_looked_for(fault, names, variables, cause, compilers, refused):
@@ -210,21 +163,16 @@ def test_cuda_graphs_without_cuda(refused):
 
 
 @pytest.mark.parametrize(
-    "content",
+    "fault, content",
     [
-        "def nms(): raise RuntimeError('operator torchvision::nms does not exist')\nnms()",
-        "raise ImportError('no such file')",
+        ("is of another torch", "raise RuntimeError('operator torchvision::nms does not exist')"),
+        ("is missing", "raise ImportError('no such file')"),
     ],
 )
-def test_a_torchvision_that_does_not_fit_is_named(content, project, tmp_path, reported):
+def test_a_torchvision_that_does_not_fit_is_named(fault, content, project, tmp_path, reported):
     (tmp_path / "torchvision.py").write_text(content)
     done = project(SCRIPT, environment={"PYTHONPATH": str(tmp_path)})
-    reported(
-        f"torchvision that {'is of another torch' if 'nms' in content else 'is missing'}",
-        done,
-        3,
-        "torchvision cannot be imported; torch ",
-    )
+    reported(f"torchvision that {fault}", done, 3, "torchvision cannot be imported; torch ")
     assert "pip install -r requirements.txt" in done.stderr
 
 
@@ -248,12 +196,9 @@ def test_without_the_virtual_environment(prepared, program, project, copied, rep
         (copied / ".venv" / "bin").mkdir(parents=True)
         (copied / ".venv" / "bin" / "activate").touch()
     done = project("-S", *program, tiny=False, cwd=copied)  # without site-packages
-    reported(
-        f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}",
-        done,
-        3,
-        f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: ",
-    )
+    fault = f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}"
+    missing = f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: "
+    reported(fault, done, 3, missing)
     assert done.stderr.endswith("; type: . .venv/bin/activate\n" if prepared else INSTALL)
 
 
@@ -285,8 +230,8 @@ def test_a_variable_that_torch_does_not_understand(project, tmp_path, reported):
 
 def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
-    earlier, hidden = PROJECT / "figures" / "ladder-mnist" / "results.json", {"PYTHONPATH": str(tmp_path)}
-    for flags in (("--from", earlier, "--output-dir", tmp_path / "shown"), ("--diff", earlier, earlier)):
+    hidden = {"PYTHONPATH": str(tmp_path)}
+    for flags in (("--from", LADDER, "--output-dir", tmp_path / "shown"), ("--diff", LADDER, LADDER)):
         done = project("compare_parallel.py", *flags, tiny=False, environment=hidden)
         assert done.returncode == 0 and not done.stderr and "one device" in done.stdout, done.stderr
     assert (tmp_path / "shown" / "curves.png").stat().st_size > 1e4
@@ -313,22 +258,6 @@ def test_figures_need_no_display(backend, project, tmp_path, keep):
     assert (tmp_path / "synthetic-mnist-lenet-single.png").stat().st_size > 10_000
 
 
-def test_a_terminal_that_knows_only_ascii(project, tmp_path, keep):
-    source = PROJECT / "figures" / "ladder-mnist" / "results.json"
-    done = project(
-        "compare_parallel.py",
-        "--from",
-        source,
-        "--output-dir",
-        tmp_path,
-        tiny=False,
-        environment={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
-    )
-    keep("LC_ALL=C", done.returncode, done.stderr, done.seconds)
-    assert done.returncode == 0, done.stderr
-    assert "DDP ?2" in done.stdout and "DDP ×2" in (tmp_path / "report.md").read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="session")
 def gbk(tmp_path_factory):
     """The environment variables of a locale of which GBK is the alphabet; made here, for few systems have one."""
@@ -340,21 +269,17 @@ def gbk(tmp_path_factory):
     return {"LOCPATH": str(place.parent), "LC_ALL": place.name}
 
 
-def test_a_terminal_that_knows_gbk(project, gbk, tmp_path, keep):
-    source = PROJECT / "figures" / "ladder-mnist" / "results.json"
-    done = project(
-        "compare_parallel.py",
-        "--from",
-        source,
-        "--output-dir",
-        tmp_path / "中文",
-        tiny=False,
-        environment=gbk,
-        encoding="gbk",
-    )
-    keep("LC_ALL=zh_CN.gbk", done.returncode, done.stderr, done.seconds)
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize("encoding, said", [("ascii", "DDP ?2"), ("gbk", "DDP ×2")])
+def test_a_terminal_that_knows_few_letters(encoding, said, project, request, tmp_path, keep):
+    environment = request.getfixturevalue("gbk") if encoding == "gbk" else ASCII
+    flags, there = ("--from", LADDER, "--output-dir"), tmp_path / ("中文" if encoding == "gbk" else "shown")
+    done = project("compare_parallel.py", *flags, there, tiny=False, environment=environment, encoding=encoding)
+    keep(f"LC_ALL={environment['LC_ALL']}", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "DDP ×2" in done.stdout and "DDP ×2" in (tmp_path / "中文" / "report.md").read_text(encoding="utf-8")
+    assert said in done.stdout and "DDP ×2" in (there / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
@@ -367,15 +292,9 @@ def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
 
 def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
     place = Path(tempfile.mkdtemp())
-    done = project(
-        SCRIPT,
-        "--num-workers",
-        2,
-        "--figure-dir",
-        tmp_path,
-        environment={"TMPDIR": str(place)},
-        before=mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place),
-    )  # itself, and one directory
+    full, environment = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place), {"TMPDIR": str(place)}
+    # of the two, itself is one, a directory the other
+    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment=environment, before=full)
     reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
     place.rmdir()
 
@@ -384,46 +303,18 @@ def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
 def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gbk, tmp_path, keep):
     temporary = Path(tempfile.mkdtemp(prefix="a place "))  # a short path, for sockets
     directory = tmp_path / os.fsdecode("中文".encode("gbk"))
-    command = [
-        sys.executable,
-        "compare_parallel.py",
-        "--methods",
-        "ddp",
-        "--baseline",
-        "ddp",
-        "--repeats",
-        "1",
-        "--model",
-        "mlp",
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        "480",
-        "--batch-size",
-        "48",
-        "--num-workers",
-        "2",
-        "--epochs",
-        "1",
-        "--output-dir",
-        directory,
-    ]
+    flags = "--methods ddp --baseline ddp --repeats 1 --model mlp --dataset synthetic-mnist --train-size 480"
+    flags += f" --batch-size 48 --num-workers 2 --epochs 1 --data-root {data_root} --output-dir"
     start, core = time.perf_counter(), min(os.sched_getaffinity(0))
     done = subprocess.run(
-        ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command],
+        ["bash", "-c", f'exec {sys.executable} compare_parallel.py {flags} "$1" <&- >&- 2>&-', "bash", directory],
         cwd=PROJECT,
         timeout=180,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         env={**child_environment(), **gbk, "TMPDIR": str(temporary), "ODD": str(tmp_path)},
     )
-    keep(
-        "a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr",
-        done.returncode,
-        "",
-        time.perf_counter() - start,
-    )
+    fault = "a comparison on one core, in GBK, with spaces in TMPDIR, without stdin, stdout, stderr"
+    keep(fault, done.returncode, "", time.perf_counter() - start)
     logs = [log.read_text(errors="replace") for log in directory.glob("runs/*.log")]
     assert done.returncode == 0, logs
     report = read_results(directory / "results.json")
@@ -437,10 +328,8 @@ def test_one_core_gbk_a_tmpdir_with_spaces_and_no_standard_streams(data_root, gb
 @pytest.fixture
 def one_and_a_half_cores():
     """What a child calls, before exec, to have a quota of 1.5 cores."""
-    for place, limit, value in (
-        (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "150000"),
-        (Path("/sys/fs/cgroup"), "cpu.max", "150000 100000"),
-    ):
+    root = Path("/sys/fs/cgroup")
+    for place, limit, value in ((root / "cpu", "cpu.cfs_quota_us", "150000"), (root, "cpu.max", "150000 100000")):
         group = place / f"test-{uuid.uuid4().hex}"
         if (place / "cgroup.procs").exists() and os.access(place, os.W_OK):
             group.mkdir()
@@ -456,17 +345,9 @@ def one_and_a_half_cores():
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core is no quota")
 def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path, keep):
-    done = project(
-        SCRIPT,
-        "--max-steps",
-        1,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        preexec_fn=one_and_a_half_cores,
-        environment={"TMPDIR": str(tmp_path / "missing")},
-    )
+    flags, missing = ("--max-steps", 1, "--output", tmp_path / "result.json"), {"TMPDIR": str(tmp_path / "missing")}
+    child = {"preexec_fn": one_and_a_half_cores, "environment": missing}
+    done = project(SCRIPT, *flags, "--figure-dir", tmp_path, **child)
     keep("a quota of 1.5 cores, TMPDIR missing", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads((tmp_path / "result.json").read_text())
@@ -474,20 +355,14 @@ def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path
 
 
 def test_a_clock_that_steps_back(project, tmp_path, keep):
-    done = project(
-        SCRIPT,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        environment={
-            "PYTHONPATH": str(Path(__file__).parent / "injected"),
-            "FAULT_EPOCH": "1",
-            "FAULT_RANK": "0",
-            "FAULT_TIME": str(tmp_path / "time"),
-            "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)",
-        },
-    )
+    fault = {
+        "PYTHONPATH": str(Path(__file__).parent / "injected"),
+        "FAULT_EPOCH": "1",
+        "FAULT_RANK": "0",
+        "FAULT_TIME": str(tmp_path / "time"),
+        "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)",
+    }
+    done = project(SCRIPT, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, environment=fault)
     keep("the clock steps back by an hour", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "time").exists()
     result = json.loads((tmp_path / "result.json").read_text())
@@ -498,146 +373,89 @@ def test_a_clock_that_steps_back(project, tmp_path, keep):
 @pytest.fixture
 def read_only(mounted, tmp_path):
     """What to put in front of a command for which all disks but `tmp_path` may only be read."""
-    before = [
-        *mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path),
-        "sh",
-        "-c",
-        'mount -o remount,bind,ro / && exec "$@"',
-        "sh",
-    ]
+    remount = ["sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    before = [*mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path), *remount]
     if subprocess.run([*before, "true"], capture_output=True).returncode:
         pytest.skip("this system lets nobody see its disk as read-only")
     return before
 
 
 @pytest.mark.parametrize(
-    "fault, flags, environment, code, message",
+    "fault, flags, temporary, code, message",
     [
         (
             "no data set",
             ("data_parallel_train.py", "--data-root", "nowhere"),
-            {"TMPDIR": "{}"},
+            "{}",
             4,
             "cannot put data into nowhere; Read-only file system; name another directory with --data-root",
         ),
         (
             "no temporary directory",
             ("ddp_train.py", "--spawn", 2),
-            {"TMPDIR": "/nowhere"},
+            "/nowhere",
             3,
             "there is no place for temporary files; No usable temporary directory found in [",
         ),
     ],
-    ids=["no data set", "no temporary directory"],
 )
 def test_a_machine_that_may_only_be_read(
-    fault, flags, environment, code, message, read_only, project, data_root, tmp_path, reported
+    fault, flags, temporary, code, message, read_only, project, data_root, tmp_path, reported
 ):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
-    done = project(
-        *flags,
-        "--model",
-        "mlp",
-        "--figure-dir",
-        tmp_path,
-        before=read_only,
-        environment={name: value.format(tmp_path) for name, value in environment.items()},
-    )
+    environment = {"TMPDIR": temporary.format(tmp_path)}
+    done = project(*flags, "--model", "mlp", "--figure-dir", tmp_path, before=read_only, environment=environment)
     reported(f"all disks may only be read, {fault}", done, code, message)
 
 
 def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root, tmp_path, keep):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
-    done = project(
-        SCRIPT,
-        "--model",
-        "mlp",
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        before=[*read_only, *look],
-        environment={"TMPDIR": str(tmp_path)},
-    )
+    flags, environment = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path), {"TMPDIR": str(tmp_path)}
+    done = project(SCRIPT, "--model", "mlp", *flags, before=[*read_only, *look], environment=environment)
     keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
-@pytest.mark.slow
-def test_ranks_whose_reader_has_seen_enough(data_root, tmp_path, keep):
-    command = (
-        f"{sys.executable} ddp_train.py --spawn 2 --dataset synthetic-mnist --data-root {data_root} --model mlp "
-        f"--train-size 480 --batch-size 48 --num-workers 0 --epochs 30 --figure-dir {tmp_path}"
-    )
-    start = time.perf_counter()
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-    )
-    keep("ddp_train.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
-    assert (done.returncode, done.stderr, done.stdout) == (141, "", "Method:        ddp\n")
+@pytest.fixture
+def in_bash(project):
+    """Run a command of the project's, in bash."""
+
+    def in_bash(command):
+        return project("-c", BASH, f"set -o pipefail; {sys.executable} {command}", tiny=False)
+
+    return in_bash
 
 
-def test_a_script_without_stdout():
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} compare_parallel.py --dry-run >&-"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-    )
+BASH = "import os, sys; os.execvp('bash', ['bash', '-c', sys.argv[1]])"
+RANKS = "ddp_train.py --spawn 2 --dataset synthetic-mnist --model mlp --train-size 480 --batch-size 48 --num-workers 0"
+SWEEP = f"compare_parallel.py --dry-run --methods ladder --num-workers {' '.join(map(str, range(0, 400, 2)))}"
+
+
+def test_a_script_without_stdout(in_bash):
+    done = in_bash("compare_parallel.py --dry-run >&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_who_has_seen_enough(keep):
-    command = f"{sys.executable} compare_parallel.py --dry-run --methods ladder --num-workers " + " ".join(
-        str(2 * count) for count in range(200)
-    )
-    start = time.perf_counter()
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-    )
-    keep("compare_parallel.py | head -1", done.returncode, done.stderr, time.perf_counter() - start)
-    assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
+@pytest.mark.parametrize(
+    "command, said",
+    [(SWEEP, "# one device\n"), pytest.param(f"{RANKS} --epochs 30", "Method:        ddp\n", marks=pytest.mark.slow)],
+    ids=["comparison", "ranks"],
+)
+def test_a_reader_who_has_seen_enough(command, said, in_bash, data_root, tmp_path, keep):
+    places = f"--figure-dir {tmp_path} --data-root {data_root}" if command.startswith(RANKS) else ""
+    done = in_bash(f"{command} {places} | head -1")
+    keep(f"{command.split()[0]} | head -1", done.returncode, done.stderr, done.seconds)
+    assert (done.returncode, done.stderr, done.stdout) == (141, "", said)
 
 
 @pytest.fixture
 def compare(project, data_root, tmp_path):
     """A small comparison of one row in `tmp_path`."""
-    return lambda directory, **options: project(
-        "compare_parallel.py",
-        "--methods",
-        "single",
-        "--repeats",
-        1,
-        "--model",
-        "mlp",
-        "--output-dir",
-        directory,
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--epochs",
-        2,
-        tiny=False,
-        **options,
-    )
+    flags = "--methods single --repeats 1 --model mlp --dataset synthetic-mnist --train-size 480 --batch-size 48"
+    typed = ["compare_parallel.py", *flags.split(), "--num-workers", 0, "--epochs", 2, "--data-root", data_root]
+    return lambda directory, **options: project(*typed, "--output-dir", directory, tiny=False, **options)
 
 
 @pytest.mark.slow
@@ -648,9 +466,8 @@ def test_hostile_paths(compare, tmp_path, keep):
     report = read_results(tmp_path / HOSTILE / "results.json")
     assert {outcome.status for outcome in report.outcomes} == {"ok"}
     assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
-    again = subprocess.run(
-        ["bash", "-c", report.outcomes[0].command], cwd=PROJECT, capture_output=True, text=True, env=child_environment()
-    )  # the command in the report can be pasted
+    pasted = ["bash", "-c", report.outcomes[0].command]
+    again = subprocess.run(pasted, cwd=PROJECT, capture_output=True, text=True, env=child_environment())
     assert again.returncode == 0, again.stderr
     assert not [*tmp_path.rglob("PWNED"), *PROJECT.glob("PWNED")]
 
