@@ -14,7 +14,7 @@ begin(__name__)
 
 from common.data.image_set import load_image_set
 from common.machine.entry import run_script
-from common.models.build import block_names, build_model
+from common.models.build import block_names, build_network
 from common.settings.arguments import OneLineParser
 from common.settings.config import add_training_flags, check_image_size, default_model
 
@@ -28,7 +28,7 @@ def main() -> None:
     image_set, numbers = load_image_set(arguments), {}
     shape, classes = image_set.image_shape, len(image_set.classes)
     for name in arguments.model or [default_model(arguments.dataset)]:
-        network = build_model(name, shape, arguments.seed, classes=classes)
+        network = build_network(name, shape, arguments.seed, classes=classes)
         parameters, blocks = sum(parameter.numel() for parameter in network.parameters()), block_names(network)
         numbers[name] = {"parameters": parameters, "blocks": blocks}
         cut = f"it can be cut before {', '.join(blocks[1:])}" if len(blocks) > 1 else "it cannot be cut"

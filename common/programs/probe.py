@@ -42,7 +42,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import peak_resident_bytes
-from common.models.build import block_names, build_model
+from common.models.build import block_names, build_network
 from common.ranks.group import shutdown
 from common.settings.arguments import OneLineParser, positive_int
 from common.settings.config import add_training_flags, default_model, parse_with_recipe
@@ -181,7 +181,7 @@ def _join(rank, ranks, directory, arguments, kind):
 def _build(name: str, arguments: Any, image_set: ImageSet, device: torch.device) -> nn.Module:
     """Return a network as the command line asks for it, on a device."""
     classes = len(image_set.classes)
-    return build_model(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
+    return build_network(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
 
 
 def _all_reduce_seconds(tensor, device):
