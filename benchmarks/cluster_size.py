@@ -42,7 +42,7 @@ NETWORKS = {
 }
 GBPS = {100.0: "#0072B2", 10.0: "#E69F00", 1.0: "#009E73"}  # Okabe and Ito
 RANKS = tuple(2**power for power in range(11))
-GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see comparison.judge.link.Link)
+GLOO = 2  # messages for each step of a ring, and buckets that are exchanged at once (see projection.Link)
 
 
 def ring(ready: np.ndarray, size: int, start: float, gbps: float) -> np.ndarray:

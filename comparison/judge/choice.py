@@ -153,5 +153,5 @@ def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
 
 
 def _speed_up(entry: RowAnalysis) -> Ratio:
-    assert entry.standing.speed_up, "a row that rivals its baseline has one"
+    assert entry.standing.speed_up  # a row that rivals its baseline has one
     return entry.standing.speed_up

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -24,11 +24,25 @@ from comparison.judge.statistics import (
 from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import Outcome, Row
-from comparison.words import join, say
 
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
+LONG_FIRST = 1.5  # times as long as the others does a first epoch take that is warned of
 MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that measurements show. values: what stands in its sentence (comparison.show.reasons has the words).
+
+    of: "step" or "run" where it is a part of the account of one, and its sentence only a clause. told: which sentence
+    tells it, where its kind has several.
+    """
+
+    kind: str
+    values: Mapping[str, object] = field(default_factory=dict)
+    of: str = ""
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -254,64 +268,35 @@ def find_costs(report: Report, row: Row, images: Table) -> Costs:
     return Costs(*costs)
 
 
-def unsteadiness(row: Row) -> list[str]:
-    """Return what makes a row's times doubtful, each with its number, its cause and a remedy."""
-    reasons: list[str] = []
+def unsteadiness(row: Row) -> list[Finding]:
+    """Return what makes a row's times doubtful."""
     seconds = run_seconds(row)
     if not seconds:
-        return reasons
+        return []
+    reasons = []
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
-        reasons.append(
-            say(
-                "its runs have a standard deviation of {n:.0%} ({low:.2f} to {high:.2f} s per epoch): something else "
-                "used the machine, or it changed its speed; close other programs, or give more --repeats or a longer "
-                "--budget",
-                n=spread,
-                low=min(seconds),
-                high=max(seconds),
-            )
-        )
-    reasons += [
-        say("in block {n}, {epochs}; what counts is the mean", n=outcome.block, epochs=words)
-        for outcome in row.outcomes
-        if outcome.status == "ok" and (words := _odd_epochs(outcome.result.timed_epochs))
-    ]
-    first = [
-        result.epochs[0].train_seconds / mean
-        for result, mean in zip(row.results, seconds, strict=True)
-        if len(result.epochs) > 1
-    ]
-    if first and statistics.median(first) > 1.5:
-        reasons.append(
-            say(
-                "its first epoch takes {x:.1f} times as long as the others: warm-up, which is left out of the times; "
-                "give more --epochs, so that more of them count",
-                x=statistics.median(first),
-            )
-        )
+        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}))
+    for outcome in row.outcomes:
+        if outcome.status == "ok" and (odd := _odd_epochs(outcome.result.timed_epochs)):
+            reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))
+    runs = zip(row.results, seconds, strict=True)
+    first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
+    if first and statistics.median(first) > LONG_FIRST:
+        reasons.append(Finding("long first epoch", {"x": statistics.median(first)}))
     held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
     if held > MOST_HELD_DOWN:
-        reasons.append(
-            say(
-                "heat or a limit of the power held a GPU's clocks down for {n:.0%} of the time, so that its times say "
-                "as much about that; nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER says which",
-                n=held,
-            )
-        )
+        reasons.append(Finding("held down", {"n": held}))
     return reasons
 
 
-def _odd_epochs(epochs: Sequence[EpochRecord]) -> str:
-    """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one; nothing if none."""
+def _odd_epochs(epochs: Sequence[EpochRecord]) -> Finding | None:
+    """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one, if any."""
     seconds = [epoch.train_seconds for epoch in epochs]
     mean, median = statistics.fmean(seconds), statistics.median(seconds)
     if abs(mean / median - 1) <= STALLED:
-        return ""
+        return None
     sign = 1 if mean > median else -1
     odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
-    template = "epochs {n} took {s} s, where the median epoch took {m:.2f} s"
-    if len(odd) == 1:
-        template = "epoch {n} took {s} s, where the median epoch took {m:.2f} s"
-    numbers = join(", ", [str(epoch.epoch) for epoch in odd])
-    return say(template, n=numbers, s=join(", ", [f"{epoch.train_seconds:.2f}" for epoch in odd]), m=median)
+    numbers, times = tuple(epoch.epoch for epoch in odd), tuple(epoch.train_seconds for epoch in odd)
+    return Finding("odd epoch" if len(odd) == 1 else "odd epochs", {"n": numbers, "s": times, "m": median})

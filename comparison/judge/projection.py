@@ -1,17 +1,81 @@
 """What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from common.files.probe import Bucket
-from comparison.judge.link import Link
-from comparison.judge.measures import Summary
+from common.files.probe import Bucket, ModelLink, Probe
+from comparison.judge.measures import Finding, Summary
 from comparison.methods import method_of, projected_method
 from comparison.record import Report
-from comparison.words import count, say
+from comparison.rows import Planned
+from comparison.words import say
 
 LABEL = say("projected, not measured")
 TESTED = 4  # devices, by benchmarks/links.py
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins the devices: a message takes milliseconds to start, and 8e-6 of them ÷ gigabit/s for each byte.
+
+    start, gbps: of both, what two devices here take. cores: that of a CPU's ranks is their own work, and takes longer
+    where more ranks share so many cores; None on GPUs. delay, wire: what a given link takes besides, one after the
+    other, as a message is copied whole before it is sent. segments: into how many messages each step of the ring is
+    cut, one after the other: 2 by gloo (seen on a link of known delay, benchmarks/links.py), 1 by NCCL. at_once: how
+    many exchanges can be under way: 2 by gloo, which has two threads for them (torch, ProcessGroupGloo.hpp), 1 by NCCL.
+    """
+
+    start: float
+    gbps: float
+    segments: int
+    at_once: int
+    cores: int | None = None
+    delay: float = 0.0
+    wire: float = math.inf
+
+    def message(self, devices: int) -> float:
+        """Return how many milliseconds a message takes to start, of so many devices."""
+        return self.start * self._crowd(devices) + self.delay
+
+    def byte(self, devices: int) -> float:
+        """Return how many milliseconds each further byte takes, of so many devices."""
+        return 8e-6 * (self._crowd(devices) / self.gbps + 1 / self.wire)
+
+    def _crowd(self, devices: int) -> float:
+        return max(1.0, devices / self.cores) if self.cores else 1.0
+
+    def ring(self, size: float, devices: int) -> tuple[float, float]:
+        """Return how many milliseconds messages take to start in a ring all-reduce of `size` bytes, and the bytes.
+
+        In 2 (N-1) steps of an Nth of the bytes each: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009.
+        """
+        steps = 2 * (devices - 1)
+        return steps * self.segments * self.message(devices), steps * size / devices * self.byte(devices)
+
+    def tree(self, size: float, devices: int) -> tuple[float, float]:
+        """Return the same along two trees, up and down, each for half of the bytes: messages are log2 N deep.
+
+        P. Sanders, J. Speck, J. L. Träff, Parallel Computing 35, 2009. The bytes at best, as round a ring.
+        """
+        return 2 * (devices - 1).bit_length() * self.message(devices), self.ring(size, devices)[1]
+
+    def waited_for(self, buckets: Sequence[Bucket], step: float, devices: int, along: "Along" = ring) -> float:
+        """Return the milliseconds for which ranks still exchange gradients when their backward pass is over.
+
+        step: the milliseconds of all but that. An exchange begins when its bucket is full and, of those before it,
+        fewer than `at_once` are under way; bytes go over the link in turn. along: ring or tree.
+        """
+        free, ends = -math.inf, [-math.inf] * self.at_once  # counted from the end of the backward pass
+        for bucket in buckets:
+            starting, sending = along(self, bucket.size, devices)
+            free = max(free, min(ends), -(bucket.left or 0.0) * step) + sending
+            ends[ends.index(min(ends))] = free + starting
+        return max(0.0, *ends)
+
+
+Along = Callable[[Link, float, int], tuple[float, float]]
+WAYS: dict[str, Along] = {"ring": Link.ring, "tree": Link.tree}
 
 
 @dataclass(frozen=True)
@@ -55,11 +119,44 @@ class Projected:
 
 @dataclass(frozen=True)
 class Projection:
-    """The projection for one device and each number of --project, and in words where it stops and what it assumes."""
+    """The projection for one device and each number of --project, where it stops and what it assumes."""
 
     points: tuple[Projected, ...]
-    assumptions: tuple[str, ...]
-    stops: tuple[str, ...] = ()
+    assumptions: tuple[Finding, ...]
+    stops: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """What was measured for the first value of every sweep; steps: images → milliseconds, on the row's threads.
+
+    ranks: how many exchange gradients here. wait: milliseconds for which a rank waits for others before an exchange
+    begins; 0 if an older probe did not tell. loading, cpu: milliseconds in which the loader delivers a batch, and those
+    that it takes of all cores meanwhile. cores: of the machine; None where GPUs train: what their processes need of the
+    cores was not measured, and the loader alone takes none the longer for sharing them. old: an older probe measured no
+    cpu, and idle ranks' exchange. factor: what one device was measured to take ÷ what the model gives for it.
+    """
+
+    planned: Planned
+    cores: int | None
+    steps: dict[int, float]
+    buckets: tuple[Bucket, ...]
+    ranks: int
+    link: Link
+    wait: float
+    loading: float
+    cpu: float
+    old: bool
+    factor: float | None = None
+
+    def step(self, devices: int, along: Along = Link.ring) -> ModelledStep:
+        """Return the step of so many devices."""
+        planned, factor = self.planned, self.factor or 1.0
+        compute, loading = factor * self.steps[planned.batch_size // devices], factor * self.loading
+        cores = self.cores and (factor * self.cpu + devices * planned.threads * compute) / self.cores
+        exchange = self.link.waited_for(self.buckets, max(compute, cores or 0.0), devices, along)
+        waited, workers = exchange + (self.wait if devices > 1 else 0.0), planned.num_workers > 0
+        return ModelledStep(compute, waited, loading if workers else loading / devices, workers, cores)
 
 
 def project(report: Report, summaries: dict[str, Summary]) -> Projection:
@@ -71,91 +168,65 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
     programs disturbed a row. summaries: of all rows, by their configuration's name.
     """
     if any(row.disturbed for row in report.rows):
-        return Projection((), (say("Not computed: other programs disturbed the comparison."),))
-    basis = _basis(report) if report.settings["project"] and report.probe else None
+        return Projection((), (Finding("projection disturbed"),))
+    probe, batch = report.probe, report.first.batch_size
+    basis = _basis(report, probe) if report.settings["project"] and probe else None
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
-    if basis is None or not all(basis.batch // devices in basis.steps for devices in counts):
-        why = say("Not computed: a step on one device did not fit into memory, or nothing was measured.")
-        return Projection((), (why,))
-    steps, measured_alone = _steps(report, basis.batch), _measured(report, 1, summaries)
-    factor = measured_alone and 1000 * measured_alone / steps / _step(basis, 1).milliseconds
-    basis = replace(basis, factor=factor or 1.0)
+    if not probe or not basis or not all(batch // devices in basis.steps for devices in counts):
+        return Projection((), (Finding("nothing to project"),))
+    steps = -(-probe.train_images // batch)
+    steps = min(steps, report.settings["max_steps"] or steps)
+    alone = _measured(report, 1, summaries)
+    basis = replace(basis, factor=1000 * alone / steps / basis.step(1).milliseconds if alone else None)
     points = []
     for devices in counts:
-        step, measured = _step(basis, devices), _measured(report, devices, summaries)
-        speed_up, tree = (
-            _step(basis, 1).milliseconds / _step(basis, devices, along).milliseconds for along in (Link.ring, Link.tree)
+        step, measured = basis.step(devices), _measured(report, devices, summaries)
+        ring, tree = (
+            basis.step(1).milliseconds / basis.step(devices, along).milliseconds for along in (Link.ring, Link.tree)
         )
         seconds = step.milliseconds / 1000 * steps
         error = seconds / measured - 1 if measured and devices > 1 else None
-        points.append(Projected(devices, step, seconds, speed_up, tree, measured, error))
-    ways = ((Link.ring, say("round a ring")), (Link.tree, say("along trees")))
-    stops = tuple(_most_that_pay(basis, *way) for way in ways)
-    return Projection(tuple(points), _assumptions(report, basis, factor), stops)
+        points.append(Projected(devices, step, seconds, ring, tree, measured, error))
+    return Projection(tuple(points), tuple(_assumptions(basis)), tuple(_most_that_pay(basis, way) for way in WAYS))
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """What was measured for the first value of every sweep; steps: images → milliseconds, on `threads` threads.
-
-    loading, cpu: milliseconds in which the loader delivers a batch, and those that it takes of all cores meanwhile.
-    cores: of the machine; None where GPUs train: what their processes need of the cores was not measured, and the
-    loader alone takes none the longer for sharing them. old: an older probe measured no cpu, and idle ranks' exchange.
-    """
-
-    model: str
-    batch: int
-    workers: int
-    threads: int
-    cores: int | None
-    steps: dict[int, float]
-    buckets: tuple[Bucket, ...]
-    link: Link
-    wait: float
-    loading: float
-    cpu: float
-    old: bool
-    factor: float = 1.0
-
-
-def _basis(report):
-    planned, probe = report.first, report.probe
+def _basis(report: Report, probe: Probe) -> _Basis | None:
+    planned, cores = report.first, report.environment["cores"]
     model = next((model for model in probe.models if model.model == planned.model), None)
     loader = next((loader for loader in probe.loaders if loader.num_workers == planned.num_workers), None)
     if not model or not loader:
         return None
-    cores, per_image = report.environment["cores"], loader.cpu_seconds_per_image
+    ranks = max(2, len(report.environment["gpus"])) if planned.device == "gpu" else 2
+    waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / (model.link_gbps or math.nan)
+    per_image = loader.cpu_seconds_per_image
     if old := per_image is None:
         per_image = max(1, min(planned.num_workers, cores)) / loader.images_per_second
     return _Basis(
-        planned.model,
-        planned.batch_size,
-        planned.num_workers,
-        planned.threads,
+        planned,
         cores if planned.device == "cpu" else None,
         probe.step_milliseconds(planned.model),
         model.buckets or (Bucket(model.gradient_bytes, None),),
-        _link(report, model),
-        _wait(report, model),
+        ranks,
+        _link(report, model, ranks, waiting),
+        max(0.0, waiting - model.long_milliseconds) if model.long_milliseconds else 0.0,
         1000 * planned.batch_size / loader.images_per_second,
         1000 * planned.batch_size * per_image,
         old,
     )
 
 
-def _link(report, model):
+def _link(report: Report, model: ModelLink, ranks: int, waiting: float) -> Link:
     """The link between two devices: what ranks measured here and, of other machines, what settings say comes on top.
 
-    Of GPUs, a given speed is all of it: they copy nothing themselves.
+    Of GPUs, a given speed is all of it: they copy nothing themselves. waiting: milliseconds of the exchange by which
+    link_gbps was measured.
     """
-    ranks, on_cpu = _ranks_here(report), report.first.device == "cpu"
+    on_cpu, given, short = report.first.device == "cpu", report.settings["link_gbps"], model.short_milliseconds or 0.0
     segments = at_once = 2 if on_cpu else 1
-    short, given = model.short_milliseconds or 0.0, report.settings["link_gbps"]
     gbps = math.inf
     if on_cpu or not given:
-        waiting = _bus_milliseconds(model, ranks)
         rest = (model.long_milliseconds or waiting) - short  # what a short exchange takes, a long one does too
-        gbps = model.link_gbps * waiting / rest if rest > 0 else math.inf
+        gbps = (model.link_gbps or math.nan) * waiting / rest if rest > 0 else math.inf
     return Link(
         short / (2 * (ranks - 1) * segments),
         gbps,
@@ -167,48 +238,13 @@ def _link(report, model):
     )
 
 
-def _wait(report, model):
-    """Milliseconds that a rank here waited for others before an exchange began; 0 if an older probe did not tell."""
-    if not model.long_milliseconds:
-        return 0.0
-    return max(0.0, _bus_milliseconds(model, _ranks_here(report)) - model.long_milliseconds)
-
-
-def _bus_milliseconds(model, ranks):
-    """What the exchange took by which link_gbps was measured."""
-    return 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / model.link_gbps
-
-
-def _ranks_here(report):
-    return max(2, len(report.environment["gpus"])) if report.first.device == "gpu" else 2
-
-
-def _step(basis, devices, along=Link.ring):
-    compute, loading = basis.factor * basis.steps[basis.batch // devices], basis.factor * basis.loading
-    cores = basis.cores and (basis.factor * basis.cpu + devices * basis.threads * compute) / basis.cores
-    exchange = basis.link.waited_for(basis.buckets, max(compute, cores or 0.0), devices, along)
-    return ModelledStep(
-        compute,
-        exchange + (basis.wait if devices > 1 else 0.0),
-        loading if basis.workers else loading / devices,
-        basis.workers > 0,
-        cores,
-    )
-
-
-def _steps(report, batch):
-    steps = -(-report.probe.train_images // batch)
-    return min(steps, report.settings["max_steps"] or steps)
-
-
-def _measured(report, devices, summaries):
+def _measured(report: Report, devices: int, summaries: dict[str, Summary]) -> float | None:
     """Seconds per epoch of the row on so many devices that is planned as the first row is, if it was run."""
     part = report.first.per_device_batch_size  # which follows from the number of devices
     for row in report.rows:
         method = method_of(row.configuration.method)
-        wanted = method.baseline if devices == 1 else method.projected
         if (
-            wanted
+            (method.baseline if devices == 1 else method.projected)
             and row.results
             and len(row.results[0].devices) == devices
             and replace(row.configuration.planned, per_device_batch_size=part) == report.first
@@ -217,123 +253,44 @@ def _measured(report, devices, summaries):
     return None
 
 
-def _assumptions(report, basis, factor):
-    link, speed = basis.link, basis.link.gbps
-    how = say("measured here between {n} ranks that train", n=_ranks_here(report))
-    if basis.old:
-        how = say("measured here by an older probe, between two idle ranks: more than ranks that train have")
-    given = ()
-    if speed == math.inf and link.wire < math.inf:
-        speed, how = link.wire, say("as given")
-    elif link.wire < math.inf:
-        given = (say("Besides, each message goes over a link of {g:.2f} Gbit/s, as given.", g=link.wire),)
-    start = say("That messages take time to start is not in it.")
-    if link.message(1):
-        start = say(
-            "A ring's {k} (N-1) messages follow one another, and each takes {x:.2f} ms to start.",
-            k=2 * link.segments,
-            x=link.message(1),
-        )
-    crowd = say("Where ranks share a core, what each does for the exchange takes as many times as long.")
-    wait = say("Besides, ranks wait {x:.2f} ms for one another, as measured here.", x=basis.wait)
-    scale = say("No row shows what one device takes, to adjust this to.")
-    if factor:
-        scale = say(
-            "One device was measured to take {x:.2f} times what this makes of its own step and loader; both are "
-            "multiplied by that here.",
-            x=factor,
-        )
-    return (
-        say(
-            "projected, not measured: {model}, global batch {n}; {name} with the batch divided by the number of "
-            "devices.",
-            model=basis.model,
-            n=basis.batch,
-            name=projected_method().called,
-        ),
-        say(
-            "A step takes what one device alone was measured to need for its part of the batch, then the all-reduce; "
-            "every further device is as fast."
-        ),
-        _loader(basis),
-        _sharing(basis),
-        say(
-            "An all-reduce moves 2 (N-1)/N x {b:,} bytes of gradients per step at {g:.2f} Gbit/s ({how}), round a "
-            "ring.",
-            b=sum(bucket.size for bucket in basis.buckets),
-            g=speed,
-            how=how,
-        ),
-        *given,
-        start,
-        *([crowd] if link.cores else ()),
-        *([wait] if basis.wait else ()),
-        _overlap(basis.buckets),
-        say(
-            "What this makes of up to {n} devices was set beside measurements over links of known speed; of more, "
-            "nothing was.",
-            n=TESTED,
-        ),
-        scale,
-    )
+def _assumptions(basis: _Basis) -> Iterator[Finding]:
+    planned, link, speed = basis.planned, basis.link, basis.link.gbps
+    named = {"model": planned.model, "n": planned.batch_size, "name": projected_method().called}
+    yield Finding("projected", named)
+    yield Finding("even devices")
+    rate = {"workers": planned.num_workers, "r": 1000 * planned.batch_size / basis.loading}
+    yield Finding("loader" if planned.num_workers else "no loader workers", rate)
+    how = Finding("busy loader" if basis.old else "measured")
+    shared = {"cores": basis.cores, "x": basis.cpu, "how": how, "threads": planned.threads}
+    yield Finding("all cores", shared) if basis.cores else Finding("own power")
+    how = Finding("idle ranks") if basis.old else Finding("training ranks", {"n": basis.ranks})
+    own_wire = speed == math.inf and link.wire < math.inf
+    if own_wire:
+        speed, how = link.wire, Finding("given")
+    yield Finding("all-reduce", {"b": sum(bucket.size for bucket in basis.buckets), "g": speed, "how": how})
+    if link.wire < math.inf and not own_wire:
+        yield Finding("wire", {"g": link.wire})
+    start = {"k": 2 * link.segments, "x": link.message(1)}
+    yield Finding("messages", start) if link.message(1) else Finding("no start")
+    if link.cores:
+        yield Finding("crowded")
+    if basis.wait:
+        yield Finding("wait", {"x": basis.wait})
+    first = basis.buckets[0]
+    if len(basis.buckets) > 1:
+        yield Finding("overlap", {"b": first.size, "x": first.left})
+    else:
+        yield Finding("unknown overlap" if first.left is None else "no overlap")
+    yield Finding("tested", {"n": TESTED})
+    yield Finding("scaled", {"x": basis.factor}) if basis.factor else Finding("not scaled")
 
 
-def _loader(basis):
-    rate = 1000 * basis.batch / basis.loading
-    if not basis.workers:
-        return say(
-            "Without workers, each process loads its own part before every step, at the measured {r:,.0f} images/s.",
-            r=rate,
-        )
-    return say(
-        "{workers} can deliver at most {r:,.0f} images/s, measured with no training beside them: with as many workers, "
-        "a step takes no less on any number of devices.",
-        workers=count(basis.workers, "loader worker"),
-        r=rate,
-    )
-
-
-def _sharing(basis):
-    if not basis.cores:
-        return say("The devices take nothing from one another (power, the cores that feed them).")
-    how = say("measured")
-    if basis.old:
-        how = say("its workers being busy all the time, which an older probe did not measure")
-    return say(
-        "All processes share {cores}: before the all-reduce, a step takes what they compute, divided by that, or more: "
-        "{x:.1f} ms of a core for the loader's work on a batch ({how}), and every device's own step on {threads}. The "
-        "devices take nothing else from one another (memory, power).",
-        cores=count(basis.cores, "core"),
-        x=basis.cpu,
-        how=how,
-        threads=count(basis.threads, "thread"),
-    )
-
-
-def _overlap(buckets):
-    if len(buckets) > 1:
-        return say(
-            "The exchange begins in the backward pass, when the first {b:,} bytes are computed: {x:.0%} of a step "
-            "before that pass ends.",
-            b=buckets[0].size,
-            x=buckets[0].left,
-        )
-    if buckets[0].left is None:
-        return say("All of it comes after the backward pass: overlap would make it cheaper.")
-    return say("All of it comes after the backward pass, as the gradients fit into the first bucket.")
-
-
-def _most_that_pay(basis, along, way):
+def _most_that_pay(basis: _Basis, way: str) -> Finding:
     """With how many devices a step is shortest, of those that divide the batch into parts that were measured."""
-    counts = [basis.batch // size for size in basis.steps if basis.batch % size == 0]
-    best = min(counts, key=lambda devices: _step(basis, devices, along).milliseconds)
+    batch = basis.planned.batch_size
+    counts = [batch // size for size in basis.steps if batch % size == 0]
+    best = min(counts, key=lambda devices: basis.step(devices, WAYS[way]).milliseconds)
     if best == 1:
-        return say("If gradients go {way}, no number of devices is faster than one.", way=way)
-    most = say("as many as were computed" if best == max(counts) else "with more, a step takes longer")
-    return say(
-        "If gradients go {way}, {n} devices are fastest, of {b} images each: {most}.",
-        way=way,
-        n=best,
-        b=basis.batch // best,
-        most=most,
-    )
+        return Finding("one is fastest", {"way": Finding(way)})
+    most = Finding("most computed" if best == max(counts) else "longer")
+    return Finding("fastest", {"way": Finding(way), "n": best, "b": batch // best, "most": most})

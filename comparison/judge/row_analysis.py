@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from comparison.judge.causes import Cause, find_causes
+from comparison.judge.causes import Case, find_causes
 from comparison.judge.fairness import Standing
-from comparison.judge.measures import Costs, Measures, Summary, find_costs, unsteadiness
+from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs, unsteadiness
 from comparison.judge.statistics import DISTURBED
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report
@@ -27,8 +27,8 @@ class RowAnalysis:
     standing: Standing
     costs: Costs
     accounts: Accounts
-    causes: tuple[Cause, ...]
-    warnings: tuple[str, ...]
+    causes: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
     result: str
     memory_ratio: float | None
 
@@ -61,13 +61,14 @@ class RowAnalysis:
 def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures) -> RowAnalysis:
     """Return what is derived from a row."""
     accounts = find_accounts(row, standing)
+    case = Case(report, row, standing, accounts, measures.summaries)
     return RowAnalysis(
         row=row,
         summary=measures.summaries[row.configuration.name],
         standing=standing,
         costs=find_costs(report, row, measures.images),
         accounts=accounts,
-        causes=find_causes(report, row, standing, accounts, measures.summaries),
+        causes=find_causes(case) if row.results else (),
         warnings=tuple(unsteadiness(row)),
         result=_result(report, row, standing),
         memory_ratio=_memory_ratio(row, standing, measures.summaries),

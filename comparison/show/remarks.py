@@ -9,6 +9,7 @@ from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.show.phrases import tell_disturbed
+from comparison.show.reasons import tell
 from comparison.show.verdict import told_apart
 
 ACCOUNTING = (
@@ -45,7 +46,7 @@ def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
     sentences = [f"WARNING: {noisy}."] if noisy else []
-    sentences += [f"WARNING: {entry.label}: {sentence}." for entry in analysis.rows for sentence in entry.warnings]
+    sentences += [f"WARNING: {entry.label}: {tell(found)}." for entry in analysis.rows for found in entry.warnings]
     sentences += [
         f"WARNING: two equal rows were told apart, “{pair.row.label}” and the same again: {pair.ratio}. "
         "Chance does that in one of 20 comparisons; else something favours one of two equal processes here: "

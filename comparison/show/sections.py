@@ -9,6 +9,7 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
 from comparison.plan.counterparts import BEFORE
 from comparison.show.language import say
+from comparison.show.reasons import tell
 from comparison.show.remarks import (
     ACCOUNTING,
     BESIDE,
@@ -97,8 +98,8 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
             f"Projection ({LABEL})",
             (
                 (TABLE, projection_table(analysis, tablefmt)),
-                (LIST, analysis.projection.stops),
-                (LIST, analysis.projection.assumptions),
+                (LIST, list(map(tell, analysis.projection.stops))),
+                (LIST, list(map(tell, analysis.projection.assumptions))),
             )
             if report.settings["project"]
             else (),

@@ -18,6 +18,7 @@ from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.show.language import NOTHING, narrowed, say, widened
 from comparison.show.phrases import mebibytes
+from comparison.show.reasons import tell
 from comparison.show.remarks import faults, warnings
 from comparison.show.tables import accuracy, before_rows, cell, lay_out, target_cell
 from comparison.show.verdict import answers
@@ -161,5 +162,5 @@ def _projection(analysis, width):
     header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
     projection = analysis.projection
     table = [lay_out(rows, header, "simple", left=())] if rows else []
-    words = fill(say(" ".join(projection.stops or projection.assumptions)), width)
+    words = fill(say(" ".join(map(tell, projection.stops or projection.assumptions))), width)
     return "\n\n".join([say(f"Projection ({LABEL})"), *table, words])

@@ -12,6 +12,7 @@ from comparison.methods import method_of
 from comparison.plan.counterparts import TWIN
 from comparison.rows import SWEEPS, Trial, trials_of
 from comparison.show.phrases import as_fast, fastest_value, instead_of, longer, mebibytes, several_baselines, time_asked
+from comparison.show.reasons import tell
 from comparison.show.recommend import recommendations
 
 
@@ -116,7 +117,7 @@ def _paragraph(analysis, entry):
             *broken,
             *_how_fast(analysis, entry),
             *_mean_step(analysis, entry),
-            *(cause.sentence for cause in entry.causes if not cause.of),
+            *(tell(cause) for cause in entry.causes if not cause.of),
             *_whole_run(entry),
             *_costs(entry),
             *_memory(analysis, entry),
@@ -258,7 +259,7 @@ def _whole_run(entry):
 
 
 def _clauses(entry, account):
-    return ", ".join(cause.sentence for cause in entry.causes if cause.of == account)
+    return ", ".join(tell(cause) for cause in entry.causes if cause.of == account)
 
 
 def _costs(entry):

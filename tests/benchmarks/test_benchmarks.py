@@ -16,7 +16,7 @@ import torch
 from common.errors import FAILED, SuiteError
 from common.files.probe import Bucket
 from comparison.judge import projection
-from comparison.judge.link import Link
+from comparison.judge.projection import Link
 from tests.fixtures import CPU, PROJECT
 from tests.reports import report_of, runs
 

@@ -28,6 +28,7 @@ from comparison.judge.statistics import (
     resolution,
     t_quantile,
 )
+from comparison.show.reasons import tell
 from tests.reports import configuration, make_result, report_of, runs
 
 
@@ -266,7 +267,7 @@ def test_what_trains_something_else_on_purpose_has_no_accuracy():
     ],
 )
 def test_unsteady_rows_are_warned_of_with_cause_and_remedy(results, words):
-    reasons = unsteadiness(row_of(*results))
+    reasons = list(map(tell, unsteadiness(row_of(*results))))
     assert len(reasons) == bool(words) and all(word in reason for reason in reasons for word in words)
 
 

@@ -17,6 +17,7 @@ from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
 from comparison.run.launch import run_once
+from comparison.show.reasons import tell
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import card_table, main_table
@@ -206,7 +207,7 @@ def test_energy_that_is_not_whole_is_none(tmp_path):
 
 
 def test_a_card_that_is_held_down_is_warned_of():
-    (words,) = unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0])
+    (words,) = map(tell, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
     assert "held a GPU's clocks down for 40% of the time" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 

@@ -31,17 +31,15 @@ ENGLISH = re.compile(
     re.IGNORECASE,
 )
 SPEAKING = (
-    "causes",
     "choice",
     "curve_plots",
     "fairness",
     "foreign",
     "map",
-    "measures",
     "page",
     "phrases",
     "plots",
-    "projection",
+    "reasons",
     "recommend",
     "record",
     "remarks",

@@ -16,8 +16,8 @@ from comparison import results_file
 from comparison.judge import analysis
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import differences
-from comparison.judge.link import Link
 from comparison.judge.measures import block_times, measure
+from comparison.judge.projection import Link
 from comparison.judge.statistics import ratios, residual_deviation, resolution
 from comparison.methods import METHODS, UNKNOWN
 from comparison.plan.plan import type_flags
@@ -31,6 +31,7 @@ from comparison.show.curve_plots import finding
 from comparison.show.diff import describe_difference
 from comparison.show.map import _finding, axes_of, find_maps
 from comparison.show.plots import FIGURES, draw_all
+from comparison.show.reasons import tell
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_markdown
 from comparison.show.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
@@ -387,7 +388,7 @@ def test_gpus_do_not_compute_on_the_cores():
     analysis = projected(row, cores=1)
     assert [point.step.milliseconds for point in analysis.projection.points] == pytest.approx([40, 34, 30])
     assert cells(projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
-    assert "the cores that feed them" in " ".join(analysis.projection.assumptions)
+    assert "the cores that feed them" in " ".join(map(tell, analysis.projection.assumptions))
 
 
 def test_without_workers_every_process_loads_its_part_before_the_step():
@@ -402,7 +403,7 @@ def test_an_older_probe_did_not_measure_what_the_loader_takes_of_the_cores():
     assert modelled(cores=1, loader=old)[1] == pytest.approx(20 + 2 * 24 + 2 * 10)
     alone = {**old, "num_workers": 0}
     assert modelled(row_of("ddp", 1, 0), cores=1, loader=alone)[1] == pytest.approx(20 + 48 + 2 * 10)
-    text = " ".join(projected(loader=old).projection.assumptions)
+    text = " ".join(map(tell, projected(loader=old).projection.assumptions))
     assert "which an older probe did not measure" in text and "between two idle ranks" in text
 
 
@@ -415,7 +416,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     assert third.epoch_seconds == pytest.approx(0.3375) and third.measured_seconds is None  # 1.25 x 15 + 15 ms
     table = projection_table(analysis, "simple")
     assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
-    assumptions = " ".join(analysis.projection.assumptions)
+    assumptions = " ".join(map(tell, analysis.projection.assumptions))
     for text in (
         "projected, not measured",
         "DDP with the batch divided",
@@ -441,13 +442,13 @@ def test_without_a_row_of_one_device_the_projection_is_what_the_probe_makes_it()
     first, second, _ = analysis.projection.points
     assert (first.epoch_seconds, second.epoch_seconds) == pytest.approx((0.4, 0.34)) and first.measured_seconds is None
     assert second.error == pytest.approx(0.34 / 0.4 - 1)
-    assert "No row shows what one device takes" in " ".join(analysis.projection.assumptions)
+    assert "No row shows what one device takes" in " ".join(map(tell, analysis.projection.assumptions))
 
 
 def test_a_step_that_did_not_fit_leaves_no_projection():
     report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "steps": LINK["steps"][1:]})
     projection = analyse(report).projection
-    assert projection.points == () and "did not fit into memory" in projection.assumptions[0]
+    assert projection.points == () and "did not fit into memory" in tell(projection.assumptions[0])
 
 
 @pytest.mark.parametrize("busy", ["single", "ddp"])
@@ -458,7 +459,7 @@ def test_nothing_is_projected_from_a_disturbed_comparison(busy, tmp_path):
     assert not {"scaling.png"} & {path.name for path in draw_all(analysis, tmp_path)}
     write_markdown(analysis, tmp_path / "report.md", [])
     for text in (terminal_text(analysis), (tmp_path / "report.md").read_text()):
-        (said,) = analysis.projection.assumptions
+        (said,) = map(tell, analysis.projection.assumptions)
         assert said in text and "devices are fastest" not in text and "Speed-up, projected" not in text
 
 
@@ -505,7 +506,7 @@ def test_the_exchange_starts_messages_and_begins_in_the_backward_pass():
         report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "models": [model]}, **settings)
         report = replace(report, environment={**report.environment, "cores": 8})
         projection = analyse(report).projection
-        text = " ".join((*projection.stops, *projection.assumptions))
+        text = " ".join(map(tell, (*projection.stops, *projection.assumptions)))
         return [point.step.all_reduce for point in projection.points], text
 
     # 2 devices: 2.4 ms of bytes from 2.4 ms before the end on, then 1.6, and 4 ms of messages; 4: from 1.5 ms on
@@ -543,7 +544,8 @@ def test_of_gpus_a_given_speed_is_all_of_the_link():
         link_gbps=80.0,
         probe={**LINK, "loaders": [{**LINK["loaders"][0], "num_workers": 0}]},
     )
-    points, assumptions = (analyse(report).projection.points, " ".join(analyse(report).projection.assumptions))
+    projection = analyse(report).projection
+    points, assumptions = projection.points, " ".join(map(tell, projection.assumptions))
     assert points[1].step.all_reduce == pytest.approx(1) and "at 80.00 Gbit/s (as given)" in assumptions
     assert "Besides" not in assumptions and "share a core" not in assumptions
 

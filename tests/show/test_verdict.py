@@ -8,6 +8,7 @@ from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.show import verdict as words
 from comparison.show.diff import describe_difference
+from comparison.show.reasons import tell
 from comparison.show.sections import sections
 from comparison.show.terminal import terminal_text
 from tests.reports import configuration, report_of, runs
@@ -43,7 +44,7 @@ def kinds(report, index=-1):
 
 def sentence(report, index=-1):
     (cause,) = causes(report, index)
-    return cause.sentence
+    return tell(cause)
 
 
 def test_nothing_planted_nothing_found():
