@@ -41,7 +41,7 @@ from comparison.judge.statistics import (
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.rows import Row
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from comparison.show.tables import DASH, lay_out
 
 ROWS = 6  # the first is the baseline

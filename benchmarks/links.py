@@ -34,7 +34,7 @@ from comparison.methods import python, script
 from comparison.record import Report
 from comparison.results_file import read_results
 from comparison.rows import Configuration, Planned
-from comparison.run.launch import Run
+from comparison.run.turns import Run
 from comparison.show.tables import lay_out
 
 GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)

@@ -33,8 +33,7 @@ from common.settings.config import RunConfig
 from common.words import count
 from comparison.methods import python, script
 from comparison.rows import Configuration, Planned
-from comparison.run.launch import Run
-from comparison.run.turns import take_turns
+from comparison.run.turns import Run, take_turns
 
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
 NETWORKS = {"lenet": (128, 60), "vgg": (128, 8), "resnet18": (16, 8)}  # batch, steps of an epoch

@@ -34,7 +34,7 @@ from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Report
 from comparison.rows import Configuration, Outcome
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 
 TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10

@@ -23,8 +23,8 @@ from common.machine.environment import available_cores
 from common.words import count
 from comparison.methods import python, script
 from comparison.rows import Configuration, Planned
-from comparison.run.launch import Run, run_once, started
-from comparison.run.turns import take_turns
+from comparison.run.launch import started
+from comparison.run.turns import Run, run_once, take_turns
 
 ROWS = ("first", "second", "third")
 TRAINING = (

@@ -25,6 +25,7 @@ from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
 from common.settings.config import RunConfig
 from common.words import count
+from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
 from comparison.judge.statistics import SLOWER, Ratio
@@ -33,8 +34,8 @@ from comparison.plan.counterparts import TWIN, twin_of
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.rows import Configuration
-from comparison.run.launch import run_once
 from comparison.run.session import run_comparison
+from comparison.run.turns import run_once
 from comparison.show.verdict import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
@@ -126,7 +127,7 @@ def compare(seed: int, budget: float) -> Comparison | None:
         in_turns=True,
     )
     with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        analysis = analyse(run_comparison(report, [], Path(directory)))
+        analysis = analyse(run_comparison(report, [], output_to(Path(directory))))
     if any(row.disturbed for row in analysis.report.all_rows):
         return None
     single, slower = analysis.rows

@@ -11,6 +11,8 @@ from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial
 from comparison.words import count, say
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
+EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
+ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
 FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
 
 
@@ -110,10 +112,15 @@ class Report:
         )
 
     @property
+    def left(self) -> list[tuple[int, str]]:
+        """The planned runs, (block, configuration's name), that have not ended yet."""
+        done = {(outcome.block, outcome.configuration) for outcome in self.outcomes}
+        return [run for run in self.order if run not in done]
+
+    @property
     def whole_blocks(self) -> list[int]:
         """The blocks that have run to their end."""
-        done = {(outcome.block, outcome.configuration) for outcome in self.outcomes}
-        open_blocks = {run[0] for run in self.order if run not in done}
+        open_blocks = {block for block, _ in self.left}
         return [block for block in dict.fromkeys(block for block, _ in self.order) if block not in open_blocks]
 
     @property

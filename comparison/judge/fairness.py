@@ -11,12 +11,11 @@ from comparison.judge.measures import block_times
 from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table, mean_difference
 from comparison.methods import method_of
 from comparison.plan.plan import words_of
-from comparison.record import Report
+from comparison.record import ACCURACY_MARGIN, Report
 from comparison.rows import Configuration, Row, baseline_of
 from comparison.words import count, join, say
 
 NOT_SHOWN = "accuracy not shown"  # how a reason begins that is no proof
-ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
 OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
 MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from comparison.record import EQUAL_WITHIN
 from comparison.words import say
 
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LEAST_ERROR = 1e-6  # that a look may take, however early it is
-EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
 SHARED_FREEDOM = 2  # how much the noise of the other columns counts beside a pair's own: see _noise_of
 ROUNDING = 1e-9  # singular values below this are zeros
 FASTER, SLOWER, EQUAL, UNDECIDED = say("faster"), say("slower"), say("practically equal"), say("undecided")

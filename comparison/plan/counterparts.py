@@ -6,27 +6,21 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from common.errors import DATA, USAGE, SuiteError
-from common.settings.arguments import one_of, positive_int
 from common.settings.config import FLAGS, FOLDER, RunConfig, flags_that
 from comparison.methods import PROJECT, Machine
+from comparison.plan.flags import FLAGS as OWN_FLAGS
 from comparison.plan.plan import make_plan, type_flags
-from comparison.results_file import read_results, without_home
+from comparison.record import Report
+from comparison.results_file import without_home
 from comparison.rows import SWEEPS, Configuration, Planned
 
 TWIN, BEFORE, REMEDY = "twin", "before", "remedy"
 # How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
 # data are is a matter of this machine.
-PARSERS = {
-    "nproc": positive_int,
-    "nodes": positive_int,
-    "micro_batches": positive_int,
-    "threads_per_device": positive_int,
-    "scaling": one_of(("strong", "weak")),
-    **{
-        name: about.parse or {"True": True, "False": False}.__getitem__
-        for name, about in FLAGS.items()
-        if about.shared and not about.by_rank
-    },
+PARSERS = {name: flag.value[0] for name, flag in OWN_FLAGS.items() if flag.plans and flag.value} | {
+    name: about.parse or {"True": True, "False": False}.__getitem__
+    for name, about in FLAGS.items()
+    if about.shared and not about.by_rank
 }
 LISTS = (*SWEEPS, *(name for name, about in FLAGS.items() if about.nargs))
 
@@ -43,54 +37,39 @@ def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
     return [counterpart(row, TWIN, "again", row.command) for row in rows[:1]]
 
 
-def before(plan: list[Configuration], path: Path, arguments, machine: Machine) -> list[Configuration]:
+def before(
+    plan: list[Configuration], path: Path, then: Report | None, arguments: argparse.Namespace, machine: Machine
+) -> list[Configuration]:
     """Return every row that can run as it was before a change.
 
     path: another checkout of this project, whose scripts then run with the flags of now, or the results.json of a
-    comparison, whose flags the scripts of now then get. arguments: of now. Raises SuiteError (USAGE) if it is neither,
-    has no row in common with the plan, or names files that `arguments` do not, and (DATA) if it cannot be read.
+    comparison, `then`, whose flags the scripts of now then get. arguments: of now. Raises SuiteError (USAGE) if it is
+    neither, has no row in common with the plan, or names files that `arguments` do not.
     """
     able = [row for row in plan if not row.skip]
-    if (path / "compare_parallel.py").is_file():
-        rows = [counterpart(row, BEFORE, BEFORE, _in_checkout(row.command, path)) for row in able]
-    elif path.is_dir():
-        raise SuiteError(
-            f"--against {path} is no checkout of this project",
-            "it has no compare_parallel.py",
-            "name a checkout, or a results.json",
-            USAGE,
-        )
+    if then:
+        known = {row.name for row in then.plan}
+        again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path) if not row.skip}
+        rows = [again[row.name] for row in able if row.name in known & {*again}]
+    elif (path / "compare_parallel.py").is_file():
+        rows = [replace(row, command=_in_checkout(row.command, path)) for row in able]
     else:
-        then = read_results(path)
-        earlier = {row.name for row in then.plan}
-        again = {
-            row.name: row
-            for row in _planned_again(then.settings, arguments, machine, path)
-            if row.name in earlier and not row.skip
-        }
-        rows = [
-            counterpart(again[row.name], BEFORE, BEFORE, again[row.name].command) for row in able if row.name in again
-        ]
+        what, advice = f"--against {path} is no checkout of this project", "name a checkout, or a results.json"
+        raise SuiteError(what, "it has no compare_parallel.py", advice, USAGE)
     if not rows:
-        raise SuiteError(
-            f"--against {path}: no row in common",
-            f"found {', '.join(sorted(earlier))} there and {', '.join(row.name for row in able)} here",
-            "give the same --methods and sweeps as then",
-            USAGE,
-        )
-    return rows
+        there, here = ", ".join(sorted(known if then else [])), ", ".join(row.name for row in able)
+        advice = "give the same --methods and sweeps as then"
+        raise SuiteError(f"--against {path}: no row in common", f"found {there} there and {here} here", advice, USAGE)
+    return [counterpart(row, BEFORE, BEFORE, row.command) for row in rows]
 
 
 def _in_checkout(command, path):
     """The command with the scripts of another checkout."""
     own = {text: Path(os.path.relpath(path / Path(text).name)) for text in command if _is_script(text)}
-    if missing := [file for file in own.values() if not file.is_file()]:
-        raise SuiteError(
-            f"--against {path} is without {missing[0].name}",
-            "it was written later",
-            "leave that method out of --methods",
-            DATA,
-        )
+    for file in own.values():
+        if not file.is_file():
+            what, advice = f"--against {path} is without {file.name}", "leave that method out of --methods"
+            raise SuiteError(what, "it was written later", advice, DATA)
     return tuple(str(own.get(text, text)) for text in command)
 
 
@@ -101,34 +80,22 @@ def _planned_again(settings, arguments, machine, path):
     """
     try:
         typed = {name: _typed(name, settings[name]) for name in PARSERS if name in settings}
-        then = argparse.Namespace(
-            **{
-                **vars(arguments),
-                **vars(RunConfig(data_root=arguments.data_root, data_url=arguments.data_url)),
-                **typed,
-            }
-        )
+        defaults = vars(RunConfig(data_root=arguments.data_root, data_url=arguments.data_url))
+        then = argparse.Namespace(**{**vars(arguments), **defaults, **typed})
         own = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
         for name in (*then.model, then.dataset):
             if (".py:" in name or name.startswith(FOLDER)) and name not in own:
-                raise SuiteError(
-                    f"--against {path} names {name}",
-                    "what only a results.json names is not opened",
-                    "if you trust it, name it with --model or --dataset too",
-                    USAGE,
-                )
+                why, advice = "what only a results.json names is not opened", "name it with --model or --dataset too"
+                raise SuiteError(f"--against {path} names {name}", why, f"if you trust it, {advice}", USAGE)
         then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}
         shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
-        shared = {name: value for name, value in shared.items() if value is not None}
-        return make_plan(then, machine, type_flags(shared))
+        return make_plan(
+            then, machine, type_flags({name: value for name, value in shared.items() if value is not None})
+        )
     except (argparse.ArgumentTypeError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SuiteError(
-            f"--against {path} has settings that cannot be typed",
-            f"{type(error).__name__}: {error}",
-            "name the results.json of a comparison",
-            DATA,
-        ) from None
+        what, advice = f"--against {path} has settings that cannot be typed", "name the results.json of a comparison"
+        raise SuiteError(what, f"{type(error).__name__}: {error}", advice, DATA) from None
 
 
 def _typed(name, value):

@@ -12,10 +12,9 @@ from common.errors import USAGE, SuiteError
 from common.files.probe import Probe
 from common.files.writing import short_name
 from common.models.cuts import balanced_cut
-from common.settings.arguments import one_of, positive_float
-from common.settings.config import FLAGS, RunConfig, flags_that, option
+from common.settings.config import FLAGS, RunConfig, option
 from common.settings.totals import check_workers, per_process, total_workers
-from comparison.methods import METHODS, Machine, default_methods, ladder, python
+from comparison.methods import METHODS, Machine, default_methods, python
 from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, row_name
 
 # What a person reads for a setting, where that is not its field's name.
@@ -28,31 +27,8 @@ WORDS = {
 }
 
 
-def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
-    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
-    method, _, typed = text.partition(":")
-    own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
-    for pair in typed.split(",") if typed else ():
-        flag, equals, value = pair.partition("=")
-        name = flags[one_of(flags)(flag)]
-        parse = FLAGS[name].parse or _nothing
-        own[name] = True if parse is _nothing and not equals else parse(value)
-    chosen = one_of((*METHODS, "ladder"))(method)
-    return [(name, own) for name in (ladder() if chosen == "ladder" else [chosen])]
-
-
-def guess(text: str) -> str:
-    """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
-    method, _, value = text.partition("=")
-    return f"{one_of(METHODS)(method)}={positive_float(value):g}"
-
-
-def _nothing(text):
-    raise argparse.ArgumentTypeError(f"a switch takes no value, found {text!r}")
-
-
 def make_plan(
-    arguments, machine: Machine, shared_flags: list[str], blocks: dict[str, int] | None = None
+    arguments: argparse.Namespace, machine: Machine, shared_flags: list[str], blocks: dict[str, int] | None = None
 ) -> list[Configuration]:
     """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
 
@@ -60,106 +36,96 @@ def make_plan(
     how many they have. Raises SuiteError (USAGE) if a method has no combination whose batch and workers divide by the
     number of devices; one of several that does not is skipped with its reason, unless nodes would wait for it in vain.
     """
-    nproc = arguments.nproc or [machine.gpus or 2]
-    nodes = arguments.nodes
-    devices = [number * own for number in nodes for own in nproc]
-    resident = arguments.loader == "resident"
-    if not resident and not arguments.num_workers and math.lcm(*devices) > 4 * max(devices):
-        raise SuiteError(
-            "--num-workers is a total and must divide by every --nproc",
-            f"{math.lcm(*devices)} workers would be the fewest",
-            "type --num-workers 0, or numbers of processes with a common multiple",
-            USAGE,
-        )
-    workers = arguments.num_workers or [0 if resident else total_workers(None, math.lcm(*devices))]
-    share = arguments.threads_per_device or max(1, machine.cores // max(nproc))
-    swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": nproc, "num_workers": workers}
-    swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
-    if len({file_name(Path(model).name) for model in swept["model"]}) < len(swept["model"]):
-        raise SuiteError(
-            "two models have one name", f"found {', '.join(swept['model'])}", "rename one of the files", USAGE
-        )
+    swept = _swept(arguments, machine)
+    share = arguments.threads_per_device or max(1, machine.cores // max(swept["nproc"]))
+    same = {**vars(arguments), "share": share, "blocks": blocks or {}, **{name: swept[name][0] for name in SWEEPS}}
     rows: dict[str, Configuration] = {}
     for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:
         names = [name for name in (*IN_EVERY_METHOD, *METHODS[method].uses) if name not in own]
-        configurations = []
+        made = []
         for combination in product(*(swept[name] for name in names)):
             values = dict(zip(names, combination, strict=True))
             shown = {name: value for name, value in values.items() if len(swept[name]) > 1}
-            threads = machine.cores if METHODS[method].all_cores else share
-            choice = {
-                **vars(arguments),
-                "share": share,
-                "threads": threads,
-                "blocks": blocks or {},
-                **{name: swept[name][0] for name in SWEEPS},
-                **values,
-                **own,
-            }
-            configurations.append(_configuration(method, choice, shown, own, arguments.scaling, machine, shared_flags))
-        errors = [error for _, error in configurations if error]
-        wasted = [error for row, error in configurations if error and row.nodes > 1]
-        if wasted or len(errors) == len(configurations):
+            made.append(_configuration(method, {**same, **values}, shown, own, machine, shared_flags))
+        errors = [error for _, error in made if error]
+        wasted = [error for row, error in made if error and row.nodes > 1]
+        if wasted or len(errors) == len(made):
             raise (wasted or errors)[0]
-        rows |= {configuration.name: configuration for configuration, _ in configurations}
+        rows |= {row.name: row for row, _ in made}
     return list(rows.values())
 
 
-def _configuration(method, choice, shown, own, scaling, machine, shared_flags):
-    """Return (configuration, SuiteError or None): the error says why these values do not go together."""
+def _swept(arguments, machine):
+    """The values of each sweepable setting, with their defaults on this machine."""
+    nproc, resident = arguments.nproc or [machine.gpus or 2], arguments.loader == "resident"
+    devices = [nodes * own for nodes in arguments.nodes for own in nproc]
+    fewest = math.lcm(*devices)
+    if not resident and not arguments.num_workers and fewest > 4 * max(devices):
+        what, found = (
+            "--num-workers is a total and must divide by every --nproc",
+            f"{fewest} workers would be the fewest",
+        )
+        raise SuiteError(what, found, "type --num-workers 0, or numbers of processes with a common multiple", USAGE)
+    workers = arguments.num_workers or [0 if resident else total_workers(None, fewest)]
+    swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": nproc, "num_workers": workers}
+    swept = {name: list(dict.fromkeys(values)) for name, values in swept.items()}
+    models = swept["model"]
+    if len({file_name(Path(model).name) for model in models}) < len(models):
+        raise SuiteError("two models have one name", f"found {', '.join(models)}", "rename one of the files", USAGE)
+    return swept
+
+
+def _configuration(method, choice, shown, own, machine, shared_flags):
+    """Return (configuration, SuiteError or None): the error says why these values do not go together.
+
+    choice: the value of every setting; shown: those of a sweep; own: those that the method alone has.
+    """
     kind, tasks = METHODS[method], choice["nproc"]
     nodes = choice["nodes"] if "nodes" in kind.uses else 1
     devices = nodes * tasks
-    label, command, needed = kind.build(devices, replace(machine, nodes=nodes), choice["micro_batches"])
-    shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
-    batch = choice["batch_size"] * (shares if scaling == "weak" else 1)
-    skip, error = "", None
-    if machine.gpus and needed > machine.gpus * nodes:
-        skip = f"needs {needed} GPUs, found {machine.gpus * nodes}"
-    if kind.all_cores and (machine.gpus or choice["share"] == machine.cores):
-        skip = "it would be the same as one device, which has all cores"
     stages = devices if kind.staged else 2 if kind.cuts else 1
-    blocks = choice["blocks"].get(choice["model"], stages)
-    if blocks < stages:
-        skip = (
-            f"{choice['model']} has {blocks} blocks, too few for {stages} stages"
-            if blocks > 1
-            else f"{choice['model']} cannot be cut: it is no plain nn.Sequential of two parts or more"
-        )
-    skip = kind.missing or skip
+    shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
+    label, command, needed = kind.build(devices, replace(machine, nodes=nodes), choice["micro_batches"])
+    label += "".join(f", {name.replace('_', ' ')}{'' if value is True else f' {value}'}" for name, value in own.items())
+    choice = {**choice, "threads": machine.cores if kind.all_cores else choice["share"], **own}
+    batch = choice["batch_size"] * (shares if choice["scaling"] == "weak" else 1)
+    choice |= {"batch_size": batch, "per_device_batch_size": -(-batch // shares)}
+    choice["device"] = "gpu" if machine.gpus else "cpu"
+    error = _contradiction(kind, choice, devices, stages)
+    skip = str(error or kind.missing or _obstacle(kind, choice, stages, needed, machine.gpus * nodes, machine))
+    planned = Planned(**{field.name: choice[field.name] for field in fields(Planned)})
+    typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
+    name, tasks = row_name(method, {**shown, **own}), tasks if nodes > 1 else 1
+    return Configuration(name, method, label, shown, planned, typed, skip, stages, nodes=nodes, tasks=tasks), error
+
+
+def _contradiction(kind, choice, devices, stages):
+    micro_batches, batch = choice["micro_batches"], choice["batch_size"]
     try:
         check_workers(choice["loader"], choice["num_workers"])
-        for flag, value in (("--batch-size", batch), ("--num-workers", choice["num_workers"])):
-            per_process(flag, value, devices if kind.divides else 1)
-        if "micro_batches" in kind.uses and choice["micro_batches"] > batch:
-            raise SuiteError(
-                "a micro-batch needs an image",
-                f"--micro-batches {choice['micro_batches']}, --batch-size {batch}",
-                "give fewer micro-batches",
-                USAGE,
-            )
-        if kind.one_each and choice["micro_batches"] < stages:
-            raise SuiteError(
-                "1F1B needs a micro-batch for every stage",
-                f"--micro-batches {choice['micro_batches']}, {stages} stages",
-                "give more micro-batches",
-                USAGE,
-            )
+        for name in ("batch_size", "num_workers"):
+            per_process(option(name), choice[name], devices if kind.divides else 1)
     except SuiteError as refusal:
-        skip, error = str(refusal), refusal
-    name = row_name(method, {**shown, **own})
-    label += "".join(f", {key.replace('_', ' ')}{'' if value is True else f' {value}'}" for key, value in own.items())
-    settings = {
-        **choice,
-        "batch_size": batch,
-        "device": "gpu" if machine.gpus else "cpu",
-        "per_device_batch_size": -(-batch // shares),
-    }
-    planned = Planned(**{field.name: settings[field.name] for field in fields(Planned)})
-    typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
-    return Configuration(
-        name, method, label, shown, planned, typed, skip, stages, nodes=nodes, tasks=tasks if nodes > 1 else 1
-    ), error
+        return refusal
+    if "micro_batches" in kind.uses and micro_batches > batch:
+        found, advice = f"--micro-batches {micro_batches}, --batch-size {batch}", "give fewer micro-batches"
+        return SuiteError("a micro-batch needs an image", found, advice, USAGE)
+    if kind.one_each and micro_batches < stages:
+        found, advice = f"--micro-batches {micro_batches}, {stages} stages", "give more micro-batches"
+        return SuiteError("1F1B needs a micro-batch for every stage", found, advice, USAGE)
+    return None
+
+
+def _obstacle(kind, choice, stages, needed, gpus, machine):
+    """Why a row cannot run here, or would be none of its own; "" if it can."""
+    model, blocks = choice["model"], choice["blocks"].get(choice["model"], stages)
+    if blocks < stages and blocks > 1:
+        return f"{model} has {blocks} blocks, too few for {stages} stages"
+    if blocks < stages:
+        return f"{model} cannot be cut: it is no plain nn.Sequential of two parts or more"
+    if kind.all_cores and (gpus or choice["share"] == machine.cores):
+        return "it would be the same as one device, which has all cores"
+    return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""
 
 
 def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
@@ -207,13 +173,3 @@ def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str
 def file_name(name: str) -> str:
     """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
     return short_name(re.sub(r"[^\w.=-]+", "-", name))
-
-
-def given_flags(parser, arguments) -> list[str]:
-    """Return the command-line flags that all rows get: what the comparison shares with them and does not plan by row.
-
-    The flags that have their default value are left out.
-    """
-    planned = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # those two are always given
-    values = {name: getattr(arguments, name) for name in flags_that("shared") if name not in planned}
-    return type_flags({name: value for name, value in values.items() if value != parser.get_default(name)})

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,24 +22,20 @@ LOOK_EVERY = 0.2  # seconds
 # nvmlClocksThrottleReasons: the power limit, and heat or the power supply by the driver or the card itself (NVML's
 # reference, "Field Value Enums"); that nothing is to be done, or that clocks are set, slows nobody down
 HELD_DOWN = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A card at one moment, in CardUse's units. joules: since the driver was loaded. programs: who computed lately."""
-
-    seconds: float
-    busy: float | None
-    memory_bytes: int | None
-    watts: float | None
-    joules: float | None
-    megahertz: int | None
-    held_down: bool | None
-    programs: frozenset[int] | None
+# What is asked at every look, by its name in CardUse: NVML gives percents, bytes, milliwatts, millijoules since the
+# driver was loaded, and bits.
+QUESTIONS = {
+    "busy": ("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100),
+    "memory_bytes": ("nvmlDeviceGetMemoryInfo", lambda memory: memory.used),
+    "watts": ("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
+    "joules": ("nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules / 1000),
+    "held_down": ("nvmlDeviceGetCurrentClocksThrottleReasons", lambda reasons: bool(reasons & HELD_DOWN)),
+}
+Moment = dict[str, Any]  # a card's answers to QUESTIONS, megahertz, programs (PIDs that computed lately), and seconds
 
 
 @functools.cache
-def nvml():
+def nvml() -> Any:
     """Return NVML's binding, ready to be asked; None where it, the driver or every NVIDIA card is missing."""
     try:
         import pynvml
@@ -55,14 +51,13 @@ def nvml():
 class CardWatch:
     """Looks at every card of this machine five times a second, during as many `with`s of watching() as there are."""
 
-    def __init__(self):
-        self._cards = {}  # by UUID: NVML's numbers do not depend on CUDA_VISIBLE_DEVICES, PyTorch's do
-        self._moments: dict[str, list[Moment]] = {}
+    def __init__(self) -> None:
+        # by UUID: NVML's numbers do not depend on CUDA_VISIBLE_DEVICES, PyTorch's do
+        numbers = range(self._ask("nvmlDeviceGetCount") or 0 if nvml() else 0)
+        cards = [self._ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
+        self._cards = {self._ask("nvmlDeviceGetUUID", card): card for card in cards}
+        self._moments: dict[str, list[Moment]] = {uuid: [] for uuid in self._cards}
         self._own = {os.getpid()}
-        for number in range(self._ask("nvmlDeviceGetCount") or 0 if nvml() else 0):
-            card = self._ask("nvmlDeviceGetHandleByIndex", number)
-            uuid = self._ask("nvmlDeviceGetUUID", card)
-            self._cards[uuid], self._moments[uuid] = card, []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -83,13 +78,10 @@ class CardWatch:
 
     def uses(self, result: RunResult) -> tuple[CardUse, ...]:
         """Return what the cards of a run did in its timed epochs, one CardUse for each of its devices on a GPU."""
-        windows = [
-            (epoch.start, epoch.start + epoch.train_seconds) for epoch in result.timed_epochs if epoch.start is not None
-        ]
-        return tuple(
-            self._use(device.partition(" (")[0], self._moments.get(uuid, []), windows)
-            for device, uuid in zip(result.devices, result.gpu_uuids, strict=False)
-        )
+        timed = [(epoch.start, epoch.train_seconds) for epoch in result.timed_epochs]
+        windows = [(start, start + seconds) for start, seconds in timed if start is not None]
+        cards = zip(result.devices, result.gpu_uuids, strict=False)
+        return tuple(self._use(name.partition(" (")[0], self._moments.get(uuid, []), windows) for name, uuid in cards)
 
     def _look_until(self, over):
         while not over.wait(LOOK_EVERY):
@@ -97,25 +89,12 @@ class CardWatch:
 
     def _look(self):
         for uuid, card in self._cards.items():
-            self._moments[uuid].append(self._moment(card))
-
-    def _moment(self, card):
-        """One Moment. NVML gives percents, milliwatts, millijoules, and a memory's use as bytes."""
-        now = time.monotonic()
-        rates, memory = self._ask("nvmlDeviceGetUtilizationRates", card), self._ask("nvmlDeviceGetMemoryInfo", card)
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage", card)
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", card)
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", card)
-        return Moment(
-            now,
-            rates and rates.gpu / 100,
-            memory and memory.used,
-            milliwatts and milliwatts / 1000,
-            millijoules and millijoules / 1000,
-            self._ask("nvmlDeviceGetClockInfo", card, nvml().NVML_CLOCK_SM),
-            None if reasons is None else bool(reasons & HELD_DOWN),
-            self._programs(card),
-        )
+            moment = {"seconds": time.monotonic(), "programs": self._programs(card)}
+            moment["megahertz"] = self._ask("nvmlDeviceGetClockInfo", card, nvml().NVML_CLOCK_SM)
+            for name, (function, convert) in QUESTIONS.items():
+                answer = self._ask(function, card)
+                moment[name] = None if answer is None else convert(answer)
+            self._moments[uuid].append(moment)
 
     def _programs(self, card):
         """The processes whose kernels ran on a card since the last look but one; None if the driver does not say."""
@@ -138,25 +117,17 @@ class CardWatch:
             return None
 
     def _use(self, device, moments, windows):
-        inside = [moment for moment in moments if any(start <= moment.seconds <= end for start, end in windows)]
+        inside = [moment for moment in moments if any(start <= moment["seconds"] <= end for start, end in windows)]
 
         def known(name):
-            return [getattr(moment, name) for moment in inside if getattr(moment, name) is not None]
+            return [moment[name] for moment in inside if moment[name] is not None]
 
         def mean(name):
-            values = known(name)
-            return statistics.mean(values) if values else None
+            return statistics.mean(known(name)) if known(name) else None
 
-        return CardUse(
-            device,
-            mean("busy"),
-            max(known("memory_bytes"), default=None),
-            mean("watts"),
-            _joules(moments, windows),
-            mean("megahertz"),
-            mean("held_down"),
-            self._foreign(known("programs")),
-        )
+        means = {name: mean(name) for name in ("busy", "watts", "megahertz", "held_down")}
+        peak, foreign = max(known("memory_bytes"), default=None), self._foreign(known("programs"))
+        return CardUse(device, memory_bytes=peak, joules=_joules(moments, windows), foreign=foreign, **means)
 
     def _foreign(self, programs):
         """None too where the run's own processes were never seen: a container may not know its processes' numbers."""
@@ -167,7 +138,7 @@ class CardWatch:
 
 def _joules(moments, windows):
     """The energy of an epoch, from the card's counter, read between looks as if the power were constant there."""
-    counted = [(moment.seconds, moment.joules) for moment in moments if moment.joules is not None]
+    counted = [(moment["seconds"], moment["joules"]) for moment in moments if moment["joules"] is not None]
     if not windows or not counted or counted[0][0] > windows[0][0] or counted[-1][0] < windows[-1][1]:
         return None
     before, after = (np.interp([window[end] for window in windows], *zip(*counted, strict=True)) for end in (0, 1))

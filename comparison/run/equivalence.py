@@ -18,6 +18,10 @@ STEPS = 20
 TOLERANCE = 1e-4
 TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 end near 1e-4
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
+DETERMINISTIC = (
+    "--eval-mode --no-augment --optimizer sgd --lr 0.01 --weight-decay 0 --schedule steps --label-smoothing 0 "
+    "--no-curves"
+).split()
 
 
 def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_images: int) -> dict[str, Equivalence]:
@@ -28,7 +32,7 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
     differs is trained again in double precision: rounding can switch an activation on or off, and so seem a mistake.
     Returns by configuration's name.
     """
-    checks, references = {}, {}
+    references: dict[tuple[str, ...], Path] = {}
 
     def difference(number, row, precision):
         one_device = replace(row.planned, threads=plan[0].planned.threads, compile=False, cuda_graph=False)
@@ -41,55 +45,37 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
         _train((*row.launched, "--precision", precision), row, train_images, file)
         return json.loads(ask("common.programs.weights", str(references[flags]), str(file)))["difference"]
 
+    def check(number, row):
+        method = METHODS[row.method]
+        if method.times_only:
+            return Equivalence(None, "expected", f"{method.differs}, so that its weights differ on purpose")
+        found = None
+        try:
+            in_float32 = difference(number, row, "fp32")
+            found = _judge(in_float32, method.rounds)
+            if found.status == "failed":
+                found = _judge(difference(number, row, "fp64"), method.rounds, in_float32)
+        except (SuiteError, HelperFailed) as error:  # what was found in float32 stands
+            return found or Equivalence(None, "failed", f"the check did not end well: {error}")
+        except MemoryError as error:
+            return found or Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}")
+        return found
+
     with temporary_directory() as directory:
-        for number, row in enumerate(plan):
-            if METHODS[row.method].times_only:
-                reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
-                checks[row.name] = Equivalence(None, "expected", reason)
-                continue
-            try:
-                rounds, in_float32 = METHODS[row.method].rounds, difference(number, row, "fp32")
-                checks[row.name] = _judge(in_float32, rounds)
-                if checks[row.name].status == "failed":
-                    checks[row.name] = _judge(difference(number, row, "fp64"), rounds, in_float32)
-            except (SuiteError, HelperFailed) as error:  # what was found in float32 stands
-                checks.setdefault(row.name, Equivalence(None, "failed", f"the check did not end well: {error}"))
-            except MemoryError as error:
-                checks.setdefault(row.name, Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}"))
-    return checks
+        return {row.name: check(number, row) for number, row in enumerate(plan)}
 
 
 def _train(command, row, train_images, file):
     """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
     steps = min(STEPS, max(1, train_images // row.planned.batch_size))  # whole batches, as many on every rank
-    changed = (
-        "--eval-mode",
-        "--no-augment",
-        "--optimizer",
-        "sgd",
-        "--lr",
-        0.01,
-        "--weight-decay",
-        0,
-        "--schedule",
-        "steps",
-        "--label-smoothing",
-        0,
-        "--epochs",
-        -(-STEPS // steps),
-        "--max-steps",
-        steps,
-        "--save",
-        file,
-        "--figure-dir",
-        file.parent,
-        "--no-curves",
-    )
     if "--target-accuracy" in command:  # which so short a training would miss
         place = command.index("--target-accuracy")
         command = (*command[:place], *command[place + 2 :])
+    length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
     log = file.with_suffix(".log")
-    code = run_child((*command, *map(str, changed)), log, NO_TF32)
+    code = run_child(
+        (*command, *DETERMINISTIC, *length, "--save", str(file), "--figure-dir", str(file.parent)), log, NO_TF32
+    )
     if code and ran_out_of_memory(why := cause(code, log)):
         raise MemoryError(why)
     if code:
@@ -99,14 +85,10 @@ def _train(command, row, train_images, file):
 def _judge(difference, rounds, in_float32=None):
     """in_float32: the difference there, where `difference` is that in double precision."""
     tolerance = TOLERANCE_ROUNDED if rounds else TOLERANCE
-    if difference <= tolerance:
-        reason = f"it rounds {rounds}, which is taken for the cause up to {tolerance:.0e}" if rounds else ""
-        if in_float32 is not None:
-            reason = f"it is that in double precision; in float32 it is {in_float32:.1e}, by rounding alone"
-        return Equivalence(difference, "ok", reason)
-    return Equivalence(
-        difference,
-        "failed",
-        f"after {STEPS} steps its weights differ from one device's by "
-        f"{difference:.1e}, more than rounding ({tolerance:.0e})",
-    )
+    if not difference <= tolerance:  # NaN too
+        far = f"after {STEPS} steps its weights differ from one device's by {difference:.1e}, more than rounding"
+        return Equivalence(difference, "failed", f"{far} ({tolerance:.0e})")
+    reason = f"it rounds {rounds}, which is taken for the cause up to {tolerance:.0e}" if rounds else ""
+    if in_float32 is not None:
+        reason = f"it is that in double precision; in float32 it is {in_float32:.1e}, by rounding alone"
+    return Equivalence(difference, "ok", reason)

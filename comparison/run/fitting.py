@@ -3,16 +3,17 @@
 A batch is tried by the row's own script, which trains a few steps and evaluates, alone on the machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.settings.config import option
 from comparison.plan.plan import type_flags
 from comparison.rows import TRIAL_MARGIN, TRIAL_STEPS, Configuration, Outcome, Trial, trials_of
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 
 
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
@@ -24,9 +25,9 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     results = by_batch(row, trials)
     if not results:
         return row.planned.batch_size
-    if fitting := [batch for batch, trial in results.items() if trial.fits]:
-        largest = max(fitting)
-        return None if 2 * largest in results or results[largest].images < 2 * largest else 2 * largest
+    if fitting := [(batch, trial.images) for batch, trial in results.items() if trial.images is not None]:
+        largest, images = max(fitting)
+        return None if 2 * largest in results or images < 2 * largest else 2 * largest
     smallest = min(results)
     if results[smallest].status != OUT_OF_MEMORY or smallest % (2 * row.planned.shares):
         return None
@@ -38,37 +39,20 @@ def by_batch(row: Configuration, trials: Sequence[Trial]) -> dict[int, Trial]:
     return {trial.batch_size: trial for trial in trials_of(row, trials)}
 
 
-def try_batch(row: Configuration, batch_size: int, settings: dict, directory: Path) -> Trial:
+def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], directory: Path) -> Trial:
     """Let a row train TRIAL_STEPS steps of a batch and evaluate; its files go into `directory`.
 
     settings: the comparison's, with the limit of memory of which TRIAL_MARGIN is left.
     """
-    fitted, limit = with_batch(row, batch_size), settings.get("memory_limit")
-    command = (
-        *fitted.command,
-        "--epochs",
-        "1",
-        "--max-steps",
-        str(TRIAL_STEPS),
-        *(type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)}) if limit else ()),
-    )
-    outcome = run_once(
-        replace(fitted, name=f"{row.name}-fit", command=command),
-        batch_size,
-        settings["seed"],
-        directory,
-        settings["timeout"],
-    )
-    if outcome.result is None:
-        return Trial(row.name, batch_size, outcome.status, outcome.reason)
-    return Trial(
-        row.name,
-        batch_size,
-        outcome.status,
-        outcome.reason,
-        outcome.result.epochs[-1].samples,
-        max(outcome.result.peak_memory_bytes),
-    )
+    fitted, flags = with_batch(row, batch_size), ["--epochs", "1", "--max-steps", str(TRIAL_STEPS)]
+    if limit := settings.get("memory_limit"):
+        flags += type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)})
+    tried = replace(fitted, name=f"{row.name}-fit", command=(*fitted.command, *flags))
+    outcome = run_once(tried, batch_size, settings["seed"], directory, settings["timeout"])
+    trial, result = Trial(row.name, batch_size, outcome.status, outcome.reason), outcome.result
+    if result is None:
+        return trial
+    return replace(trial, images=result.epochs[-1].samples, peak_bytes=max(result.peak_memory_bytes))
 
 
 def with_batch(row: Configuration, batch_size: int) -> Configuration:
@@ -82,34 +66,26 @@ def with_batch(row: Configuration, batch_size: int) -> Configuration:
 
 def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:
     """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
-    return tuple(_with_largest(row, by_batch(row, trials)) for row in plan)
 
+    def fitted(row):
+        results = by_batch(row, trials)
+        fitting = [batch for batch, trial in results.items() if trial.fits]
+        return with_batch(row, max(fitting, default=min(results))) if results else row
 
-def _with_largest(row, results):
-    if not results:
-        return row
-    return with_batch(row, max((batch for batch, trial in results.items() if trial.fits), default=min(results)))
+    return tuple(map(fitted, plan))
 
 
 def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> list[Trial]:
     """Return as trials the runs that memory did not suffice for."""
     rows = {row.name: row for row in plan}
-    return [
-        Trial(
-            rows[outcome.configuration].against or outcome.configuration,
-            rows[outcome.configuration].planned.batch_size,
-            outcome.status,
-            outcome.reason,
-        )
-        for outcome in outcomes
-        if outcome.status == OUT_OF_MEMORY
-    ]
+    failed = [(rows[run.configuration], run) for run in outcomes if run.status == OUT_OF_MEMORY]
+    return [Trial(row.against or row.name, row.planned.batch_size, run.status, run.reason) for row, run in failed]
 
 
 def with_peaks(probe: Probe, trials: Sequence[Trial]) -> Probe:
     """Return a probe which has needed as much memory, of the device that trains, as the largest of the trials."""
-    if not probe.memory or not any(trial.fits for trial in trials):
+    peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
+    if not probe.memory or not peaks:
         return probe
     *others, own = probe.memory
-    peak = max(own.peak_bytes, *(trial.peak_bytes for trial in trials if trial.fits))
-    return replace(probe, memory=(*others, replace(own, peak_bytes=peak)))
+    return replace(probe, memory=(*others, replace(own, peak_bytes=max(own.peak_bytes, *peaks))))

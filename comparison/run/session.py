@@ -1,87 +1,92 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
-import json
-import shlex
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from common.errors import MACHINE, OUT_OF_MEMORY, USAGE, SuiteError
+from common.errors import OUT_OF_MEMORY, USAGE, SuiteError
 from common.files.writing import remove_torn
 from common.settings.arguments import MOST
-from common.settings.config import MODELS
 from common.words import count, duration
-from comparison.judge.analysis import analyse
-from comparison.methods import Machine
+from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.plan import file_name, with_cut
 from comparison.record import Report
-from comparison.results_file import write_results
-from comparison.rows import Outcome
+from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest, with_peaks
-from comparison.run.launch import Run, ask, run_once
-from comparison.run.nodes import by_hand
-from comparison.run.probing import run_probe, starved, tell_cuts
-from comparison.run.progress import guesses_of, seconds_left, shorter_command
+from comparison.run.forecast import guesses_of, how_long, run_probe, seconds_left, starved, tell_cuts
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
-from comparison.run.turns import take_turns, why_not_in_turns
-from comparison.show.verdict import resolution, tell_trial
+from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
 
-def find_machine(arguments, directory: Path) -> tuple[Machine, dict]:
-    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
-    description = _describe(arguments.data_root, "--output-dir", str(directory), "--device", arguments.device)
-    environment = description["environment"]
-    for check in description["checks"]:
-        if check["status"] == "bad":
-            kind = "warning" if environment else "error"
-            print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
-    if not environment:
-        sys.exit(MACHINE)
-    return Machine(0 if arguments.device == "cpu" else len(environment["gpus"]), environment["cores"]), environment
+@dataclass(frozen=True)
+class Output:
+    """Where a comparison's files go, and how it is kept and told; what does that lies above what runs it.
 
-
-def _describe(data_root, *flags):
-    """What common.programs.check finds."""
-    printed = ask("common.programs.check", "--json", "--data-root", data_root, *flags, fine=(0, MACHINE))
-    if not printed:  # a package is missing, as stderr says by now
-        sys.exit(MACHINE)
-    return json.loads(printed)
-
-
-def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
-    """Return how many blocks each of the models has that could be too few for so many stages, or for two.
-
-    Each of the suite's own has two. A reader's own that does not work ends the program.
+    write: makes results.json in the directory; trial, noise: in words, what came of a batch that was tried, and how
+    small a difference the blocks so far can find.
     """
-    doubtful = [model for model in models if model not in MODELS or stages > 2]
-    if not doubtful:
-        return {}
-    networks = json.loads(ask("common.programs.model", *shared_flags, "--model", *doubtful, "--json"))
-    return {model: len(numbers["blocks"]) for model, numbers in networks.items()}
+
+    directory: Path
+    write: Callable[[Report, Path], None]
+    trial: Callable[[Trial], str]
+    noise: Callable[[Analysis], Iterable[str]]
+
+    def keep(self, report: Report) -> None:
+        """Put all that is known so far on disk, whole."""
+        self.write(report, self.directory)
+
+    @property
+    def runs(self) -> Path:
+        """Where the result files and logs of runs go."""
+        return self.directory / "runs"
 
 
 @contextlib.contextmanager
-def only_writer(directory: Path):
+def only_writer(directory: Path) -> Iterator[None]:
     """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
     try:
         with FileLock(directory / ".comparison.lock", timeout=0):
             yield
     except Timeout:
-        raise SuiteError(
-            f"another comparison is writing to {directory}",
-            "its lock is held",
-            "wait for it, or name another directory with --output-dir",
-            USAGE,
-        ) from None
+        what, advice = f"another comparison is writing to {directory}", "name another directory with --output-dir"
+        raise SuiteError(what, "its lock is held", f"wait for it, or {advice}", USAGE) from None
 
 
-def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> Report:
+def resumed(report: Report, as_read: Report, earlier: Report) -> Report:
+    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison `earlier`.
+
+    as_read: `report` as its file would be read. Raises SuiteError (USAGE) if that was another comparison: other
+    settings, rows, order or machine.
+    """
+    pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    pairs = [(earlier.settings, as_read.settings), (earlier.environment, as_read.environment)]
+    changed = [
+        f"{name} {then.get(name)} → {now.get(name)}"
+        for then, now in pairs
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    ]
+    rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, as_read))
+    if not changed and (rows_then, earlier.order[: len(as_read.order)]) != (rows_now, as_read.order):
+        changed = ["the rows or their order"]
+    if changed:
+        advice = "type the flags of then, or leave out --resume to start anew"
+        raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
+    kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
+    plan, command, settings = with_largest(report.plan, earlier.trials), report.command, report.settings
+    return replace(
+        earlier, command=command, settings=settings, environment=report.environment, plan=plan, outcomes=kept
+    )
+
+
+def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
     """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
 
     Every block has a seed of its own, counted up from --seed (after the largest comes 0), which all its rows share: the
@@ -90,156 +95,20 @@ def run_comparison(report: Report, shared_flags: list[str], directory: Path) -> 
     disk, whole, before the next run starts.
     """
     _announce(report)
-    remove_torn(
-        [
-            directory / "results.json",
-            *(directory / "runs" / f"{file_name(name)}-{block}.json" for block, name in report.order),
-        ]
-    )
-    write_results(report, directory)
-    if not _left(report):
-        return trace_rows(report, directory)
-    if not report.probe:
-        report = replace(report, probe=run_probe(report, shared_flags))
-        tell_cuts(report)
-        for sentence in starved(report):
-            print(f"warning: {sentence}", file=sys.stderr)
-    if report.fitted:
-        report = fit_batches(report, directory)
-    if not report.outcomes:
-        obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
-        print(
-            f"Rows run whole, one after the other, and not in turns: {obstacle}"
-            if obstacle
-            else "The rows of a block take turns, epoch by epoch, so that their runs end together"
-        )
-        report = replace(report, in_turns=not obstacle)
-    if report.settings["check_maths"] and not report.equivalence:
-        able = [row.configuration for row in report.rows if not row.configuration.skip]
-        report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
-    plan = {configuration.name: configuration for configuration in report.plan}
-    guesses = guesses_of(report)
-    print("\n".join(_how_long(report, guesses)), flush=True)
-    if report.settings.get("budget"):
-        print(expectation(report, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
-    used, longest = (report.looks[-1][1] * report.settings["budget"] if report.looks else 0.0), 0.0
-    while left := _left(report):
-        block, start = left[0][0], time.perf_counter()
-        for outcome in run_block(report, block, [name for number, name in left if number == block], directory):
-            report = replace(report, outcomes=(*report.outcomes, outcome))
-            write_results(report, directory)
-            unfinished = _left(report)
-            left = f"; about {duration(seconds_left(unfinished, report.outcomes, guesses))} left" if unfinished else ""
-            print(
-                f"[{len(report.outcomes)}/{len(report.order)}] block {block}, {plan[outcome.configuration].label}: "
-                f"{outcome.status}, {outcome.wall_seconds:.1f} s{left}",
-                flush=True,
-            )
-        seconds = time.perf_counter() - start
-        used, longest = used + seconds, max(longest, seconds)
-        if report.fitted and (smaller := fit_again(report, directory)):
-            report = smaller
-            continue
-        report = look(report, used, longest)
-        if not _left(report) and wants_block(report, used, longest):
-            report = with_another_block(report)
-        write_results(report, directory)
-        _tell_block(report, block)
-    return trace_rows(report, directory)
-
-
-def trace_rows(report: Report, directory: Path) -> Report:
-    """Return the report with two steps of every row that ran, if that is asked for.
-
-    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/. What
-    was traced before is not traced again.
-    """
-    for row in report.rows if report.settings.get("timeline") else ():
-        configuration = with_cut(row.configuration, report.probe)
-        if not row.results or configuration.name in report.timelines:
-            continue
-        flags = ("--epochs", "1", "--max-steps", "10", "--profile", "2")
-        if report.settings.get("target_accuracy") is not None:
-            flags += ("--target-accuracy", "0.001")  # which so short a training reaches
-        traced = replace(configuration, command=(*configuration.command, *flags))
-        outcome = run_once(
-            traced,
-            0,
-            report.settings["seed"],
-            directory / "traces" / file_name(configuration.name),
-            report.settings["timeout"],
-        )
-        print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
-        if outcome.status == "ok":
-            timelines = {**report.timelines, configuration.name: outcome.result.timeline}
-            report = replace(report, timelines=timelines)
-            write_results(report, directory)
-    return report
-
-
-def fit_batches(report: Report, directory: Path) -> Report:
-    """Return the report whose rows have the largest batch that fits; what was tried already is not tried again.
-
-    Each trial is on disk before the next.
-    """
-    for row in report.plan:
-        while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
-            trial = try_batch(with_cut(row, report.probe), batch, report.settings, directory / "runs")
-            report = replace(report, trials=(*report.trials, trial))
-            write_results(report, directory)
-            print(f"Batch {batch:,}, {row.label}: {tell_trial(trial)}", flush=True)
-    return replace(report, plan=with_largest(report.plan, report.trials))
-
-
-def fit_again(report: Report, directory: Path) -> Report | None:
-    """Return the report without its runs, and with a smaller batch for each row that ran out of memory in one.
-
-    None where none did, or no smaller batch fits: then that is the row's result.
-    """
-    failed = failed_runs(report.plan, report.outcomes)
-    again = fit_batches(replace(report, trials=(*report.trials, *failed)), directory) if failed else report
-    if again.plan == report.plan:
-        return None
-    print("All rows begin again: memory did not suffice for a run with the batch of a trial that fitted", flush=True)
-    return replace(again, outcomes=(), looks=())
-
-
-def run_block(report: Report, block: int, names: list[str], directory: Path) -> Iterator[Outcome]:
-    """Run these configurations of a block; yield what became of each as soon as it has ended.
-
-    One that runs out of memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
-    """
-    plan = {configuration.name: with_cut(configuration, report.probe) for configuration in report.plan}
-    seed, timeout = (report.settings["seed"] + block - 1) % (MOST + 1), report.settings["timeout"]
-    if report.in_turns:
-        alone = []
-        for outcome in take_turns([Run(plan[name], block, seed, directory / "runs", timeout) for name in names], seed):
-            if outcome.status == OUT_OF_MEMORY:
-                alone.append(outcome.configuration)
-            else:
-                yield outcome
-        names = alone
-    for name in names:
-        outcome = run_once(plan[name], block, seed, directory / "runs", timeout)
-        if report.in_turns and outcome.status == "ok":
-            note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
-            reason = "; ".join(filter(None, (outcome.result.reason, note)))
-            outcome = replace(outcome, result=replace(outcome.result, reason=reason))
-        yield outcome
-
-
-def _tell_block(report, block):
-    """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
-    if block in report.disturbed_blocks:
-        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
-    for sentence in resolution(analyse(report)):
-        print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
-
-
-def _left(report):
-    """The planned runs that have not ended yet."""
-    done = {(outcome.block, outcome.configuration) for outcome in report.outcomes}
-    return [run for run in report.order if run not in done]
+    remove_torn([output.directory / "results.json"])
+    remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
+    output.keep(report)
+    if report.left:
+        report, probe = _probed(report, shared_flags)
+        if report.fitted:
+            report = fit_batches(report, output)
+        if not report.outcomes:
+            report = _choose_turns(report, probe)
+        if report.settings["check_maths"] and not report.equivalence:
+            able = [row.configuration for row in report.rows if not row.configuration.skip]
+            report = replace(report, equivalence=check_equivalence(able, shared_flags, probe.train_images))
+        report = _run_blocks(report, output)
+    return trace_rows(report, output)
 
 
 def _announce(report):
@@ -254,38 +123,134 @@ def _announce(report):
     sys.stdout.flush()
 
 
-def print_commands(report: Report) -> None:
-    """Print the command of every row, in the order of the table, and run none."""
-    for configuration in report.plan:
-        skipped = f" (skipped: {configuration.skip})" if configuration.skip else ""
-        print(f"# {configuration.label}{skipped}", shlex.join(configuration.launched), sep="\n")
-        if configuration.nodes > 1:
-            print("# the same without SLURM, to be typed on each host", by_hand(configuration), sep="\n")
+def _probed(report, shared_flags):
+    """The report with its probe, and that; what it says is told once."""
+    if not report.probe:
+        report = replace(report, probe=run_probe(report, shared_flags))
+        tell_cuts(report.plan, report.probe)
+        for sentence in starved(report, report.probe):
+            print(f"warning: {sentence}", file=sys.stderr)
+    return report, report.probe
 
 
-def print_estimate(report: Report, shared_flags: list[str]) -> None:
-    """Print how long the comparison would take, from a step that is measured now; each line is a shell's comment.
+def _choose_turns(report, probe):
+    obstacle = why_not_in_turns(report.plan, with_peaks(probe, report.trials))
+    whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
+    print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
+    return replace(report, in_turns=not obstacle)
 
-    Nothing is downloaded for that, and of other nodes nothing is told.
+
+def _run_blocks(report, output):
+    """Run what is left, block after block, and as many more blocks as are needed."""
+    print("\n".join(how_long(report)), flush=True)
+    budget, guesses = report.settings.get("budget"), guesses_of(report)
+    if budget:
+        print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
+    used, longest = (report.looks[-1][1] * budget if report.looks else 0.0), 0.0
+    while report.left:
+        block, start = report.left[0][0], time.perf_counter()
+        for outcome in run_block(report, block, output.runs):
+            report = replace(report, outcomes=(*report.outcomes, outcome))
+            output.keep(report)
+            _tell_run(report, outcome, guesses)
+        seconds = time.perf_counter() - start
+        used, longest = used + seconds, max(longest, seconds)
+        if report.fitted and (smaller := fit_again(report, output)):
+            report = smaller
+            continue
+        report = look(report, used, longest)
+        if not report.left and wants_block(report, used, longest):
+            report = with_another_block(report)
+        output.keep(report)
+        _tell_block(report, block, output)
+    return report
+
+
+def _tell_run(report, outcome, guesses):
+    label = next(row.label for row in report.plan if row.name == outcome.configuration)
+    left = f"; about {duration(seconds_left(report.left, report.outcomes, guesses))} left" if report.left else ""
+    place = f"[{len(report.outcomes)}/{len(report.order)}] block {outcome.block}, {label}"
+    print(f"{place}: {outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
+
+
+def _tell_block(report, block, output):
+    """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
+    if block in report.disturbed_blocks:
+        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
+    for sentence in output.noise(analyse(report)):
+        print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
+
+
+def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
+    """Run what is left of a block; yield what became of each run as soon as it has ended.
+
+    One that runs out of memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
     """
-    dataset, root = report.settings["dataset"], report.settings["data_root"]
-    if max(report.settings["nodes"]) > 1:
-        return
-    found = {check["name"]: check["status"] for check in _describe(root)["checks"]}
-    if found.get(f"data: {dataset}", "ok") != "ok":
-        print(f"# How long it takes is told once {dataset} is in {root}, whole")
-        return
-    report = replace(report, probe=run_probe(report, shared_flags))
-    for sentence in _how_long(report, guesses_of(report)):
-        print("#", sentence.replace("\n", "\n# "))
+    settings: Mapping[str, Any] = report.settings
+    seed = (settings["seed"] + block - 1) % (MOST + 1)
+    rows = {row.name: with_cut(row, report.probe) for row in report.plan}
+    left = [rows[name] for number, name in report.left if number == block]
+    if report.in_turns:
+        together, left = [Run(row, block, seed, directory, settings["timeout"]) for row in left], []
+        for outcome in take_turns(together, seed):
+            if outcome.status == OUT_OF_MEMORY:
+                left.append(rows[outcome.configuration])
+            else:
+                yield outcome
+    for row in left:
+        outcome = run_once(row, block, seed, directory, settings["timeout"])
+        if report.in_turns and outcome.result and outcome.status == "ok":
+            note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
+            reason = "; ".join(filter(None, (outcome.result.reason, note)))
+            outcome = replace(outcome, result=replace(outcome.result, reason=reason))
+        yield outcome
 
 
-def _how_long(report, guesses):
-    """Sentences about the time from here on; where it is long, one with a shorter command."""
-    left, budget = _left(report), report.settings.get("budget")
-    until = f"for the {count(len(left), 'run')} planned so far" if budget else "from here on"
-    about = (
-        f"About {duration(seconds_left(left, report.outcomes, guesses))} {until} (a guess from the time of a "
-        "training step; every run corrects it)"
-    )
-    return list(filter(None, (about, shorter_command(report))))
+def fit_batches(report: Report, output: Output) -> Report:
+    """Return the report whose rows have the largest batch that fits; what was tried already is not tried again.
+
+    Each trial is on disk before the next.
+    """
+    for row in report.plan:
+        while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
+            trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
+            report = replace(report, trials=(*report.trials, trial))
+            output.keep(report)
+            print(f"Batch {batch:,}, {row.label}: {output.trial(trial)}", flush=True)
+    return replace(report, plan=with_largest(report.plan, report.trials))
+
+
+def fit_again(report: Report, output: Output) -> Report | None:
+    """Return the report without its runs, and with a smaller batch for each row that ran out of memory in one.
+
+    None where none did, or no smaller batch fits: then that is the row's result.
+    """
+    failed = failed_runs(report.plan, report.outcomes)
+    again = fit_batches(replace(report, trials=(*report.trials, *failed)), output) if failed else report
+    if again.plan == report.plan:
+        return None
+    print("All rows begin again: memory did not suffice for a run with the batch of a trial that fitted", flush=True)
+    return replace(again, outcomes=(), looks=())
+
+
+def trace_rows(report: Report, output: Output) -> Report:
+    """Return the report with two steps of every row that ran, if that is asked for.
+
+    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/. What
+    was traced before is not traced again.
+    """
+    settings: Mapping[str, Any] = report.settings
+    flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
+    if settings.get("target_accuracy") is not None:
+        flags += ["--target-accuracy", "0.001"]  # which so short a training reaches
+    for row in report.rows if settings.get("timeline") else ():
+        if not row.results or row.configuration.name in report.timelines:
+            continue
+        cut, place = with_cut(row.configuration, report.probe), output.directory / "traces"
+        traced = replace(cut, command=(*cut.command, *flags))
+        outcome = run_once(traced, 0, settings["seed"], place / file_name(cut.name), settings["timeout"])
+        print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
+        if outcome.status == "ok" and outcome.result:
+            report = replace(report, timelines={**report.timelines, cut.name: outcome.result.timeline})
+            output.keep(report)
+    return report

@@ -14,31 +14,22 @@ SPARE_BLOCKS = 2  # how many more may be run in the place of disturbed ones
 USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a share: before anything is measured
 
 
-def expectation(report: Report, block_seconds: float) -> str:
-    """Return what the budget allows and what that can find, in words, before the first run.
+def expectation(report: Report, budget: float, block_seconds: float) -> str:
+    """Return what a budget of so many seconds allows and what that can find, in words, before the first run.
 
     block_seconds: what a block may take.
     """
-    budget, rows = report.settings["budget"], len({name for _, name in report.order})
-    blocks = int(budget / block_seconds)
-    if blocks < report.wanted_blocks:
+    rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
+    if blocks < least:
         return (
-            f"The budget of {duration(budget)} is less than the fewest blocks take, which are "
-            f"{report.wanted_blocks}; no more are run."
+            f"The budget of {duration(budget)} is less than the fewest blocks take, which are {least}; no more are run."
         )
-    difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
-    finds = (
-        ""
-        if difference == math.inf
-        else (
-            f"; where the times of runs differ by {USUAL_NOISE:.0%}, "
-            f"differences above about {percent(difference)} would be found"
-        )
-    )
-    return (
-        f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {report.wanted_blocks} at "
-        f"least{finds}. It ends earlier if every row is decided."
-    )
+    difference, finds = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1)), ""
+    if difference < math.inf:
+        above = f"differences above about {percent(difference)} would be found"
+        finds = f"; where the times of runs differ by {USUAL_NOISE:.0%}, {above}"
+    allowed = f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {least} at least"
+    return f"{allowed}{finds}. It ends earlier if every row is decided."
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
@@ -68,8 +59,8 @@ def wants_block(report: Report, used: float, block_seconds: float) -> bool:
     if (budget is None and margin is None) or (budget is not None and used + block_seconds > budget):
         return False
     if margin is not None:
-        return _wants(report, needed_blocks(report))
-    return not all(ratio.decided for ratio in _judged(report) if ratio)
+        return _wants(report, needed_blocks(report, margin))
+    return not all(ratio.decided for ratio in _judged(report))
 
 
 def _wants(report, blocks):
@@ -81,27 +72,25 @@ def _wants(report, blocks):
 def _judged(report):
     """The ratios that the comparison is to decide."""
     analysis = analyse(report)
-    return [
-        *(entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline),
-        *(ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios),
-        *(pair.ratio for pair in analysis.pairs[BEFORE]),
-    ]
+    ratios = [entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline]
+    ratios += [ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios]
+    return list(filter(None, [*ratios, *(pair.ratio for pair in analysis.pairs[BEFORE])]))
 
 
-def needed_blocks(report: Report) -> int:
+def needed_blocks(report: Report, margin: float) -> int:
     """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
 
     C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): an interval's width, of logarithms, shrinks with
     the root of the number of blocks, as the first stage alone tells the noise.
     """
-    wanted, blocks = math.log1p(report.settings["margin"]), len(report.whole_blocks) - len(report.set_aside)
-    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio and ratio.low]
-    return max(report.wanted_blocks, *(math.ceil(blocks * (half / wanted) ** 2) for half in half_widths), 0)
+    blocks = len(report.whole_blocks) - len(report.set_aside)
+    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio.low]
+    needed = [math.ceil(blocks * (half / math.log1p(margin)) ** 2) for half in half_widths]
+    return max(report.wanted_blocks, *needed, 0)
 
 
 def with_another_block(report: Report) -> Report:
     """Return the report with one more block in its order, as make_order goes on."""
-    names = [configuration.name for configuration in report.plan if not configuration.skip]
-    blocks = report.order[-1][0] + 1
-    more = make_order(names, blocks, report.settings["seed"])[-len(names) :]
+    names = [row.name for row in report.plan if not row.skip]
+    more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
     return replace(report, order=(*report.order, *more))

@@ -1,19 +1,166 @@
-"""The rows of a block in turns: all are started, then each trains one epoch at a time, while the others wait.
+"""A run, whole or in turns, and the rows of a block in turns: each trains one epoch at a time, while the others wait.
 
 Whatever makes the machine faster or slower for seconds then meets all rows alike: L. Bulej et al., "Duet benchmarking:
 improving measurement accuracy in the cloud", ICPE 2020.
 """
 
 import contextlib
+import math
 import random
+import re
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import Probe
+from common.files.results import read_result
+from common.machine.environment import available_cores
+from common.machine.lifetime import temporary_directory
+from common.machine.turns import Gate
+from comparison.plan.plan import file_name
 from comparison.rows import Configuration, Outcome
-from comparison.run.launch import Run, end_together
+from comparison.run.cards import CardWatch
+from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
+from comparison.run.usage import busy_seconds, children_seconds, oom_kills
 
 GIB = 2**30
 GPU_BASE = 2 * GIB  # a process's CUDA context, the libraries' work space and NCCL's buffers, and a margin
+LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
+LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
+
+
+class Run:
+    """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
+
+    Its result file and its log go into `directory`. timeout: seconds of its own turns after which it is stopped. To be
+    used in a `with`: whatever ends that also stops the run, and nothing that it started outlives it.
+    """
+
+    def __init__(
+        self, configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+    ):
+        self.configuration, self._block, self._timeout = configuration, block, timeout
+        self._file = directory / f"{file_name(configuration.name)}-{block}.json"
+        self._log = self._file.with_suffix(".log")
+        own = ("--seed", str(seed), "--output", str(self._file), "--figure-dir", str(directory), "--no-curves")
+        self._command = (*configuration.launched, *own)
+        self._here = configuration.nodes == 1
+        self._wall_seconds = self._busy_seconds = self._unseen_seconds = 0.0
+        self._resources, self._cards = contextlib.ExitStack(), CardWatch()
+        self._child: subprocess.Popen | None = None
+
+    @property
+    def running(self) -> list[subprocess.Popen]:
+        """Its process, as long as it runs."""
+        return [self._child] if self._child and self._child.poll() is None else []
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def take_turn(self) -> Outcome | None:
+        """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
+        start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, children_seconds()
+        with self._cards.watching():
+            if self._child is None:
+                self._begin()
+            else:
+                self._gate.start_turn()
+            exit_code = self._exit_code()
+        if exit_code is not None:
+            self._resources.close()  # what it left behind would use the others' time
+        self._wall_seconds += time.perf_counter() - start
+        if busy is not None:
+            self._busy_seconds += (busy_seconds() or 0.0) - busy
+        if exit_code is None:
+            return None
+        foreign = None
+        if busy is not None:  # its own seconds are known, all at once, as soon as it has ended
+            foreign = max(0.0, self._busy_seconds - (children_seconds() - own)) / self._wall_seconds
+            foreign += self._unseen_seconds / self._wall_seconds * available_cores()
+        return self._outcome(exit_code, foreign)
+
+    def _begin(self):
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
+        self._oom_kills = oom_kills()
+        directory = self._resources.enter_context(temporary_directory())
+        self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
+        turns = self._gate.environment if self._here else {}  # other nodes do not see the gate
+        self._child = self._resources.enter_context(started(self._command, self._log, turns))
+
+    def _exit_code(self):
+        """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
+        end = time.perf_counter() + (math.inf if self._timeout is None else self._timeout - self._wall_seconds)
+        while self._child.poll() is None:
+            look = time.perf_counter()
+            if look > end:
+                return TIMED_OUT
+            idle = self._gate.is_idle(LOOK_EVERY)
+            seconds = time.perf_counter() - look
+            if seconds > LONGEST_LOOK:
+                self._unseen_seconds += seconds
+            if idle:
+                return None
+        return self._child.returncode
+
+    def _outcome(self, exit_code, foreign_cores):
+        """What became of it: what its result file says, if that is whole, else how its process ended."""
+        result, (status, reason) = None, self._end(exit_code)
+        if not self._log.exists():
+            print(f"warning: {self._log} has vanished while its run wrote it", file=sys.stderr, flush=True)
+        if not self._file.exists():
+            reason += f", before its first epoch (log: {self._log})"
+        else:
+            try:
+                result = read_result(self._file)
+            except SuiteError as error:
+                status, reason = "failed", f"{error} (log: {self._log})"
+        if result and (result.status == "failed" or (result.status == "ok" and exit_code != 0)):
+            reason += f", after {len(result.epochs)} of {result.config['epochs']} epochs (log: {self._log})"
+            result = None
+        if result:
+            status, reason = result.status, result.reason
+        return Outcome(
+            self.configuration.name,
+            self._block,
+            status,
+            reason,
+            shlex.join(self._command),
+            str(self._log),
+            exit_code,
+            self._wall_seconds,
+            foreign_cores,
+            result,
+            self._cards.uses(result) if result else (),
+        )
+
+    def _end(self, exit_code):
+        """Status and reason of a run that leaves no whole result."""
+        if exit_code == TIMED_OUT and self._timeout and self._wall_seconds >= self._timeout:
+            return "timed out", f"stopped after {self._timeout:g} s"
+        why, batch = cause(exit_code, self._log), self.configuration.planned.batch
+        if ran_out_of_memory(why):
+            return OUT_OF_MEMORY, f"{batch}: {why}"
+        if re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # of a rank, or of a loader's worker
+            return OUT_OF_MEMORY, f"{batch}: the kernel killed a process for its memory: {why}"
+        return "failed", why
+
+
+def run_once(
+    configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+) -> Outcome:
+    """Go through a Run to its end, in one turn after the other."""
+    with Run(configuration, block, seed, directory, timeout) as run:
+        while not (outcome := run.take_turn()):
+            pass
+    return outcome
 
 
 def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
@@ -26,15 +173,13 @@ def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
     able = [row for row in plan if not row.skip]
     if any(row.nodes > 1 for row in able):
         return "some run on several nodes"
-    rows = [row.planned for row in able]
     devices = [max(row.stages, row.planned.shares) for row in able]
-    helpers = sum(row.num_workers for row in rows) + sum(count > 1 for count in devices)
-    processes = sum(devices) + helpers / 2
+    helpers = sum(row.planned.num_workers for row in able) + sum(count > 1 for count in devices)
     for memory in probe.memory:
-        on_cpu = memory.device == "cpu"
-        needed = processes * memory.peak_bytes if on_cpu else len(rows) * (memory.peak_bytes + GPU_BASE)
+        needed, place = (sum(devices) + helpers / 2) * memory.peak_bytes, "the machine's memory"
+        if memory.device != "cpu":
+            needed, place = len(able) * (memory.peak_bytes + GPU_BASE), "a GPU's memory"
         if needed > memory.free_bytes:
-            place = "the machine's memory" if on_cpu else "a GPU's memory"
             return f"together they could need {needed / GIB:.1f} GiB of {place}, {memory.free_bytes / GIB:.1f} are free"
     return "" if probe.memory else "how much memory they need is not known"
 

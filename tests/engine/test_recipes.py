@@ -13,7 +13,7 @@ from common.programs import probe
 from common.settings.config import DATASETS, RunConfig
 from common.settings.datasets import RECIPES
 from comparison.methods import Machine
-from comparison.run.session import print_commands
+from comparison.run.forecast import print_commands
 
 
 def recipe_flags(values):

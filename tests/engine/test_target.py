@@ -13,7 +13,7 @@ from common.engine.step import build_optimizer
 from common.files.results import write_result
 from common.settings.schedules import build_schedule
 from comparison.judge.analysis import analyse
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from comparison.show.recommend import recommendations
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table

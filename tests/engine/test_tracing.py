@@ -12,6 +12,7 @@ from common.engine.timing import PhaseTimer
 from common.engine.tracing import RankTrace, lane_of, spans_of, write_trace
 from common.files.plots import draw_timeline, new_figure
 from common.files.results import Span
+from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results, write_results
 from comparison.run import session
@@ -141,7 +142,7 @@ def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_pat
         return replace(report.outcomes[0], result=replace(result, timeline=SPANS))
 
     monkeypatch.setattr(session, "run_once", run_once)
-    traced = session.trace_rows(report, tmp_path)
+    traced = session.trace_rows(report, output_to(tmp_path))
     assert calls == [
         (
             "single",
@@ -157,9 +158,9 @@ def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_pat
         )
     ]
     assert traced.timelines == {"single": SPANS} == read_results(tmp_path / "results.json").timelines
-    assert session.trace_rows(traced, tmp_path) == traced and len(calls) == 1
+    assert session.trace_rows(traced, output_to(tmp_path)) == traced and len(calls) == 1
     unasked = replace(report, settings={**report.settings, "timeline": False})
-    assert session.trace_rows(unasked, tmp_path) == unasked and len(calls) == 1
+    assert session.trace_rows(unasked, output_to(tmp_path)) == unasked and len(calls) == 1
 
 
 def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):

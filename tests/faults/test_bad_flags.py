@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from common.engine.compiled import replace_network
 from common.errors import MACHINE, USAGE
 from common.ranks.start import rank_device
 from common.settings.config import MODELS
-from comparison.plan.plan import parse_method
+from comparison.plan.flags import parse_method
 from comparison.run import session
 from tests.fixtures import flag, make_config, plan
 from tests.reports import configuration, report_of
@@ -162,9 +163,10 @@ def test_a_path_that_cannot_be_written_is_found_before_training(script, flag, tm
 def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
     seeds = []
     monkeypatch.setattr(session, "run_once", lambda row, block, seed, *_: seeds.append(seed))
-    report = report_of((configuration(), []), seed=2**31 - 2)
-    for block in (1, 2, 3, 4):
-        list(session.run_block(report, block, ["single"], tmp_path))
+    order = tuple((block, "single") for block in (1, 2, 3, 4))
+    report = replace(report_of((configuration(), []), seed=2**31 - 2), order=order)
+    for block, _ in order:
+        list(session.run_block(report, block, tmp_path))
     assert seeds == [2**31 - 2, 2**31 - 1, 0, 1]
 
 

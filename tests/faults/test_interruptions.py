@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from comparison.results_file import read_results
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from comparison.run.usage import busy_seconds
 from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration

@@ -16,7 +16,7 @@ import torch
 from common.files.results import read_result
 from common.machine.entry import explained
 from common.ranks import lost as lost_ranks
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment, small
 from tests.reports import configuration
 

@@ -208,9 +208,9 @@ def test_the_comparison_and_its_proof_are_shown_together(tmp_path, capsys):
 def test_a_proof_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
     report, ran = report_of(single(), slow("exchange"), prove=True), []
 
-    def run_comparison(wanted, flags, directory):
-        ran.append((directory.name, len(wanted.outcomes)))
-        write_results(wanted, directory)
+    def run_comparison(wanted, flags, output):
+        ran.append((output.directory.name, len(wanted.outcomes)))
+        output.keep(wanted)
         return wanted
 
     monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)

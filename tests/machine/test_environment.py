@@ -11,7 +11,7 @@ from common.machine import environment
 from common.machine.environment import available_devices, describe_environment, gpu_uuid, gpus_can_be_shared
 from common.programs import check as preflight
 from common.programs.check import BAD, OK, check_all
-from comparison.run import session
+from comparison.run import machine
 from tests.fixtures import make_config, make_context
 from tests.pretended_gpus import pretended_gpus
 
@@ -191,9 +191,9 @@ def test_a_comparison_ends_where_its_gpus_cannot_be_used(monkeypatch, tmp_path, 
         asked.append(flags)
         return json.dumps({"checks": [bad], "environment": None})
 
-    monkeypatch.setattr(session, "ask", ask)
+    monkeypatch.setattr(machine, "ask", ask)
     with pytest.raises(SystemExit) as caught:
-        session.find_machine(make_config(device="auto"), tmp_path)
+        machine.find_machine(make_config(device="auto"), tmp_path)
     assert caught.value.code == MACHINE
     assert capsys.readouterr().err == "error: GPUs: cuda:0 (old) cannot be used; leave it out\n"
     assert asked[0][-2:] == ("--device", "auto")

@@ -9,7 +9,7 @@ from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import Span
 from common.models.build import build_model
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from tests.fixtures import PROJECT, make_context
 from tests.reports import configuration
 

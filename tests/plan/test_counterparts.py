@@ -21,21 +21,22 @@ from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import resolution
-from tests.fixtures import PROJECT
+from tests.fixtures import PROJECT, flag
 from tests.reports import SETTINGS, cells, configuration, report_of, runs
 
-STEADY, SLOWER = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19)
+STEADY, SLOWER, FAST = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19), (1.0, 1.02, 0.99)
 SINGLE = configuration(command=("python", script("data_parallel_train.py"), "--epochs", "1"))
 DDP = configuration("ddp", command=("python", script("ddp_train.py"), "--spawn", "2"))
+CPU = Machine(0, 2)
 
 
 @pytest.fixture
 def planned(monkeypatch, tmp_path):
-    """Plan a comparison on a machine with two cores and no GPU, of MNIST; return the rows' names."""
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {}))
+    """planned("--repeats 1"): plan a comparison on a machine with two cores and no GPU."""
+    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (CPU, {}))
 
-    def planned(*flags):
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--dry-run", *map(str, flags)])
+    def planned(flags=""):
+        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--dry-run", *flags.split()])
         return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
 
     return planned
@@ -44,28 +45,21 @@ def planned(monkeypatch, tmp_path):
 def beside(role, seconds, label="again", **values):
     """A comparison of one device, its counterpart and DDP."""
     other = counterpart(SINGLE, role, label, SINGLE.command)
-    return report_of(
-        (SINGLE, runs(seconds=STEADY)), (other, runs(seconds=seconds, **values)), (DDP, runs("ddp", (1.0, 1.02, 0.99)))
-    )
+    return report_of((SINGLE, runs(seconds=STEADY)), (other, runs(seconds=seconds, **values)), (DDP, runs("ddp", FAST)))
 
 
 # ---- a row of no table
 
 
-def test_a_counterpart_is_in_no_table_of_methods_and_judges_nobody(tmp_path):
+def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_path):
     report = beside(TWIN, SLOWER)
     analysis = analyse(report)
     assert [row.label for row in report.rows] == [entry.label for entry in analysis.rows] == ["SINGLE", "DDP"]
-    alone = report_of((SINGLE, runs(seconds=STEADY)), (DDP, runs("ddp", (1.0, 1.02, 0.99))))
-    assert analysis.rows[1].standing.speed_up.value == pytest.approx(analyse(alone).rows[1].standing.speed_up.value)
-    assert analysis.recommendations[0].best.label == "DDP"
+    alone = analyse(report_of((SINGLE, runs(seconds=STEADY)), (DDP, runs("ddp", FAST))))
+    assert analysis.rows[1].standing.speed_up.value == pytest.approx(alone.rows[1].standing.speed_up.value)
+    assert analysis.recommendations[0].best.label == "DDP" and "SINGLE, again" not in terminal_text(analysis)
     write_csv(analysis, tmp_path / "results.csv")
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
-    assert "SINGLE, again" not in terminal_text(analysis)
-
-
-def test_its_runs_are_kept_listed_and_read_back(tmp_path):
-    report = beside(TWIN, STEADY)
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9
@@ -73,13 +67,11 @@ def test_its_runs_are_kept_listed_and_read_back(tmp_path):
 
 def test_a_failure_of_it_is_a_failure_and_told():
     report = beside(TWIN, STEADY)
-    failed = replace(
-        report,
-        outcomes=tuple(
-            replace(outcome, status="failed", reason="signal 9") if outcome.configuration == "single-again" else outcome
-            for outcome in report.outcomes
-        ),
-    )
+    outcomes = [
+        replace(outcome, status="failed", reason="signal 9") if outcome.configuration == "single-again" else outcome
+        for outcome in report.outcomes
+    ]
+    failed = replace(report, outcomes=tuple(outcomes))
     assert failed.failed and "SINGLE, again, block 1: failed: signal 9" in terminal_text(analyse(failed))
     assert analyse(failed).pairs[TWIN] == ()
 
@@ -87,25 +79,24 @@ def test_a_failure_of_it_is_a_failure_and_told():
 # ---- the twin
 
 
-def test_the_default_rows_have_a_twin_of_the_baseline(planned):
-    twin = planned().plan[-1]
-    assert (twin.role, twin.against, twin.label) == (TWIN, "single", "one device, again")
-    assert twin.command == planned().plan[0].command
-    assert planned("--baseline", "ddp").plan[-1].against == "ddp"
-
-
 @pytest.mark.parametrize(
     "flags, wanted",
     [
-        (("--methods", "single", "ddp"), False),
-        (("--repeats", 1), False),
-        (("--no-twin",), False),
-        (("--methods", "single", "ddp", "--twin"), True),
-        (("--repeats", 1, "--twin"), True),
+        ("", "single"),
+        ("--baseline ddp", "ddp"),
+        ("--methods single ddp", None),
+        ("--repeats 1", None),
+        ("--no-twin", None),
+        ("--methods single ddp --twin", "single"),
+        ("--repeats 1 --twin", "single"),
     ],
 )
-def test_a_twin_can_be_had_and_left_out(flags, wanted, planned):
-    assert any(row.role == TWIN for row in planned(*flags).plan) == wanted
+def test_the_default_rows_have_a_twin_which_can_be_had_and_left_out(flags, wanted, planned):
+    plan = {row.name: row for row in planned(flags).plan}
+    twins = [row for row in plan.values() if row.role == TWIN]
+    assert [twin.against for twin in twins] == [wanted] * bool(wanted)
+    for twin in twins:
+        assert twin.command == plan[wanted].command and twin.label == f"{plan[wanted].label}, again"
 
 
 def test_there_is_no_twin_of_a_row_that_cannot_run():
@@ -113,23 +104,16 @@ def test_there_is_no_twin_of_a_row_that_cannot_run():
 
 
 def test_two_equal_rows_are_said_to_be_so_and_warned_of_if_not():
-    equal, apart = analyse(beside(TWIN, (2.01, 1.99, 2.0))), analyse(beside(TWIN, SLOWER))
+    equal, report = analyse(beside(TWIN, (2.01, 1.99, 2.0))), beside(TWIN, SLOWER)
     assert "Two equal rows, “SINGLE” and the same again: 1.00 [" in resolution(equal)[-1]
     assert resolution(equal)[-1].endswith("times as fast, not told apart.") and warnings(equal) == []
-    assert resolution(apart)[-1].endswith("times as fast, TOLD APART, though equal.")
-    (warning,) = warnings(apart)
+    assert resolution(analyse(report))[-1].endswith("times as fast, TOLD APART, though equal.")
+    (warning,) = warnings(analyse(report))
     assert warning.startswith("WARNING: two equal rows were told apart, “SINGLE” and the same again: 1.10 [")
-
-
-def test_a_disturbed_twin_claims_nothing():
-    report = beside(TWIN, SLOWER)
-    disturbed = replace(report, outcomes=tuple(replace(outcome, foreign_cores=0.9) for outcome in report.outcomes))
-    assert resolution(analyse(disturbed))[-1].endswith("times as fast, disturbed.")
-    assert not any("told apart" in warning for warning in warnings(analyse(disturbed)))
-
-
-def test_after_one_block_the_twin_tells_without_an_interval():
-    report = beside(TWIN, SLOWER)
+    outcomes = tuple(replace(outcome, foreign_cores=0.9) for outcome in report.outcomes)
+    disturbed = analyse(replace(report, outcomes=outcomes))
+    assert resolution(disturbed)[-1].endswith("times as fast, disturbed.")
+    assert not any("told apart" in warning for warning in warnings(disturbed))
     first = replace(report, outcomes=tuple(outcome for outcome in report.outcomes if outcome.block == 1))
     assert resolution(analyse(first)) == ["Two equal rows, “SINGLE” and the same again: 1.10 times as fast."]
 
@@ -148,19 +132,12 @@ def checkout(tmp_path):
 
 def test_another_checkouts_scripts_get_the_flags_of_now(checkout, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (row,) = before(
-        [replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))],
-        checkout,
-        None,
-        Machine(0, 2),
-    )
+    now = replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))
+    (row,) = before([now], checkout, None, None, CPU)
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
     assert (row.name, row.label, row.role, row.against) == ("single-before", "SINGLE, before", BEFORE, "single")
-
-
-def test_a_script_that_the_other_checkout_lacks_is_named(checkout):
     with pytest.raises(SuiteError, match="is without ddp_train.py; it was written later; leave that method out"):
-        before([SINGLE, DDP], checkout, None, Machine(0, 2))
+        before([SINGLE, DDP], checkout, None, None, CPU)
 
 
 @pytest.fixture
@@ -170,44 +147,36 @@ def before_file(monkeypatch, tmp_path):
     typed: the flags of now; command: what the file says that its row ran.
     """
 
-    def before_file(*typed, command=("python", "data_parallel_train.py"), **settings):
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--methods", "single", "--model", "lenet", *typed])
+    def before_file(typed="", command=("python", "data_parallel_train.py"), **settings):
+        monkeypatch.setattr(sys, "argv", "compare_parallel.py --methods single --model lenet".split() + typed.split())
         arguments, shared = compare_parallel.parse()
         arguments.loader = "workers"
-        then = replace(
-            report_of((configuration(command=command), runs(seconds=STEADY))),
-            settings={**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings},
-        )
-        write_results(then, tmp_path)
-        plan = make_plan(arguments, Machine(0, 2), shared)
-        (row,) = before(plan, tmp_path / "results.json", arguments, Machine(0, 2))
+        then = report_of((configuration(command=command), runs(seconds=STEADY)))
+        settings = {**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings}
+        write_results(replace(then, settings=settings), tmp_path)
+        kept = read_results(tmp_path / "results.json")
+        assert kept.plan[0].command == ()
+        (row,) = before(make_plan(arguments, CPU, shared), tmp_path, kept, arguments, CPU)
         return row
 
     return before_file
 
 
-def value(row, flag):
-    return row.command[row.command.index(flag) + 1]
-
-
 def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file):
-    row = before_file("--lr", "0.5", "--data-root", "/now", lr=0.25, augment=False, batch_size=[50], data_root="~/then")
+    then = {"lr": 0.25, "augment": False, "batch_size": [50], "data_root": "~/then"}
+    row = before_file("--lr 0.5 --data-root /now --worker-nice 3", **then)
     interpreter, *rest = row.command
     assert "python" in interpreter and rest[0] == script("data_parallel_train.py") and "--no-augment" in rest
-    assert (value(row, "--lr"), value(row, "--data-root"), value(row, "--batch-size")) == ("0.25", "/now", "50")
-    assert row.planned.batch_size == 50 and value(row, "--epochs") == "3"
-    assert (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
+    values = {"--lr": "0.25", "--data-root": "/now", "--batch-size": "50", "--epochs": "3"}
+    values["--worker-nice"] = "10"  # which the file does not have: the default
+    assert {name: flag(row, name) for name in values} == values
+    assert row.planned.batch_size == 50 and (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
 
 
-def test_a_setting_that_an_earlier_comparison_did_not_have_yet_has_its_default(before_file):
-    assert value(before_file("--worker-nice", "3"), "--worker-nice") == "10"
-
-
-def test_no_command_of_a_file_is_run(before_file, tmp_path):
+def test_no_command_of_a_file_is_run(before_file):
     evil = ("python", "-c", "import os; os.system('touch /tmp/owned')", "data_parallel_train.py")
     row = before_file(command=evil)
     assert row.command[1] == script("data_parallel_train.py") and not {*evil[1:3]} & {*row.command}
-    assert read_results(tmp_path / "results.json").plan[0].command == ()
 
 
 @pytest.mark.parametrize(
@@ -231,8 +200,8 @@ def test_settings_that_no_flag_takes_are_refused(settings, message, before_file)
 
 def test_a_network_of_ones_own_is_opened_if_it_is_typed_too(before_file, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    row = before_file("--model", "/home/me/net.py:build", model=["~/net.py:build"])
-    assert value(row, "--model") == "/home/me/net.py:build"
+    row = before_file("--model /home/me/net.py:build", model=["~/net.py:build"])
+    assert flag(row, "--model") == "/home/me/net.py:build"
 
 
 def test_a_block_that_is_called_as_a_flag_is_is_refused(tmp_path):
@@ -242,38 +211,28 @@ def test_a_block_that_is_called_as_a_flag_is_is_refused(tmp_path):
         read_results(tmp_path / "results.json")
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda path: None, "is no checkout of this project"),
-        (
-            lambda path: write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), path),
-            "in common; found mp there",
-        ),
-    ],
-)
-def test_what_is_no_before_is_refused(make, message, planned, tmp_path):
-    make(tmp_path)
-    file = tmp_path / "results.json"
-    with pytest.raises(SuiteError, match=message):
-        planned("--methods", "single", "--against", file if file.exists() else tmp_path)
+def test_what_is_no_before_is_refused(planned, tmp_path):
+    with pytest.raises(SuiteError, match="is no checkout of this project"):
+        planned(f"--methods single --against {tmp_path}")
+    write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), tmp_path)
+    with pytest.raises(SuiteError, match="in common; found mp there"):
+        planned(f"--methods single --against {tmp_path / 'results.json'}")
 
 
 def test_rows_stand_beside_themselves_before_and_all_intervals_hold_together():
-    pairs = [(row, counterpart(row, BEFORE, BEFORE, row.command)) for row in (SINGLE, DDP)]
-    report = report_of(
-        *(
-            (row, runs(row.method, seconds))
-            for pair, times in zip(pairs, ((STEADY, SLOWER), ((1.0, 1.02, 0.99), (1.01, 1.0, 1.0))), strict=True)
-            for row, seconds in zip(pair, times, strict=True)
-        )
-    )
-    first, second = analyse(report).pairs[BEFORE]
-    assert first.ratio == ratios(block_times(report.all_rows), 1, [0], 0.975)[0] and first.ratio.words == "faster"
-    assert second.ratio.words != "faster" and first.differences == ()
-    table = cells(before_table(analyse(report), "simple"))
+    rows = [(SINGLE, STEADY, SLOWER), (DDP, FAST, (1.01, 1.0, 1.0))]
+    pairs = [
+        [(row, runs(row.method, now)), (counterpart(row, BEFORE, BEFORE, row.command), runs(row.method, then))]
+        for row, now, then in rows
+    ]
+    report = report_of(*pairs[0], *pairs[1])
+    analysis = analyse(report)
+    first, second = analysis.pairs[BEFORE]
+    assert first.ratio.words == "faster" != second.ratio.words and first.differences == ()
+    assert first.ratio == ratios(block_times(report.all_rows), 1, [0], 0.975)[0]
+    table = cells(before_table(analysis, "simple"))
     assert table[0][:4] == ["SINGLE", "2.20", "2.00", str(first.ratio)] and table[0][4] == "faster"
-    assert "Now and before" in terminal_text(analyse(report))
+    assert "Now and before" in terminal_text(analysis)
 
 
 def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(tmp_path):
@@ -292,37 +251,15 @@ def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(t
 
 @pytest.mark.slow
 def test_a_change_that_makes_training_slower_is_found_beside_the_checkout_before_it(project, data_root, tmp_path):
-    other = tmp_path / "other"
-    left_out = {".venv", "data", ".git", "figures", "tests"}
+    other, left_out = tmp_path / "other", {".venv", "data", ".git", "figures", "tests"}
     shutil.copytree(PROJECT, other, ignore=lambda place, _: left_out if place == str(PROJECT) else ())
     script_before = other / "data_parallel_train.py"
     text = script_before.read_text()
     assert text.count("loss.backward()") == 1
     script_before.write_text(text.replace("loss.backward()", "loss.backward(), __import__('time').sleep(0.1)"))
-    done = project(
-        "compare_parallel.py",
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--loader",
-        "resident",
-        "--epochs",
-        2,
-        "--repeats",
-        2,
-        "--methods",
-        "single",
-        "--against",
-        other,
-        "--output-dir",
-        tmp_path / "out",
-        tiny=False,
-    )
+    flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --loader resident --epochs 2 --repeats 2"
+    places = ("--data-root", data_root, "--against", other, "--output-dir", tmp_path / "out")
+    done = project("compare_parallel.py", *flags.split(), "--methods", "single", *places, tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_results(tmp_path / "out" / "results.json")
     (pair,) = analyse(report).pairs[BEFORE]

@@ -26,8 +26,8 @@ from common.settings.totals import per_process
 from comparison.methods import Machine, python
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results
-from comparison.run import nodes
-from comparison.run.nodes import by_hand, find_nodes
+from comparison.run import machine
+from comparison.run.machine import by_hand, find_nodes
 from tests.fixtures import PROJECT, child_environment, plan_arguments
 
 TOLD = {
@@ -189,7 +189,7 @@ def described(environment=ALIKE, *checks):
 )
 def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
-    monkeypatch.setattr(nodes, "_descriptions", lambda *_: descriptions)
+    monkeypatch.setattr(machine, "_descriptions", lambda *_: descriptions)
     with pytest.raises(SuiteError) as caught:
         find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False, dataset="mnist"), tmp_path)
     assert message in str(caught.value)
@@ -198,7 +198,7 @@ def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch,
 def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     noted = described({**ALIKE, "cores": 16}, ("cores", "bad"))
-    monkeypatch.setattr(nodes, "_descriptions", lambda *_: [described(), noted])
+    monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(), noted])
     found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True, dataset="mnist"), tmp_path)
     assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
 
@@ -394,7 +394,7 @@ FIND_NODES = """
 import sys
 from types import SimpleNamespace
 from common.machine.entry import run_script
-from comparison.run.nodes import find_nodes
+from comparison.run.machine import find_nodes
 directory, root, dataset = sys.argv[1:]
 arguments = SimpleNamespace(nodes=[2], allow_unequal=False, dataset=dataset, data_root=root, device="cpu")
 run_script(lambda: print(len(find_nodes(arguments, directory)), "nodes"))

@@ -16,7 +16,7 @@ from comparison.results_file import read_results, write_results
 from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
-from comparison.run.launch import run_once
+from comparison.run.turns import run_once
 from comparison.show.reasons import tell
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv, write_markdown

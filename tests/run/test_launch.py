@@ -21,8 +21,9 @@ from common.files.writing import replacing, write_text
 from common.machine.entry import explained
 from comparison.results_file import write_results
 from comparison.run import launch
-from comparison.run.launch import GRACE, end_together, run_child, run_once, started
+from comparison.run.launch import GRACE, end_together, run_child, started
 from comparison.run.session import only_writer
+from comparison.run.turns import run_once
 from comparison.show import report
 from tests.reports import configuration, make_result, report_of, runs
 

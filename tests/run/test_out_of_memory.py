@@ -8,13 +8,14 @@ import torch
 
 from common.errors import OUT_OF_MEMORY, is_out_of_memory
 from common.machine.entry import explained
+from compare_parallel import continued
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.results_file import read_results, write_results
-from comparison.run import equivalence, launch, session, usage
-from comparison.run.launch import ran_out_of_memory, run_once
-from comparison.run.resuming import resumed
+from comparison.run import equivalence, session, turns, usage
+from comparison.run.launch import ran_out_of_memory
 from comparison.run.session import run_block
+from comparison.run.turns import run_once
 from comparison.show.remarks import not_measured, notes
 from comparison.show.report import write_csv
 from comparison.show.tables import main_table
@@ -95,7 +96,7 @@ def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
 )
 def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
     counts = iter(kills)
-    monkeypatch.setattr(launch, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
     row = replace(
         configuration(batch_size=64, per_device_batch_size=64),
         command=(sys.executable, "-c", f"import os, sys; {code}"),
@@ -171,7 +172,7 @@ def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, mo
     monkeypatch.setattr(session, "Run", lambda *arguments: arguments)
     monkeypatch.setattr(session, "take_turns", take_turns)
     monkeypatch.setattr(session, "run_once", run_once)
-    first, second = run_block(report, 1, ["single", "ddp"], tmp_path)
+    first, second = run_block(replace(report, outcomes=()), 1, tmp_path)
     assert events == ["all ended", "ddp"] and first is single and second.status == alone
     if alone == "ok":
         assert second.result.reason == "in block 1 it ran alone, as memory did not suffice beside the other rows"
@@ -182,7 +183,7 @@ def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, mo
 def test_a_resumed_comparison_keeps_what_had_no_room(tmp_path):
     report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
     write_results(report, tmp_path)
-    again = resumed(replace(report, outcomes=()), tmp_path / "results.json")
+    again = continued(replace(report, outcomes=()), tmp_path / "results.json")
     assert [outcome.status for outcome in again.outcomes] == ["ok"] * 3 + [OUT_OF_MEMORY, "ok"]
 
 

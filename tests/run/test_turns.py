@@ -10,10 +10,8 @@ import pytest
 
 from common.files.probe import MemoryUse, Probe
 from common.machine.lifetime import TAG, own_tag
-from comparison.run import launch
 from comparison.run import turns as turns_module
-from comparison.run.launch import Run
-from comparison.run.turns import GIB, take_turns, why_not_in_turns
+from comparison.run.turns import GIB, Run, take_turns, why_not_in_turns
 from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
 
@@ -153,9 +151,9 @@ def test_a_rows_own_turns_alone_count_for_its_times_and_its_timeout(rows):
 
 def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
     turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
-    monkeypatch.setattr(launch, "busy_seconds", lambda: next(turns))
+    monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
     own = iter([20, 20, 20, 20, 33])  # of this process's children: the row's 13 are known when it has ended
-    monkeypatch.setattr(launch, "children_seconds", lambda: next(own))
+    monkeypatch.setattr(turns_module, "children_seconds", lambda: next(own))
     runs, _ = rows
     (outcome,) = take_turns(runs(a={}), seed=1)
     assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)

@@ -16,7 +16,8 @@ from common.errors import SuiteError
 from common.settings.arguments import ELSEWHERE, OneLineParser
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
-from comparison.plan.plan import make_plan, parse_method
+from comparison.plan.flags import parse_method
+from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
 from tests.fixtures import PROJECT
 

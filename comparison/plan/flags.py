@@ -1,0 +1,242 @@
+"""The comparison's own flags, each said in one place, and which of them contradict one another."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from common.settings.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
+from common.settings.config import FLAGS as TRAINING
+from common.settings.config import (
+    add_training_flags,
+    check_image_size,
+    default_model,
+    flags_that,
+    option,
+    parse_with_recipe,
+)
+from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
+from comparison.plan.plan import type_flags
+from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
+from comparison.rows import Planned
+
+BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
+LANGUAGES = ("en", "zh")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of the comparison's own: what argparse is told of it. value: how one is parsed, and called in the help.
+
+    typed: if it is not called as its setting is. plans: it says which rows there are, so that --against takes it from a
+    results.json. kept: it is a setting of results.json. shows: it may be given with --from.
+    """
+
+    help: str
+    value: tuple[Callable[[str], object], str] | None = None  # None: a switch
+    default: object = None
+    nargs: str | int | None = None
+    typed: str = ""
+    plans: bool = False
+    kept: bool = True
+    shows: bool = False
+
+    def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
+        """Add the flag of a setting to a group of a parser."""
+        about: dict[str, Any] = {"dest": name, "help": self.help, "default": self.default}
+        if self.value:
+            about |= {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs}
+        else:
+            about["action"] = "store_true" if self.default is False else argparse.BooleanOptionalAction
+        group.add_argument(self.typed or option(name), **about)
+
+
+def _switch(help, **about):
+    return Flag(help, default=False, **about)
+
+
+def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
+    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
+    method, _, typed = text.partition(":")
+    own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
+    for pair in typed.split(",") if typed else ():
+        flag, equals, value = pair.partition("=")
+        name = flags[one_of(flags)(flag)]
+        parse = TRAINING[name].parse or _nothing
+        own[name] = True if parse is _nothing and not equals else parse(value)
+    chosen = one_of((*METHODS, "ladder"))(method)
+    return [(name, own) for name in (ladder() if chosen == "ladder" else [chosen])]
+
+
+def guess(text: str) -> str:
+    """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
+    method, _, value = text.partition("=")
+    return f"{one_of(METHODS)(method)}={positive_float(value):g}"
+
+
+def _nothing(text):
+    raise argparse.ArgumentTypeError(f"a switch takes no value, found {text!r}")
+
+
+def _baseline(text):
+    if METHODS[name := one_of(METHODS)(text)].times_only:
+        raise argparse.ArgumentTypeError(f"{name} trains nothing that could be a baseline")
+    return name
+
+
+def _several_devices(text):
+    if (devices := positive_int(text)) < 2:
+        raise argparse.ArgumentTypeError("needs whole numbers of at least 2")
+    return devices
+
+
+# How a value is parsed, and called in --help
+N, MS, POINTS = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P")
+TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
+GROUPS = {  # of --help, each under the name of its first flag
+    "methods": "what to compare",
+    "repeats": "how often",
+    "prove": "what to find out besides",
+    "output_dir": "where to, and without a run",
+}
+FLAGS = {
+    "methods": Flag(
+        f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
+        f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})",
+        (parse_method, "NAME"),
+        nargs="+",
+    ),
+    "baseline": Flag("of the speed-ups (%(default)s)", (_baseline, "NAME"), default_baseline()),
+    "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
+    "nodes": Flag(
+        "machines of a SLURM job, each with --nproc devices, for methods of several processes (1)",
+        N,
+        [1],
+        "+",
+        plans=True,
+    ),
+    "micro_batches": Flag("of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
+    "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
+    "scaling": Flag(
+        "strong: --batch-size over all devices | weak: --batch-size on each device",
+        (one_of(("strong", "weak")), "KIND"),
+        "strong",
+        plans=True,
+    ),
+    "against": Flag(
+        "run every row also as it was before: from another checkout, or with the flags of a results.json", (str, "PATH")
+    ),
+    "allow_unequal": _switch("run rows that differ in what should be equal, and mark them"),
+    "fit_batch": _switch(
+        "give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
+        "--memory-limit on a CPU"
+    ),
+    "repeats": Flag("runs of every row (as many as the budget allows)", N),
+    "budget": Flag(
+        "e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)", TIME
+    ),
+    "margin": Flag(
+        "percent: repeat until every interval reaches no further than that from its ratio, within any --budget", PERCENT
+    ),
+    "twin": Flag(
+        "run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)"
+    ),
+    "equal_within": Flag("percent by which times may differ and be practically equal (3)", PERCENT, EQUAL_WITHIN),
+    "accuracy_margin": Flag(
+        "percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)",
+        POINTS,
+        ACCURACY_MARGIN,
+    ),
+    "timeout": Flag("stop a run after so many seconds of its own (never)", (positive_float, "S")),
+    "resume": _switch("go on with the interrupted comparison in --output-dir", kept=False),
+    "prove": _switch(
+        "then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast"
+    ),
+    "predict": Flag(
+        "how many times as fast as the baseline you think that a method is: the report sets it beside the result",
+        (guess, "METHOD=X"),
+        [],
+        "+",
+    ),
+    "timeline": _switch("then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/"),
+    "check_maths": _switch("compare each row's weights with one device's after 20 steps"),
+    "project": Flag("compute what N devices would give", (_several_devices, "N"), [], "+"),
+    "link_gbps": Flag("gigabit/s between devices, for --project (measured)", (positive_float, "G")),
+    "link_ms": Flag(
+        "milliseconds that a message takes from one of them to the next, besides what it takes here (0)", MS
+    ),
+    "output_dir": Flag("(figures/comparison; with --from, where that file is)", DIR, shows=True),
+    "lang": Flag(
+        "of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)",
+        (one_of(LANGUAGES), "LANG"),
+        "en",
+        kept=False,
+        shows=True,
+    ),
+    "tensorboard": Flag(
+        "write the epochs of every run there as a TensorBoard log, DIR/ROW-BLOCK (pip install tensorboard)",
+        DIR,
+        kept=False,
+        shows=True,
+    ),
+    "dry_run": _switch("print the commands, and how long they would take, and run none of them", kept=False),
+    "source": Flag("make everything from a results.json again; run nothing", FILE, typed="--from", kept=False),
+    "diff": Flag("compare two results.json; run nothing", FILE, nargs=2, kept=False),
+}
+
+
+def settings_of(arguments: argparse.Namespace) -> Any:
+    """Return what results.json keeps of the flags, of JSON's types."""
+    own = {name for name, flag in FLAGS.items() if not flag.kept} | {"debug"}
+    values = {name: value for name, value in vars(arguments).items() if name not in own}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return what was typed, and the training flags that every row gets; raise SuiteError (USAGE) for bad values."""
+    parser = OneLineParser(description=description)
+    add_training_flags(parser, several=True)
+    parser.set_defaults(loader=None)  # until it is known what it feeds: see choose_loader()
+    for name, flag in FLAGS.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        flag.add_to(group, name)
+    arguments = parse_with_recipe(parser, several=True)
+    refuse_contradictions(parser, arguments)
+    if not arguments.repeats and not arguments.margin:
+        arguments.budget = arguments.budget or BUDGET
+    arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
+    arguments.model = arguments.model or [default_model(arguments.dataset)]
+    check_image_size(arguments.dataset, arguments.image_size)
+    by_row = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # those two are always typed
+    given = {name: getattr(arguments, name) for name in flags_that("shared") if name not in by_row}
+    given = {name: value for name, value in given.items() if value != parser.get_default(name)}
+    return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
+
+
+def refuse_contradictions(parser: OneLineParser, arguments: argparse.Namespace) -> None:
+    """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
+    for other, said in {"budget": "how long", "margin": "how exactly"}.items():
+        if arguments.repeats and getattr(arguments, other):
+            parser.error(f"--repeats says how often, --{other} {said}; give one of them")
+    if shown := "source" if arguments.source else "diff" if arguments.diff else "":
+        allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and arguments.source)}
+        for name, value in vars(arguments).items():
+            if value != parser.get_default(name) and name not in allowed:
+                typed = FLAGS[shown].typed or option(shown)
+                parser.error(f"{typed} shows what was measured; leave out {option(name)}")
+    own = [method for choices in arguments.methods or () for method, values in choices if "batch_size" in values]
+    unequal = {
+        "--scaling weak": arguments.scaling == "weak",
+        "--max-steps": arguments.max_steps,
+        "several values of --batch-size": len(arguments.batch_size) > 1,
+        "--project": arguments.project,
+        "--against": arguments.against,
+        "--prove": arguments.prove,
+        **{f"{method}:batch-size": True for method in own},
+    }
+    for typed in (typed for typed, given in unequal.items() if given and arguments.fit_batch):
+        advice = "; --train-size N makes it shorter" if typed == "--max-steps" else ""
+        parser.error(
+            f"--fit-batch gives each row a batch of its own and every epoch the same images: leave out {typed}{advice}"
+        )

@@ -1,0 +1,210 @@
+"""Which rows a comparison has, what each runs, and what is no comparison."""
+
+import pytest
+
+from common.errors import SuiteError
+from common.files.probe import probe_from_dict
+from common.settings.config import MODELS
+from comparison.judge.fairness import refuse_unequal
+from comparison.methods import METHODS, Machine, ladder
+from comparison.plan.flags import parse_method
+from comparison.plan.plan import make_order, make_plan, with_cut
+from comparison.rows import baseline_of
+from tests.fixtures import ALL, flag, plan, plan_arguments
+from tests.reports import PROBE
+
+
+def methods(*typed):
+    return [choice for text in typed for choice in parse_method(text)]
+
+
+def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_for_them():
+    rows = plan()
+    assert list(rows) == "single single-all-cores dp ddp fsdp pipeline accelerate".split()
+    assert flag(rows["ddp"], "--spawn") == flag(rows["dp"], "--simulate-devices") == "2" and "gloo" in rows["ddp"].label
+    assert [name for name, row in rows.items() if "simulated" in row.label] == ["dp"]
+    asked = plan(methods=methods("mp", "mp-micro"))
+    assert all("simulated" in row.label for row in asked.values())
+    assert flag(asked["mp-micro"], "--micro-batches") == flag(rows["pipeline"], "--micro-batches") == "4"
+
+
+def test_all_rows_get_the_same_totals_and_threads_per_device():
+    for gpus in (0, 1, 8):
+        rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values() if row.method != "single-all-cores"]
+        for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
+            assert len({flag(row, name) for row in rows}) == 1
+    assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
+    assert [flag(plan(gpus)["single"], "--threads") for gpus in (8, 0)] == ["1", "4"]
+    assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"
+
+
+def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_threads():
+    rows = plan()
+    whole = rows["single-all-cores"]
+    assert whole.label == "one process, all cores" and "data_parallel_train.py" in whole.command[1]
+    assert (flag(whole, "--threads"), flag(rows["single"], "--threads"), whole.skip) == ("8", "4", "")
+    for baseline in ("single", "single-all-cores"):
+        refuse_unequal(list(rows.values()), baseline, "strong")
+    unequal = {**rows, "ddp": plan(threads_per_device=3)["ddp"]}
+    with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
+        refuse_unequal(list(unequal.values()), "single", "strong")
+    assert "single-all-cores" not in plan(gpus=2)
+    for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1])):
+        assert "which has all cores" in planned["single-all-cores"].skip
+
+
+def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
+    rows = plan(gpus=2)
+    assert flag(rows["dp"], "--use-parallel") == "2" and "NCCL" in rows["ddp"].label
+    assert not any(row.skip or "simulated" in row.label for name, row in rows.items() if name != "accelerate")
+    rows = plan(gpus=2, nproc=[4])
+    assert rows["ddp"].skip == rows["dp"].skip == "needs 4 GPUs, found 2"
+    assert not rows["single"].skip and not rows["mp"].skip
+    rows = plan(gpus=1)
+    assert "mp" not in rows and flag(rows["ddp"], "--spawn") == "1"
+    assert "simulated" in plan(gpus=1, methods=methods("mp"))["mp"].label
+
+
+def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
+    monkeypatch.setattr("comparison.methods.find_spec", lambda name: None)
+    assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
+
+
+def test_the_rungs_of_the_ladder():
+    names = "single single-all-cores ddp-1 ddp-no-sync ddp".split()
+    assert [method for method, _ in parse_method("ladder")] == ladder() == names
+    assert parse_method("ladder:num-workers=2")[4] == ("ddp", {"num_workers": 2})
+    rows = plan(methods=methods("ladder"), nproc=[4])
+    assert [flag(rows[name], "--spawn") for name in names[2:]] == ["1", "4", "4"]
+    assert ["--no-sync" in rows[name].command for name in names[2:]] == [False, True, False]
+
+
+def test_several_values_make_one_row_each_where_the_method_has_them():
+    rows = plan(nproc=[1, 2], num_workers=[0, 2], model=list(MODELS[:2]), micro_batches=[2, 8], methods=ALL)
+    of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
+    assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
+    assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
+    assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned.per_device_batch_size == 64
+    assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
+    assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
+    assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
+    (row,) = plan(methods=ALL[:1], num_workers=[2, 2]).values()
+    assert row.values == {}  # the same twice is no sweep
+
+
+def test_every_stage_of_a_pipeline_sees_the_whole_batch():
+    ways = methods("single", "pipeline-1", "pipeline")
+    for scaling in ("strong", "weak"):
+        rows = plan(methods=ways, nproc=[3], batch_size=[65], num_workers=[1], micro_batches=[6], scaling=scaling)
+        assert {row.planned.per_device_batch_size for row in rows.values()} == {65}
+        assert {flag(row, "--batch-size") for row in rows.values()} == {"65"}
+        refuse_unequal(list(rows.values()), "single", scaling)
+    assert [flag(rows[name], "--spawn") for name in ("pipeline", "pipeline-1")] == ["3", "1"]
+    assert flag(rows["pipeline"], "--micro-batches") == flag(rows["pipeline-1"], "--micro-batches") == "6"
+
+
+@pytest.mark.parametrize(
+    "typed, values, skipped",
+    [
+        ("pipeline-1 pipeline", {"micro_batches": [4, 65]}, {"65": "a micro-batch needs an image"}),
+        (
+            "pipeline pipeline-1f1b",
+            {"nproc": [3], "micro_batches": [2, 3]},
+            {"1f1b-micro_batches=2": "a micro-batch for every stage; --micro-batches 2, 3 stages"},
+        ),
+        ("ladder", {"num_workers": [1, 2]}, {"ddp-num_workers=1": "must divide", "no-sync-num_workers=1": "must"}),
+    ],
+)
+def test_combinations_that_do_not_go_together_are_skipped_unless_none_is_left(typed, values, skipped):
+    for name, row in plan(methods=methods(*typed.split()), **values).items():
+        words = next((words for end, words in skipped.items() if name.endswith(end)), "")
+        assert words in row.skip and bool(row.skip) == bool(words), name
+
+
+def test_where_no_combination_is_left_the_plan_is_refused():
+    with pytest.raises(SuiteError, match="105 workers would be the fewest"):
+        plan(nproc=[3, 5, 7])
+    with pytest.raises(SuiteError, match="--num-workers is a total and must divide.*found 1 for 2"):
+        plan(methods=methods("ladder"), num_workers=[1, 3])
+
+
+def test_1f1b_is_a_row_of_its_own():
+    (row,) = plan(methods=methods("pipeline-1f1b"), nproc=[3]).values()
+    assert flag(row, "--pipeline-schedule") == "1f1b" and row.label.endswith(", 1F1B")
+
+
+def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
+    arguments = plan_arguments(methods=methods("mp", "pipeline-1", "pipeline"), nproc=[2, 3])
+    one, two, three = (
+        [row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})] for blocks in (1, 2, 3)
+    )
+    whole = "lenet cannot be cut: it is no plain nn.Sequential of two parts or more"
+    assert one == [whole, "", whole, whole]
+    assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
+
+
+def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
+    times = {"conv1": 1.0, "conv2": 1.0, "full1": 1.0, "head": 4.0}
+    blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in times.items()]
+    probe = probe_from_dict({**PROBE, "blocks": blocks})
+    rows = plan(methods=methods("single", "mp", "pipeline"), nproc=[2, 3, 5], num_workers=[0])
+    assert [row.stages for row in rows.values()] == [1, 2, 2, 3, 5]
+    single, mp, two, three, five = (with_cut(row, probe).command[len(row.command) :] for row in rows.values())
+    assert mp == two == ("--split-at", "head") and three == ("--split-at", "conv2", "head")
+    assert single == five == ()  # the latter cannot be
+    assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], probe_from_dict(PROBE))
+
+
+def test_weak_scaling_multiplies_the_batch_by_the_devices():
+    rows = plan(methods=methods("ladder"), scaling="weak", nproc=[4])
+    assert [flag(row, "--batch-size") for row in rows.values()] == ["64", "64", "64", "256", "256"]
+    refuse_unequal(list(rows.values()), "single", "weak")
+
+
+def test_every_row_is_compared_with_the_baseline_of_the_same_values():
+    rows = plan(methods=methods("ddp", "single"), num_workers=[0, 2], nproc=[1, 2])
+    every = list(rows.values())
+    for name, baseline, expected in (
+        ("ddp-num_workers=2-nproc=2", "single", "single-num_workers=2"),
+        ("single-num_workers=0", "single", "single-num_workers=0"),
+        ("single-num_workers=0", "ddp", "ddp-num_workers=0-nproc=1"),
+    ):
+        assert baseline_of(rows[name], every, baseline).name == expected
+    assert baseline_of(every[0], every, "mp") is None
+    rows = plan(methods=methods("single:num-workers=4", "single", "ddp"))
+    assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one that is planned equal
+
+
+@pytest.mark.parametrize("own", ["precision=bf16", "compile", "cuda-graph", "num-workers=4"])
+def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_the_plain_one(own):
+    plain, other = plan(methods=methods("single", f"single:{own}"), num_workers=[0]).values()
+    assert all(baseline_of(row, [other, plain], "single") is plain for row in (plain, other))
+    with pytest.raises(SuiteError, match="unequal rows are no comparison"):
+        refuse_unequal([plain, other], "single", "strong")
+
+
+def test_a_readers_model_is_called_by_its_files_name():
+    rows = plan(model=["/home/ada/net.py:build", "lenet"], methods=methods("single"))
+    assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
+    for one, other in (("a/net.py:build", "b/net.py:build"), ("my net.py:build", "my-net.py:build")):  # or their files
+        with pytest.raises(SuiteError, match="two models have one name"):
+            plan(model=[one, other])
+
+
+def test_a_value_for_one_method_alone_is_refused_with_both_values():
+    rows = list(plan(methods=methods("single", "ddp:num-workers=4"), num_workers=[0]).values())
+    assert flag(rows[1], "--num-workers") == "4" and rows[1].label == "DDP ×2, gloo, num workers 4"
+    both = "workers: “one device” has 0, “DDP ×2, gloo, num workers 4” 4; .*--allow-un"
+    for baseline in ("single", "mp"):  # no baseline: the first row stands in
+        with pytest.raises(SuiteError, match=both):
+            refuse_unequal(rows, baseline, "strong")
+    refuse_unequal(list(plan(methods=ALL, num_workers=[0, 2]).values()), "single", "strong")
+
+
+def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
+    names = list("abcdef")
+    order = make_order(names, 3, seed=1)
+    blocks = [[name for block, name in order if block == number] for number in (1, 2, 3)]
+    assert all(sorted(block) == names for block in blocks) and len({*map(tuple, blocks)}) == 3
+    assert [block for block, _ in order] == [1] * 6 + [2] * 6 + [3] * 6
+    assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
