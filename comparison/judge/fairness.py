@@ -1,7 +1,7 @@
 """Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from common.errors import USAGE, SuiteError
@@ -21,46 +21,36 @@ OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what 
 MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}
 
 
-@dataclass(frozen=True)
-class Effective:
-    """The settings that every row shows, as a run reported them; what is planned is called as in Planned."""
+# What every row shows of the settings with which it ran; what is planned is called as in Planned.
+EFFECTIVE: dict[str, Callable[[RunResult], object]] = {
+    "device": lambda run: re.sub(r":\d+", "", run.devices[0]),
+    "batch_size": lambda run: run.global_batch_size,
+    "per_device_batch_size": lambda run: run.per_device_batch_size,
+    "steps_per_epoch": lambda run: run.epochs[-1].steps,
+    "num_workers": lambda run: run.loader_workers,
+    "threads": lambda run: run.threads_per_process,
+    "precision": lambda run: run.precision,
+    "loader": lambda run: run.config["loader"],
+}
 
-    device: str
-    batch_size: int
-    per_device_batch_size: int
-    steps_per_epoch: int
-    num_workers: int
-    threads: int
-    precision: str
-    loader: str
 
-
-def effective(result: RunResult) -> Effective:
-    """Return the settings with which a run trained."""
-    return Effective(
-        device=re.sub(r":\d+", "", result.devices[0]),
-        batch_size=result.global_batch_size,
-        per_device_batch_size=result.per_device_batch_size,
-        steps_per_epoch=result.epochs[-1].steps,
-        num_workers=result.loader_workers,
-        threads=result.threads_per_process,
-        precision=result.precision,
-        loader=result.config["loader"],
-    )
+def effective(result: RunResult) -> dict[str, object]:
+    """Return the settings with which a run trained, by EFFECTIVE's names."""
+    return {name: setting(result) for name, setting in EFFECTIVE.items()}
 
 
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
     """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
 
-    exempt: fields of RunConfig or Effective, "torch", or "images" (of an epoch). Under strong scaling the global batch
-    is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch, which can be one
-    step: that is no difference.
+    exempt: names of RunConfig's fields or of EFFECTIVE, "torch", or "images" (of an epoch). Under strong scaling the
+    global batch is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch,
+    which can be one step: that is no difference.
     """
     mine, theirs = (
         {
             **{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
             "torch": run.environment["torch"],
-            **vars(effective(run)),
+            **effective(run),
             "images": run.epochs[-1].samples,
         }
         for run in (result, reference)
@@ -68,12 +58,12 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     may_differ = {*MAY_DIFFER[scaling], *exempt}
     if equal_images((result, reference)):
         may_differ.add("images")
-    if abs(mine["steps_per_epoch"] - theirs["steps_per_epoch"]) <= 1:
+    if abs(result.epochs[-1].steps - reference.epochs[-1].steps) <= 1:
         may_differ.add("steps_per_epoch")
+    unequal = [name for name in mine if name not in may_differ and mine[name] != theirs[name]]
     return [
         say("{setting} {value} instead of {other}", setting=words_of(name), value=mine[name], other=theirs[name])
-        for name in mine
-        if name not in may_differ and mine[name] != theirs[name]
+        for name in unequal
     ]
 
 
@@ -91,8 +81,10 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
     """
     for configuration in plan:
         other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
-        may_differ = (*MAY_DIFFER[scaling], *exempt(configuration, other)) if other else ()
-        for name, value in vars(configuration.planned).items() if other else ():
+        if other is None:
+            continue
+        may_differ = (*MAY_DIFFER[scaling], *exempt(configuration, other))
+        for name, value in vars(configuration.planned).items():
             theirs = getattr(other.planned, name)
             if name not in may_differ and theirs != value:
                 raise SuiteError(
@@ -164,7 +156,7 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     if report.settings.get("target_accuracy") is not None or row.times_only or baseline.times_only:
         return ""
     rows = [other for other in report.rows if not other.times_only]
-    accuracies = block_times(rows, lambda outcome: 100 * outcome.result.epochs[-1].test_accuracy)
+    accuracies = block_times(rows, lambda _, result: 100 * result.epochs[-1].test_accuracy)
     value, low, high = mean_difference(accuracies, rows.index(row), rows.index(baseline), 2 * CONFIDENCE - 1)
     margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
     if low >= -margin:
@@ -179,38 +171,38 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     return say("accuracy not shown to be within {n:g} points", n=margin)
 
 
-def _before_times(report, row):
+def _before_times(report: Report, row: Row) -> Standing:
     """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
-    baseline, name = report.baseline(row), report.settings["baseline"]
+    baseline = report.baseline(row)
+    unequal: tuple[str, ...] = ()
+    if baseline and baseline.results and row.results:
+        may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
+        unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
+    return Standing(baseline, None, _why_not(report, row, baseline, unequal), unequal)
+
+
+def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str, ...]) -> str:
+    """Why a row may not stand beside its baseline; nothing if it may."""
     if baseline is None:
-        return Standing(None, reason=say("the baseline, {name}, is not among the methods", name=name))
+        return say("the baseline, {name}, is not among the methods", name=report.settings["baseline"])
     if not baseline.results:
-        reason = say("the baseline, “{name}”, has no run that ended well", name=baseline.label)
-        return Standing(baseline, reason=reason)
+        return say("the baseline, “{name}”, has no run that ended well", name=baseline.label)
     if not row.results:
-        return Standing(baseline, reason=say("no run ended well"))
-    may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
-    unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
+        return say("no run ended well")
     if unequal and not report.settings["allow_unequal"]:
-        return Standing(baseline, None, say("refused: {settings}", settings=join("; ", unequal)), unequal)
+        return say("refused: {settings}", settings=join("; ", unequal))
     if row.simulated:
-        return Standing(baseline, None, say("simulated"), unequal)
+        return say("simulated")
     if baseline.simulated:
-        return Standing(baseline, None, say("the baseline, “{name}”, is simulated", name=baseline.label), unequal)
+        return say("the baseline, “{name}”, is simulated", name=baseline.label)
     for checked in (row, baseline):
-        check = report.equivalence.get(checked.configuration.name)
+        check, name, missed = report.equivalence.get(checked.configuration.name), checked.label, len(checked.missed)
         if check and check.status == "failed":
-            reason = say("the check of the maths of “{name}” failed", name=checked.label)
-            return Standing(baseline, None, reason, unequal)
-        if checked.missed:
-            reason = say(
-                "“{name}” missed the target accuracy in {n} of {runs}",
-                name=checked.label,
-                n=len(checked.missed),
-                runs=count(len(checked.outcomes), "run"),
-            )
-            return Standing(baseline, None, reason, unequal)
-    return Standing(baseline, None, "", unequal)
+            return say("the check of the maths of “{name}” failed", name=name)
+        if missed:
+            runs = count(len(checked.outcomes), "run")
+            return say("“{name}” missed the target accuracy in {n} of {runs}", name=name, n=missed, runs=runs)
+    return ""
 
 
 def units(result: RunResult) -> int:

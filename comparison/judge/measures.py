@@ -128,20 +128,20 @@ def run_seconds(row: Row) -> list[float]:
     return [epoch_seconds(result) for result in row.results]
 
 
-def image_seconds(outcome: Outcome) -> float:
+def done(row: Row) -> list[tuple[Outcome, RunResult]]:
+    """Return the runs that ended well, with their results."""
+    return [(run, run.result) for run in row.outcomes if run.result and run.status == "ok"]
+
+
+def image_seconds(outcome: Outcome, result: RunResult) -> float:
     """Return a run's mean seconds per image: epochs of rows with other batches or ranks may hold other images."""
-    epochs = outcome.result.timed_epochs
+    epochs = result.timed_epochs
     return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
 
 
-def block_times(rows: Sequence[Row], measure: Callable[[Outcome], float] = image_seconds) -> Array:
+def block_times(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float] = image_seconds) -> Array:
     """Return what is measured of every run that ended well, (blocks, rows), nan where there is none."""
-    cells = {
-        (outcome.block, column): measure(outcome)
-        for column, row in enumerate(rows)
-        for outcome in row.outcomes
-        if outcome.status == "ok"
-    }
+    cells = {(run.block, column): measure(run, result) for column, row in enumerate(rows) for run, result in done(row)}
     blocks = sorted({block for block, _ in cells})
     values = [[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks]
     return np.array(values).reshape(len(blocks), len(rows))
@@ -160,14 +160,9 @@ def measure(report: Report) -> Measures:
     although the number of blocks depends on the noise (C. Stein, Annals of Mathematical Statistics 16, 1945).
     """
     rows, settings = report.all_rows, report.settings
-    images, training, total = (
-        block_times(rows, seconds)
-        for seconds in (
-            image_seconds,
-            lambda outcome: training_seconds(outcome.result),
-            lambda outcome: outcome.wall_seconds,
-        )
-    )
+    images = block_times(rows)
+    training = block_times(rows, lambda _, result: training_seconds(result))
+    total = block_times(rows, lambda outcome, _: outcome.wall_seconds)
     asked = images if settings.get("target_accuracy") is None else training
     names = tuple(row.configuration.name for row in rows)
     judged = (
@@ -218,11 +213,7 @@ def _summary(row: Row, asked: float, per_image: float, training: float, total: f
 
 def _images_per_joule(row: Row) -> float | None:
     """None unless the energy of every GPU of every run is known."""
-    runs = [
-        (outcome.result.timed_epochs[-1].samples, [card.joules for card in outcome.cards])
-        for outcome in row.outcomes
-        if outcome.status == "ok"
-    ]
+    runs = [(result.timed_epochs[-1].samples, [card.joules or 0.0 for card in run.cards]) for run, result in done(row)]
     if not all(joules and all(joules) for _, joules in runs):
         return None
     return statistics.geometric_mean(samples / sum(joules) for samples, joules in runs)
@@ -277,8 +268,8 @@ def unsteadiness(row: Row) -> list[Finding]:
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
         reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}))
-    for outcome in row.outcomes:
-        if outcome.status == "ok" and (odd := _odd_epochs(outcome.result.timed_epochs)):
+    for outcome, result in done(row):
+        if odd := _odd_epochs(result.timed_epochs):
             reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))
     runs = zip(row.results, seconds, strict=True)
     first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]

@@ -5,14 +5,17 @@ out as the largest is no part of its proof.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import units
+from comparison.judge.measures import Finding
+from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.steps import COMPUTATION, Excess, account_for_steps
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, counterpart
 from comparison.plan.plan import make_order
-from comparison.record import Report
+from comparison.record import Report, Settings
 from comparison.rows import Configuration
 
 
@@ -46,49 +49,34 @@ class Proof:
 
 def find_remedies(analysis: Analysis) -> list[Remedy]:
     """Return the remedy for the largest cause of each row that makes its step longer, where there is one."""
-    remedies = (next(_remedies(entry), None) for entry in analysis.rows)
+    remedies = (next(filter(None, (_remedy(entry, cause) for cause in entry.causes)), None) for entry in analysis.rows)
     return [remedy for remedy in remedies if remedy]
 
 
-def _remedies(entry):
-    """What could be done about a row's causes, the largest first."""
-    for cause in entry.causes:
-        change, predicted = _change(entry, cause.kind), _predicted(entry, cause)
-        if change and predicted and predicted.value > 0:
-            yield Remedy(entry.row.configuration, entry.label, cause.kind, *change, predicted)
-
-
-def _predicted(entry, cause):
-    """What the cause costs, in milliseconds per step."""
-    step = entry.summary.step_milliseconds
-    if cause.kind == "waiting for data":
-        return Excess("data", entry.summary.phases.data)
-    if cause.kind == "too many workers":
-        return entry.accounts.queued.times(step)
-    return (
-        next((part for part in entry.accounts.steps.parts if part.name == cause.kind), None)
-        if cause.of == "step"
-        else None
-    )
-
-
-def _change(entry, cause):
-    """What takes the cause away: what it is called, and the flags; None if nothing is known that does."""
-    result, planned = entry.row.results[0], entry.row.configuration.planned
-    method = method_of(entry.row.configuration.method)
-    exchange = method.without_exchange
-    told_apart = entry.accounts.steps and any(part.name == "exchange" for part in entry.accounts.steps.parts)
-    if cause in ("data", "waiting for data") and result.config["loader"] == "workers":
-        return "loader resident", ("--loader", "resident", "--num-workers", "0")
-    if cause == "too many workers" and planned.num_workers > result.world_size:
-        return f"workers {result.world_size}", ("--num-workers", str(result.world_size))
-    if exchange and (cause == "exchange" or (cause == "backward" and not told_apart)):
-        return "no exchange", exchange
-    more = units(result) / units(entry.standing.baseline.results[0]) if entry.standing.baseline else 1
-    if cause in COMPUTATION and more > 1 and not method.staged:  # a stage sees the whole batch already
+def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
+    """What takes the cause away; None if nothing is known that does, or if it costs nothing."""
+    result, planned, baseline = entry.row.results[0], entry.row.configuration.planned, entry.standing.baseline
+    method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
+    flags: tuple[str, ...] = ()
+    parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
+    predicted = parts.get(kind) if cause.of == "step" else None
+    if kind == "waiting for data":
+        predicted = Excess("data", entry.summary.phases.known["data"])
+    elif kind == "too many workers" and entry.accounts.queued:
+        predicted = entry.accounts.queued.times(entry.summary.step_milliseconds)
+    more = units(result) / units(baseline.results[0]) if baseline and baseline.results else 1
+    if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
+        change, flags = "loader resident", ("--loader", "resident", "--num-workers", "0")
+    elif kind == "too many workers" and planned.num_workers > result.world_size:
+        change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
+    elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
+        change, flags = "no exchange", method.without_exchange
+    elif kind in COMPUTATION and more > 1 and not method.staged:  # a stage sees the whole batch already
         batch = round(planned.batch_size * more)
-        return f"batch {batch}", ("--batch-size", str(batch))
-    return None
+        change, flags = f"batch {batch}", ("--batch-size", str(batch))
+    if not change or not predicted or predicted.value <= 0:
+        return None
+    return Remedy(entry.row.configuration, entry.label, kind, change, flags, predicted)
 
 
 def plan_proof(analysis: Analysis) -> Report | None:
@@ -100,15 +88,10 @@ def plan_proof(analysis: Analysis) -> Report | None:
     if not remedies:
         return None
     plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration))
-    settings = {
-        **report.settings,
-        "repeats": report.wanted_blocks,
-        "check_maths": False,
-        "project": [],
-        **dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict")),
-    }
-    order = make_order([row.name for row in plan], report.wanted_blocks, settings["seed"])
-    return Report(report.command, settings, report.environment, report.probe, plan, tuple(order))
+    others = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict"))
+    settings = {**report.settings, **others, "repeats": report.wanted_blocks, "check_maths": False, "project": []}
+    order = make_order([row.name for row in plan], report.wanted_blocks, report.settings["seed"])
+    return Report(report.command, cast(Settings, settings), report.environment, report.probe, plan, tuple(order))
 
 
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
@@ -119,5 +102,5 @@ def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
         own, other = rows.get(remedy.row.name), rows.get(remedy.configuration.name)
         disturbed = any(row and row.disturbed for row in (own, other))
         account = account_for_steps(own, other, 1.0) if own and other and not disturbed else None
-        proofs.append(Proof(remedy, account and account.total))
+        proofs.append(Proof(remedy, account.total if account else None))
     return proofs

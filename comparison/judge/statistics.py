@@ -240,12 +240,12 @@ def ratios(
     correlation = _least_correlation(fit, reference, others)
     for other in others:
         centre, (squares, freedom) = fit.difference(reference, other), _noise_of(noise, reference, other)
-        bounds: tuple[float, ...] = ()
+        low = high = None
         if freedom >= 2:
             critical = dunnett_quantile(len(others), freedom, confidence, correlation)
             margin = critical * fit.error(reference, other, squares, freedom)
-            bounds = math.exp(centre - margin), math.exp(centre + margin)
-        results.append(Ratio(math.exp(centre), *bounds))
+            low, high = math.exp(centre - margin), math.exp(centre + margin)
+        results.append(Ratio(math.exp(centre), low, high))
     return results
 
 

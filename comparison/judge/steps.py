@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from common.files.results import PhaseTimes, RankTimes, RunResult, phase_names
 from comparison.judge.fairness import Standing, units
+from comparison.judge.measures import done
 from comparison.judge.statistics import CONFIDENCE, t_quantile
 from comparison.rows import Row
 
@@ -115,18 +116,26 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float) -> Account:
 
 @dataclass(frozen=True)
 class RankMeans:
-    """One rank in the mean step of a run without its warm-up. Milliseconds.
+    """One rank in the mean step of a run, or of several, without the warm-up. Milliseconds.
 
-    work: all but the phase in which it waits for the other ranks, which is `exchange`. cpu: computing, all its threads
-    together. queued: its threads were ready to run and had no core; None where the kernel does not tell.
+    cpu: computing, all its threads together. queued: its threads were ready to run and had no core; None where the
+    kernel does not tell.
     """
 
     step: float
-    work: float
-    exchange: float
     cpu: float
     queued: float | None
     phases: dict[str, float]
+
+    @property
+    def exchange(self) -> float:
+        """The phase in which it waits for the other ranks."""
+        return self.phases.get("exchange", 0.0)
+
+    @property
+    def work(self) -> float:
+        """All but that."""
+        return self.step - self.exchange
 
 
 Ranks = Sequence[RankMeans]  # of one run
@@ -145,19 +154,21 @@ def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
     def per_step(seconds: Sequence[float]) -> float:
         return 1000 * sum(seconds) / sum(steps)
 
-    train, cpu = per_step([epoch.train_seconds for epoch in times]), per_step([epoch.cpu_seconds for epoch in times])
     queues = [epoch.queue_seconds for epoch in times if epoch.queue_seconds is not None]
-    phases = _mean_phases([epoch.phases for epoch in times], steps)
-    exchange = phases.get("exchange", 0.0)
-    queued = per_step(queues) if len(queues) == len(times) else None
-    return RankMeans(train, train - exchange, exchange, cpu, queued, phases)
+    return RankMeans(
+        per_step([epoch.train_seconds for epoch in times]),
+        per_step([epoch.cpu_seconds for epoch in times]),
+        per_step(queues) if len(queues) == len(times) else None,
+        _mean_phases([epoch.phases for epoch in times], steps),
+    )
 
 
 def _mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
     """The mean over all steps of each phase that is known in every epoch."""
-    names = [name for name in phase_names() if name != "rest" and all(name in epoch.known for epoch in phases)]
+    known = [epoch.known for epoch in phases]
+    names = [name for name in phase_names() if name != "rest" and all(name in epoch for epoch in known)]
     return {
-        name: sum(epoch.known[name] * weight for epoch, weight in zip(phases, steps, strict=True)) / sum(steps)
+        name: sum(epoch[name] * weight for epoch, weight in zip(known, steps, strict=True)) / sum(steps)
         for name in names
     }
 
@@ -168,13 +179,13 @@ def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
 
 
 def _mean_rank(runs: Ranks) -> RankMeans:
-    step, work, exchange, cpu = (
-        statistics.mean(map(attrgetter(name), runs)) for name in ("step", "work", "exchange", "cpu")
-    )
     queues = [means.queued for means in runs if means.queued is not None]
-    queued = statistics.mean(queues) if len(queues) == len(runs) else None
-    phases = {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases}
-    return RankMeans(step, work, exchange, cpu, queued, phases)
+    return RankMeans(
+        statistics.mean(means.step for means in runs),
+        statistics.mean(means.cpu for means in runs),
+        statistics.mean(queues) if len(queues) == len(runs) else None,
+        {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases},
+    )
 
 
 def critical_rank(ranks: Ranks) -> RankMeans | None:
@@ -240,22 +251,18 @@ def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
     return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in COMPUTATION) for rank in ranks if rank])
 
 
-def growth(results: Sequence[RunResult]) -> Excess | None:
+def growth(row: Row, other: Row | None = None) -> Excess | None:
     """Return by which share epochs got longer from a run's first timed epoch to its last, along a straight line.
 
-    None where a run has less than three timed epochs.
+    other: by how much more than that row's, block by block. None where a run has less than three timed epochs.
     """
-    return mean_excess("growth", list(map(_growth_of, results))) if _long_enough(results) else None
-
-
-def growth_beside(row: Row, other: Row) -> Excess | None:
-    """Return by how much more a row's epochs grow than another's, block by block; None as for growth()."""
-    pairs = _pairs(row, other, _growth_of) if _long_enough(row.results) and _long_enough(other.results) else []
-    return mean_excess("growth", [own - theirs for own, theirs in pairs]) if pairs else None
-
-
-def _long_enough(results: Sequence[RunResult]) -> bool:
-    return min((len(result.timed_epochs) for result in results), default=0) >= 3
+    results = [*row.results, *(other.results if other else ())]
+    if min((len(result.timed_epochs) for result in results), default=0) < 3:
+        return None
+    shares = [_growth_of(result) for result in row.results]
+    if other:
+        shares = [own - theirs for own, theirs in _pairs(row, other, _growth_of)]
+    return mean_excess("growth", shares) if shares else None
 
 
 def _growth_of(result: RunResult) -> float:
@@ -317,10 +324,7 @@ def account_for_runs(row: Row, baseline: Row) -> Account | None:
 
 def _pairs(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
     """What is measured of both rows' runs that ended well, block by block."""
-    own, other = (
-        {outcome.block: measure(outcome.result) for outcome in some.outcomes if outcome.status == "ok"}
-        for some in (row, baseline)
-    )
+    own, other = ({outcome.block: measure(result) for outcome, result in done(some)} for some in (row, baseline))
     return [(own[block], other[block]) for block in own if block in other]
 
 
@@ -348,7 +352,7 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     """Return what the runs of a row tell of its time, by themselves and beside its baseline's."""
     if not row.results:
         return Accounts()
-    runs, alone = [rank_means(result) for result in row.results], growth(row.results)
+    runs, alone = [rank_means(result) for result in row.results], growth(row)
     baseline = standing.baseline if standing.baseline is not row else None
     steps = whole = None
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
@@ -362,5 +366,5 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         queued_share(runs, row.results[0].threads_per_process),
         cores_computing(runs),
         alone,
-        growth_beside(row, baseline) if baseline and baseline.results else alone,
+        growth(row, baseline) if baseline and baseline.results else alone,
     )

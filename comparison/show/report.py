@@ -133,7 +133,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         **_interval("speed_up", standing.speed_up),
         **_interval("efficiency", standing.efficiency),
         "no_speed_up_because": standing.reason,
-        **{words_of(name): value for name, value in (vars(effective(row.results[0])) if row.results else {}).items()},
+        **{words_of(name): value for name, value in (effective(row.results[0]) if row.results else {}).items()},
     }
 
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from common.words import count
 from comparison.judge.analysis import Analysis
-from comparison.judge.fairness import Effective, effective
+from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.projection import LABEL
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.steps import Excess
@@ -136,8 +136,8 @@ def settings_table(report: Report, tablefmt: str) -> str:
     done = [row for row in report.rows if row.results]
     if not done:
         return "No run ended well."
-    header = ["Method", *(words_of(setting.name).capitalize() for setting in fields(Effective))]
-    rows = [[row.label, *map(str, vars(effective(row.results[0])).values())] for row in done]
+    header = ["Method", *(words_of(name).capitalize() for name in EFFECTIVE)]
+    rows = [[row.label, *map(str, effective(row.results[0]).values())] for row in done]
     return lay_out(rows, header, tablefmt)
 
 

@@ -8,10 +8,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.fairness import Effective, effective
+from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
 from comparison.plan.counterparts import BEFORE
@@ -71,11 +70,9 @@ def _list(sentences: Iterable[str], width):
 
 
 def _what_is_equal(analysis):
-    settings = [vars(effective(entry.row.results[0])) for entry in analysis.done]
+    settings = [effective(entry.row.results[0]) for entry in analysis.done]
     equal = [
-        f"{words_of(field.name)} {settings[0][field.name]}"
-        for field in fields(Effective)
-        if len({values[field.name] for values in settings}) == 1
+        f"{words_of(name)} {settings[0][name]}" for name in EFFECTIVE if len({values[name] for values in settings}) == 1
     ]
     return f"Equal in all rows: {', '.join(equal)}." if equal else ""
 

@@ -20,6 +20,7 @@ from comparison.judge.steps import (
     run_time,
     step_time,
 )
+from comparison.rows import Row
 from tests.fixtures import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
@@ -189,9 +190,9 @@ def test_start_and_evaluation_take_what_was_planted(tmp_path):
 
 @pytest.mark.slow
 def test_epochs_get_longer(tmp_path):
-    result = run_once("growing slowness", tmp_path).result
-    mean = sum(epoch.train_seconds for epoch in result.epochs[1:]) / 4
-    assert growth([result]).value * mean > 0.7 * PLANTS["growing slowness"].size
+    outcome = run_once("growing slowness", tmp_path)
+    mean = sum(epoch.train_seconds for epoch in outcome.result.epochs[1:]) / 4
+    assert growth(Row(None, (outcome,))).value * mean > 0.7 * PLANTS["growing slowness"].size
 
 
 @pytest.mark.slow
