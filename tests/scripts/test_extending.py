@@ -139,7 +139,7 @@ def test_a_mistake_in_an_own_method_is_found(project, copy):
 def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
     names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
     assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
-    for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").glob("*.py")):
+    for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").rglob("*.py")):
         if file.name in ("methods.py", "chinese.py"):  # which says the names in Chinese
             continue
         tree = ast.parse(file.read_text(encoding="utf-8"))

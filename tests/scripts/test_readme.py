@@ -1,6 +1,6 @@
 """Every measured number in the READMEs and in docs/ comes from a JSON file that is committed beside its figures."""
 
-import importlib.util
+import importlib
 import json
 import re
 import shlex
@@ -8,12 +8,13 @@ import statistics
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import compare_parallel
-from common.files.results import RunResult, read_result
+from common.files.results import read_result
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs
 from comparison.results_file import read_results
@@ -23,29 +24,30 @@ from comparison.show.verdict import tell_proof, verdict
 from tests.fixtures import PROJECT
 from tests.reports import COMPARISONS, ON_CIFAR10
 
-README = PROJECT / "README.md"
+README, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
 FIGURES = PROJECT / "figures"
 PAGES = (README, *sorted((PROJECT / "docs").glob("*.md")))
-CHINESE = PROJECT / "README.zh-CN.md"
-LANGUAGES = pytest.mark.parametrize("pages", [PAGES, (CHINESE,)], ids=["English", "Chinese"])
 ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-vgg-single.json")
 
 
-def text_of(pages) -> str:
+def text_of(*pages) -> str:
     """The text of several pages, with links as they stand in the project's root."""
     return "\n".join(page.read_text(encoding="utf-8").replace("](../", "](") for page in pages)
 
 
-def epoch_seconds(result: RunResult) -> float:
-    return statistics.median(epoch.train_seconds for epoch in result.epochs[1:])
+def prose_of(*pages) -> str:
+    """The same with every line break and indent as a space."""
+    return " ".join(text_of(*pages).split())
 
 
-def accuracy_row(name: str) -> str:
-    result = read_result(FIGURES / name)
-    return (
-        f"| `{result.command}` | {result.epochs[-1].test_accuracy:.2%} | {epoch_seconds(result):.1f} s "
-        f"| [JSON](figures/{name}) |"
-    )
+def kept(*path):
+    """What a JSON file of figures/ holds."""
+    return json.loads(FIGURES.joinpath(*path).read_text())
+
+
+@cache
+def analysis_of(name):
+    return analyse(read_results(FIGURES / name / "results.json"))
 
 
 @pytest.mark.parametrize(
@@ -53,54 +55,40 @@ def accuracy_row(name: str) -> str:
     [*((PAGES, name) for name in (*COMPARISONS, *ON_CIFAR10)), *(((CHINESE,), name) for name in COMPARISONS)],
 )
 def test_tables_of_comparisons(pages, name):
-    report, text = read_results(FIGURES / name / "results.json"), text_of(pages)
-    shown = sweep_tables(analyse(report), "github") if report.swept else [main_table(analyse(report), "github")]
+    analysis, text = analysis_of(name), text_of(*pages)
+    report = analysis.report
     assert not report.failed
     if name == "compare-synthetic":
-        assert terminal_block(100) in text
+        assert textwrap.indent((FIGURES / name / "terminal-100.txt").read_text(), "    ") in text
     else:
+        shown = sweep_tables(analysis, "github") if report.swept else [main_table(analysis, "github")]
         assert all(table in text for table in shown)
+        assert f"`{report.command.partition(' --output-dir')[0]}`" in text_of(*PAGES)
     if report.settings["project"] and pages == PAGES:
-        assert projection_table(analyse(report), "github") in text
-    assert f"`{report.command.partition(' --output-dir')[0]}`" in text_of(PAGES) or name == "compare-synthetic"
+        assert projection_table(analysis, "github") in text
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_what_a_terminal_shows_is_kept_as_it_is(width):
-    report = read_results(FIGURES / "compare-synthetic" / "results.json")
-    assert (FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text() == (
-        terminal_text(analyse(report), width=width) + "\n"
-    )
-
-
-def terminal_block(width: int) -> str:
-    """What a terminal of so many columns shows of the first comparison, as Markdown."""
-    return textwrap.indent((FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text(), "    ")
+    shown = (FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text()
+    assert shown == terminal_text(analysis_of("compare-synthetic"), width=width) + "\n"
 
 
 def test_projections_come_close_to_what_was_measured():
-    errors = {}
-    for name in COMPARISONS:
-        analysis = analyse(read_results(FIGURES / name / "results.json"))
-        errors |= {
-            (name, point.devices): point.error for point in analysis.projection.points if point.error is not None
-        }
+    points = [(name, point) for name in COMPARISONS for point in analysis_of(name).projection.points]
+    errors = {(name, point.devices): point.error for name, point in points if point.error is not None}
     assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("name", [*COMPARISONS, *ON_CIFAR10])
 def test_verdicts_are_those_that_were_printed(name):
-    report, text = read_results(FIGURES / name / "results.json"), text_of(PAGES)
-    paragraphs = verdict(analyse(report))
+    paragraphs, text = verdict(analysis_of(name)), text_of(*PAGES)
     assert name == "compare-synthetic" or all(f"> {paragraph}\n" in text for paragraph in paragraphs)
     assert all(paragraph in (FIGURES / name / "report.md").read_text() for paragraph in paragraphs)
 
 
 def test_what_surprised_us():
-    ladder, workers, resident = (
-        analyse(read_results(FIGURES / name / "results.json"))
-        for name in ("ladder-mnist", "worker-study", "resident-mnist")
-    )
+    ladder, workers, resident = map(analysis_of, ("ladder-mnist", "worker-study", "resident-mnist"))
 
     def entry_of(analysis, name):
         return next(entry for entry in analysis.rows if entry.row.configuration.name == name)
@@ -111,36 +99,40 @@ def test_what_surprised_us():
     def speed_up(analysis, name):
         return entry_of(analysis, name).standing.speed_up
 
-    without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, "ddp")
+    whole, ranks = "single-all-cores", "ddp"
+    without, ddp = seconds(workers, "single-num_workers=0"), seconds(ladder, ranks)
     steps = ladder.report.probe.step_milliseconds("lenet")
-    text = " ".join(text_of(PAGES).split())
+    text, chinese = prose_of(*PAGES), text_of(CHINESE)
     for sentence in (
-        f"one process on all cores is {speed_up(resident, 'single-all-cores')} times as fast as one device, and DDP "
-        f"with two ranks {speed_up(resident, 'ddp')} times",
-        f"neither is proved to gain anything, {speed_up(ladder, 'single-all-cores')} and {speed_up(ladder, 'ddp')} "
-        "(the ladder)",
+        f"one process on all cores is {speed_up(resident, whole)} times as fast as one device, and DDP "
+        f"with two ranks {speed_up(resident, ranks)} times",
+        f"neither is proved to gain anything, {speed_up(ladder, whole)} and {speed_up(ladder, ranks)} (the ladder)",
         f"({without:.2f} s per epoch in the worker study), the same DDP ({ddp:.2f} s) would pass for "
         f"{without / ddp:.2f} times as fast",
         f"takes {steps[128]:.1f} ms for 128 images and {steps[64]:.1f} ms for 64",
-        f"200 steps take {seconds(ladder, 'single'):.2f} s with one thread and "
-        f"{seconds(ladder, 'single-all-cores'):.2f} s with two",
+        f"200 steps take {seconds(ladder, 'single'):.2f} s with one thread and {seconds(ladder, whole):.2f} s with two",
     ):
         assert sentence in text, sentence
-    assert {speed_up(ladder, name).words for name in ("single-all-cores", "ddp")} == {"undecided"}
-    chinese = CHINESE.read_text(encoding="utf-8")
-    for name in ("single-all-cores", "ddp"):
-        assert f"单设备的 {speed_up(resident, name).value:.2f} 倍" in chinese
-    assert f"未见更快（{speed_up(ladder, 'ddp').value:.2f}，未定）" in chinese
+    assert {speed_up(ladder, name).words for name in (whole, ranks)} == {"undecided"}
+    assert all(f"单设备的 {speed_up(resident, name).value:.2f} 倍" in chinese for name in (whole, ranks))
+    assert f"未见更快（{speed_up(ladder, ranks).value:.2f}，未定）" in chinese
 
 
-@LANGUAGES
-def test_accuracies_on_real_data(pages):
-    for name in ACCURACY_RUNS:
-        assert accuracy_row(name) in text_of(pages)
+def test_accuracies_on_real_data_are_shown_and_those_that_were_promised():
+    results = {name: read_result(FIGURES / name) for name in ACCURACY_RUNS}
+    for name, result in results.items():
+        seconds = statistics.median(epoch.train_seconds for epoch in result.epochs[1:])
+        row = (
+            f"| `{result.command}` | {result.epochs[-1].test_accuracy:.2%} | {seconds:.1f} s | [JSON](figures/{name}) |"
+        )
+        assert row in text_of(*PAGES) and row in text_of(CHINESE)
+        assert len(result.epochs) == 10
+    mnist, ddp, cifar = (result.epochs[-1].test_accuracy for result in results.values())
+    assert mnist >= 0.99 and abs(mnist - ddp) <= 0.003 and cifar >= 0.80
 
 
 def test_real_twins_are_not_told_apart_and_5_percent_are_found():
-    twins = json.loads((FIGURES / "benchmark" / "twins.json").read_text())
+    twins = kept("benchmark", "twins.json")
     comparisons, scores = twins["comparisons"], twins["scores"]
     assert scores == benchmark("twins").scores([benchmark("twins").Comparison(**entry) for entry in comparisons])
     blocks = statistics.median(entry["blocks"] for entry in comparisons)
@@ -150,12 +142,12 @@ def test_real_twins_are_not_told_apart_and_5_percent_are_found():
         "The twins were told apart in none of ten comparisons, the 5 % were found in "
         f"{found}, after {blocks:g} blocks (median), and {held} of the ten intervals held the truth."
     )
-    assert sentence in " ".join(text_of(PAGES).split())
+    assert sentence in prose_of(*PAGES)
 
 
 def test_false_alarms_are_as_rare_as_promised():
     false_alarms = benchmark("false_alarms")
-    alarms = json.loads((FIGURES / "false-alarms" / "results.json").read_text())
+    alarms = kept("false-alarms", "results.json")
     rows = [*alarms["fixed"], *alarms["looks"]]
     most = {"2 %, one row 8 %": 0.07, "2 %, the baseline 8 %": 0.10}  # few blocks tell little of a single noisy row
     assert all(row["comparisons"] >= 1000 and row["any_false"] <= most.get(row["noise"], 0.05) for row in rows)
@@ -167,26 +159,28 @@ def test_false_alarms_are_as_rare_as_promised():
     assert len(judged) >= 10 and sum(words in ("faster", "slower") for words in judged) <= 1
     summary = false_alarms.summary(alarms["fixed"], alarms["looks"], alarms["real"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
-    assert all(summary.split("\n\n")[part] in text_of(PAGES) for part in (1, 3))
+    assert all(summary.split("\n\n")[part] in text_of(*PAGES) for part in (1, 3))
 
 
 def benchmark(name: str):
     """One of benchmarks/, as a module."""
-    specification = importlib.util.spec_from_file_location(name, PROJECT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(specification)
     sys.path.insert(0, str(PROJECT / "benchmarks"))
     try:
-        specification.loader.exec_module(module)
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(PROJECT / "benchmarks"))
-    return module
 
 
 def test_the_cause_that_was_proved():
     report, proof = (read_results(FIGURES / "prove-mnist" / part / "results.json") for part in (".", "proof"))
     sentences = [tell_proof(proved) for proved in find_proofs(analyse(report), proof)]
-    assert sentences and all(f"> {sentence}\n" in text_of(PAGES) for sentence in sentences)
+    assert sentences and all(f"> {sentence}\n" in text_of(*PAGES) for sentence in sentences)
     assert all(sentence in (FIGURES / "prove-mnist" / "report.md").read_text() for sentence in sentences)
+
+
+def type_(monkeypatch, flags):
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
+    compare_parallel.parse()
 
 
 def seconds_of_recipes():
@@ -213,8 +207,7 @@ def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_mea
     for part in text.split("\n## ")[1:]:
         takes = re.search(takes_minutes, part.splitlines()[0])
         for number, command in enumerate(re.findall(r"^    python compare_parallel.py (.*)$", part, re.MULTILINE)):
-            monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(command)])
-            compare_parallel.parse()
+            type_(monkeypatch, command)
             if takes and not number:
                 minutes[command.partition(" --predict")[0]] = int(takes[1])
     assert len(minutes) == 4
@@ -231,40 +224,25 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
     compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
-        compare_parallel.parse()
-
-
-def reliability_table(faults: list[dict]) -> str:
-    """What became of the injected faults, by the file that injects them."""
-    rows = []
-    for group in dict.fromkeys(fault["group"] for fault in faults):
-        injected = [fault for fault in faults if fault["group"] == group]
-        seconds = [fault["seconds"] for fault in injected]
-        handled = sum(fault["handled"] for fault in injected)
-        rows.append(
-            [
-                f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)",
-                len(injected),
-                handled,
-                f"{statistics.median(seconds):.1f}",
-                f"{max(seconds):.1f}",
-            ]
-        )
-    return lay_out(rows, ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"], "github")
+        type_(monkeypatch, flags)
 
 
 def test_reliability():
-    faults = json.loads((FIGURES / "faults" / "faults.json").read_text())["faults"]
-    text = text_of([PROJECT / "docs" / "reliability.md"])
+    faults, text = kept("faults", "faults.json")["faults"], text_of(PROJECT / "docs" / "reliability.md")
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
-    assert reliability_table(faults) in text
+    rows = []
+    for group in dict.fromkeys(fault["group"] for fault in faults):
+        seconds = [fault["seconds"] for fault in faults if fault["group"] == group]
+        link = f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)"
+        rows.append([link, len(seconds), len(seconds), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"])
+    names = ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"]
+    assert lay_out(rows, names, "github") in text
     shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
     assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
 
 
 def test_kill_loop():
-    results = json.loads((FIGURES / "faults" / "kill-loop.json").read_text())
+    results = kept("faults", "kill-loop.json")
     kills, completed = results["kills"], results["completed"]
     whole = sum(kill["runs_on_disk"] is not None for kill in kills)
     alive = sum(bool(kill["live_processes"]) for kill in kills)
@@ -273,27 +251,18 @@ def test_kill_loop():
     assert (
         f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
         f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
-    ) in text_of(PAGES).replace("\n", " ")
+    ) in prose_of(*PAGES)
 
 
 def test_hang_loop():
-    busy, alone = (
-        json.loads((FIGURES / "faults" / f"{name}.json").read_text()) for name in ("hang-loop", "hang-loop-alone")
-    )
+    busy, alone = kept("faults", "hang-loop.json"), kept("faults", "hang-loop-alone.json")
     seconds, quiet = ([start["seconds"] for start in loop["starts"]] for loop in (busy, alone))
     assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
-    text = " ".join(text_of([PROJECT / "docs" / "reliability.md"]).split())
+    text = prose_of(PROJECT / "docs" / "reliability.md")
     assert f"`python {busy['command']}`" in text and "--load 0" in alone["command"]
-    assert (
-        f"{len(seconds)} of {len(seconds)} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
-        and f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text
-    )
-
-
-def test_promised_accuracies_were_reached():
-    mnist, ddp, cifar = (read_result(FIGURES / name).epochs[-1].test_accuracy for name in ACCURACY_RUNS)
-    assert mnist >= 0.99 and abs(mnist - ddp) <= 0.003 and cifar >= 0.80
-    assert all(len(read_result(FIGURES / name).epochs) == 10 for name in ACCURACY_RUNS)
+    count = len(seconds)
+    assert f"{count} of {count} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
+    assert f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text
 
 
 @pytest.mark.parametrize("page", [*PAGES, CHINESE], ids=lambda page: page.name)
@@ -311,7 +280,7 @@ def test_every_figure_that_is_committed_stands_on_a_page():
     listed = subprocess.run(["git", "ls-files", "figures/*.png"], cwd=PROJECT, capture_output=True, text=True).stdout
     if not listed:
         pytest.skip("this is no clone")
-    pages = text_of([*PAGES, CHINESE, *FIGURES.rglob("report.md")])
+    pages = text_of(*PAGES, CHINESE, *FIGURES.rglob("report.md"))
     assert not [file for file in listed.split() if Path(file).name not in pages]
 
 
@@ -326,11 +295,7 @@ def test_no_result_names_a_home_directory():
 
 def test_both_readmes_name_the_same_commands_and_scripts():
     english, chinese = (page.read_text(encoding="utf-8") for page in (README, CHINESE))
-    for pattern in (
-        r"^    (make \w+)",
-        r"^    (\.venv/\S+ .*)$",
-        r"^\| `(\w+\.py)` \|",
-        r"^    ((?:python|torchrun|accelerate) .*)$",
-    ):
+    scripts, commands = r"^\| `(\w+\.py)` \|", r"^    ((?:python|torchrun|accelerate) .*)$"
+    for pattern in (r"^    (make \w+)", r"^    (\.venv/\S+ .*)$", scripts, commands):
         found, others = (re.findall(pattern, text, re.MULTILINE) for text in (english, chinese))
         assert found == others and len(found) >= 3, pattern
