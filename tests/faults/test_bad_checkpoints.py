@@ -69,14 +69,16 @@ def change(checkpoint, *path_and_value):
     torch.save(state, checkpoint)
 
 
-def test_missing(tmp_path, refused):
-    with refused("no checkpoint", USAGE, "cannot resume from", "no such file"):
-        read(tmp_path / "file.pt")
-
-
-def test_that_may_not_be_read(tmp_path, refused):
-    with refused("checkpoint that is a directory", DATA, f"cannot resume from {tmp_path}; it is a directory, no file"):
-        read(tmp_path)
+@pytest.mark.parametrize(
+    "fault, name, exit_code, words",
+    [
+        ("no checkpoint", "file.pt", USAGE, "no such file"),
+        ("checkpoint that is a directory", ".", DATA, "it is a directory, no file"),
+    ],
+)
+def test_that_is_no_file(fault, name, exit_code, words, tmp_path, refused):
+    with refused(fault, exit_code, f"cannot resume from {tmp_path / name}; ", words):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +207,9 @@ def test_of_when_a_flag_decided_that_does_not_any_more(checkpoint):
     assert read(checkpoint)["records"]
 
 
-TRAINING = {
-    "data_rank": 0,
-    "seconds": 1.0,
-    "loss_sum": 1.0,
-    "samples": 48,
-    "steps": 1,
-    "phase_milliseconds": {},
-    "cpu_seconds": 1.0,
-    "queue_seconds": None,
+TRAINING = {  # one rank's part of an epoch that it has begun
+    **{"data_rank": 0, "seconds": 1.0, "loss_sum": 1.0, "samples": 48, "steps": 1},
+    **{"phase_milliseconds": {}, "cpu_seconds": 1.0, "queue_seconds": None},
 }
 MALFORMED = {
     "its config is null": ("config", None),

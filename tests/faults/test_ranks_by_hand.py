@@ -32,34 +32,53 @@ HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}
 
 
-@pytest.mark.parametrize("script", ["data_parallel_train.py", "model_parallel_train.py", "compare_parallel.py"])
-def test_a_script_that_is_no_rank_is_not_called_one(script, tmp_path, rejected):
-    file, fault = tmp_path / "error.json", f"{script} --epochs 0, RANK=3 in the environment"
-    environment = {**CLUSTER, "TORCHELASTIC_ERROR_FILE": str(file)}
-    rejected(f"{script} --epochs 0", USAGE, f"error: bad usage of {script}", fault=fault, environment=environment)
+MEET, NO_RANK = {**HERE, "MASTER_PORT": "{port}"}, {**CLUSTER, "TORCHELASTIC_ERROR_FILE": "{file}"}
+TOLD = [
+    *(
+        (
+            f"{script} --epochs 0, RANK=3 in the environment",
+            f"{script} --epochs 0",
+            NO_RANK,
+            2,
+            f"error: bad usage of {script}",
+        )
+        for script in ("data_parallel_train.py", "model_parallel_train.py", "compare_parallel.py")
+    ),
+    (
+        "--spawn, RANK=3 in the environment",
+        "ddp_train.py --spawn 2 --batch-size 49",
+        CLUSTER,
+        2,
+        "error: --batch-size is a total and must divide",
+    ),
+    (
+        "a rank without MASTER_ADDR",
+        "ddp_train.py",
+        {**HERE, "MASTER_ADDR": ""},
+        2,
+        "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; MASTER_ADDR is not set; start the "
+        "ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1",
+    ),
+    *(
+        (f"ranks by hand: {fault}", "ddp_train.py --dist-timeout 2", {**MEET, **environment}, code, words)
+        for fault, environment, code, words in (
+            ("the port is taken", {"RANK": "0"}, 2, "rank 0 cannot meet the others at 127.0.0.1:{port}; "),
+            ("nobody listens", {"MASTER_PORT": "1"}, 2, "rank 1 cannot meet the others at 127.0.0.1:1; "),
+            ("there is no such host", {"MASTER_ADDR": "host.invalid"}, 2, "rank 1 cannot meet the others at host.inv"),
+            ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("fault, command, environment, exit_code, words", TOLD)
+def test_what_is_said_of_a_rank_and_of_what_is_none(fault, command, environment, exit_code, words, tmp_path, rejected):
+    file = tmp_path / "error.json"
+    with socket.create_server(("", 0)) as taken:
+        here = {"port": taken.getsockname()[1], "file": file}
+        environment = {name: value.format(**here) for name, value in environment.items()}
+        rejected(command, exit_code, words.format(**here), fault=fault, environment=environment)
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    "fault, command, environment, words",
-    [
-        (
-            "--spawn, RANK=3 in the environment",
-            "ddp_train.py --spawn 2 --batch-size 49",
-            CLUSTER,
-            "error: --batch-size is a total and must divide",
-        ),
-        (
-            "a rank without MASTER_ADDR",
-            "ddp_train.py",
-            {**HERE, "MASTER_ADDR": ""},
-            "error: rank 1: a rank needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; MASTER_ADDR is not set; start the "
-            "ranks with torchrun, or type e.g. MASTER_ADDR=127.0.0.1",
-        ),
-    ],
-)
-def test_a_launcher_is_not_called_a_rank_and_a_rank_is(fault, command, environment, words, rejected):
-    rejected(command, USAGE, words, fault=fault, environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -93,23 +112,6 @@ def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refuse
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, message):
         find_ranks("env://", 1)
-
-
-@pytest.mark.parametrize(
-    "fault, environment, code, message",
-    [
-        ("the port is taken", {"RANK": "0"}, 2, "rank 0 cannot meet the others at 127.0.0.1:{port}; "),
-        ("nobody listens", {"MASTER_PORT": "1"}, 2, "rank 1 cannot meet the others at 127.0.0.1:1; "),
-        ("there is no such host", {"MASTER_ADDR": "host.invalid"}, 2, "rank 1 cannot meet the others at host.inv"),
-        ("nobody else comes", {"RANK": "0", "MASTER_PORT": "0"}, 1, "not all ranks came to 127.0.0.1:0; "),
-    ],
-)
-def test_a_rank_that_cannot_meet_the_others(fault, environment, code, message, rejected):
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        environment, fault = {**HERE, "MASTER_PORT": str(port), **environment}, f"ranks by hand: {fault}"
-        message = message.format(port=port)
-        rejected("ddp_train.py --dist-timeout 2", code, message, fault=fault, environment=environment)
 
 
 def attempt(store, ranks, world_size=3):
