@@ -1,6 +1,5 @@
 """What a reader brings: a network in a file, a folder of images."""
 
-import ast
 import json
 import re
 import runpy
@@ -16,7 +15,7 @@ from common.errors import DATA, USAGE, SuiteError
 from common.models.build import AUXILIARY, block_names, build_model, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
-from tests.fixtures import ALL, EXTENDING_FILES, PROJECT, make_config, make_loaders, plan_arguments
+from tests.fixtures import ALL, EXTENDING_FILES, make_config, make_loaders, plan_arguments
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
@@ -457,37 +456,3 @@ def test_no_training_goes_on_with_another_network_or_other_images(script, images
     picture.write_bytes(content)
     done = train(2)
     assert done.returncode == 0 and "resumed after epoch 1" in done.stdout, done.stderr
-
-
-# ---- the rooms
-
-
-def test_imports_run_downward_without_a_circle():
-    """Whatever a module imports from the project, it must not come back to the module itself."""
-    modules = {
-        ".".join(file.relative_to(PROJECT).with_suffix("").parts): file
-        for room in ("common", "comparison")
-        for file in (PROJECT / room).rglob("*.py")
-    }
-    arrows = {}
-    for name, file in modules.items():
-        wanted = set()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                wanted |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                wanted |= {alias.name for alias in node.names}
-        arrows[name] = wanted & set(modules) - {name}
-    rank: dict[str, int] = {}
-    while len(rank) < len(arrows):
-        ready = [name for name, wanted in arrows.items() if name not in rank and wanted <= set(rank)]
-        assert ready, f"a circle among {sorted(set(arrows) - set(rank))}"
-        rank |= dict.fromkeys(ready, len(rank))
-    assert not any(
-        wanted.startswith("comparison")
-        for name, imports in arrows.items()
-        if name.startswith("common")
-        for wanted in imports
-    )
-    programs = {name for name in arrows if name.startswith("common.programs.")}
-    assert not any(programs & imports for name, imports in arrows.items() if name not in programs)
