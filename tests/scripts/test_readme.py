@@ -276,6 +276,14 @@ def test_every_file_and_heading_that_is_linked_exists(page):
         assert not heading or heading.removeprefix("#") in anchors, (target, heading)
 
 
+def test_every_module_that_is_named_exists():
+    text = text_of(*PAGES, CHINESE, *PROJECT.glob("docs/*.zh-CN.md"))
+    files = re.findall(r"\b(?:common|comparison|tests|benchmarks)/[\w/]+\.py", text)
+    modules = re.findall(r"\b(?:common|comparison|tests)\.\w+\.\w+", text)
+    files += [f"{module.replace('.', '/')}.py" for module in modules]
+    assert len(files) > 20 and not [file for file in files if not (PROJECT / file).exists()]
+
+
 def test_every_figure_that_is_committed_stands_on_a_page():
     listed = subprocess.run(["git", "ls-files", "figures/*.png"], cwd=PROJECT, capture_output=True, text=True).stdout
     if not listed:
