@@ -1,7 +1,7 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare test test-faults test-slow fuzz benchmark gpu-evidence
+.PHONY: demo compare docs test test-faults test-slow fuzz benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3 --check-maths
@@ -33,6 +33,10 @@ fuzz: .venv/installed-dev
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
 benchmark: .venv/installed-dev
 	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE))
+
+# What the pages hold of code and results: schemas and tables, written anew.
+docs: .venv/installed-dev
+	.venv/bin/python benchmarks/docs.py
 
 # On a machine with a GPU: all that is to be seen there, into figures/gpu-NAME/. STEP=2 for one step alone.
 gpu-evidence: .venv/installed-dev

@@ -21,7 +21,7 @@ from common.engine.loop import ParallelContext, fit, train_one_epoch
 from common.engine.setup import prepare_process
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import PhaseTimer, synchronize
-from common.files.results import phase_names
+from common.files.results import PHASES
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.models.build import build_model
@@ -60,7 +60,7 @@ class NoTimer(PhaseTimer):
         pass
 
     def milliseconds(self) -> dict[str, float]:
-        return dict.fromkeys(phase_names(), 0.0)
+        return dict.fromkeys(PHASES, 0.0)
 
 
 def end_to_end(batch: int, device, image_set, blocks: int) -> dict:

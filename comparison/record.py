@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
@@ -17,9 +17,9 @@ FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many m
 
 
 class Settings(TypedDict):
-    """The flags of a comparison that are asked for when it is shown; a file has all of them, with these names.
+    """The flags of a comparison that are asked for when it is shown; a file has all, with these names, and others.
 
-    Lists are of what a sweep may have several of. Those that are not required are missing in older files.
+    Lists are of what a sweep may have several of. None: not asked for, or as by default.
     """
 
     dataset: str
@@ -35,17 +35,17 @@ class Settings(TypedDict):
     allow_unequal: bool
     project: list[int]
     link_gbps: float | None
-    link_ms: NotRequired[float | None]
-    check_maths: NotRequired[bool]
-    target_accuracy: NotRequired[float | None]
-    budget: NotRequired[float | None]
-    margin: NotRequired[float | None]
-    equal_within: NotRequired[float]
-    accuracy_margin: NotRequired[float]
-    fit_batch: NotRequired[bool]
-    predict: NotRequired[list[str] | None]
-    prove: NotRequired[bool | None]
-    timeline: NotRequired[bool | None]
+    link_ms: float | None
+    check_maths: bool
+    target_accuracy: float | None
+    budget: float | None
+    margin: float | None
+    equal_within: float | None
+    accuracy_margin: float | None
+    fit_batch: bool
+    predict: list[str] | None
+    prove: bool | None
+    timeline: bool | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Report:
     @property
     def wanted_blocks(self) -> int:
         """How many blocks are to be run at least that other programs do not disturb."""
-        return self.settings["repeats"] or (FIRST_STAGE if self.settings.get("margin") else FEWEST_BLOCKS)
+        return self.settings["repeats"] or (FIRST_STAGE if self.settings["margin"] else FEWEST_BLOCKS)
 
     @property
     def disturbed_blocks(self) -> dict[int, Foreign]:
@@ -186,12 +186,12 @@ class Report:
     @property
     def fitted(self) -> bool:
         """Whether each row has the largest batch that fits, and so trains otherwise than the others."""
-        return bool(self.settings.get("fit_batch"))
+        return self.settings["fit_batch"]
 
     @property
     def asked(self) -> str:
         """What the rows are compared by."""
-        target = self.settings.get("target_accuracy")
+        target = self.settings["target_accuracy"]
         return say("time per image") if target is None else say("training time to {n:g} %", n=100 * target)
 
     @property

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from common.errors import OUT_OF_MEMORY
 from common.files.results import RunResult
@@ -77,7 +78,7 @@ class Configuration:
     name: str
     method: str
     label: str
-    values: dict[str, object]
+    values: dict[str, Any]
     planned: Planned
     command: tuple[str, ...] = field(compare=False)  # empty in what was read from a file: nothing to be run
     skip: str = ""
@@ -114,7 +115,7 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     return next(equal, candidates[0] if candidates else None)
 
 
-def row_name(method: str, values: dict[str, object]) -> str:
+def row_name(method: str, values: dict[str, Any]) -> str:
     """Return what identifies a row: its method and the values that it has in a sweep, or of its own.
 
     Of a reader's own file the name alone: its path may name the user.
@@ -266,7 +267,7 @@ class Row:
     @property
     def results(self) -> list[RunResult]:
         """The results of the runs that ended well: all that is counted."""
-        return [outcome.result for outcome in self.outcomes if outcome.status == "ok"]
+        return [outcome.result for outcome in self.outcomes if outcome.result and outcome.status == "ok"]
 
     @property
     def troubles(self) -> list[Outcome]:

@@ -5,13 +5,11 @@ import subprocess
 import sys
 import time
 
-import jsonschema
 import pytest
 import torch
 
 from common.settings.config import parse, script_parser
-from tests.fixtures import PROJECT, child_environment, small
-from tests.schema import run_result
+from tests.fixtures import PROJECT, child_environment, misfits, small
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
@@ -99,7 +97,7 @@ def train(project, tmp_path):
         done = project(*command, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures", **options)
         assert done.returncode == 0, done.stderr
         result = json.loads(output.read_text())
-        jsonschema.validate(result, run_result())
+        assert not misfits(result, "run-result")
         return result, torch.load(weights, weights_only=True), done.stdout
 
     return run

@@ -1,6 +1,7 @@
 """What tests share: configurations, images, one device's part of a script, plans, and child processes."""
 
 import ctypes
+import functools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
@@ -33,6 +35,17 @@ def small(command: str, data_root, *flags) -> list[str]:
     words = [*str(command).split(), *map(str, flags)]
     after = 1 + next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
     return [*words[:after], *TINY, "--data-root", str(data_root), *words[after:]]
+
+
+@functools.cache
+def _validator(schema):
+    text = (PROJECT / "docs" / f"{schema}.schema.json").read_text(encoding="utf-8")
+    return jsonschema.Draft202012Validator(json.loads(text))
+
+
+def misfits(values, schema: str) -> list[jsonschema.ValidationError]:
+    """What a schema in docs/ does not allow: "results" of a comparison, or "run-result"."""
+    return [*_validator(schema).iter_errors(values)]
 
 
 def child_environment(gpu: bool = False) -> dict[str, str]:

@@ -1,9 +1,12 @@
 """Comparisons made by hand, for tests: what was measured in them is what the test plants."""
 
+import copy
 import re
 from dataclasses import replace
 
-from common.files.probe import probe_from_dict
+from msgspec import convert
+
+from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
 from comparison.record import Equivalence, Report
 from comparison.rows import Configuration, Outcome, Planned
@@ -24,7 +27,26 @@ SETTINGS = {
     "train_size": None,
     "loader": "workers",
     "timeout": None,
+    "link_ms": None,
+    "target_accuracy": None,
+    "budget": None,
+    "margin": None,
+    "equal_within": None,
+    "accuracy_margin": None,
+    "fit_batch": False,
+    "predict": None,
     "prove": False,
+    "timeline": False,
+}
+ENVIRONMENT = {
+    **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
+    "python": "3.11.7",
+    "torch": "2.11.0",
+    "system": "Linux x86_64",
+    "cpu": "a CPU",
+    "cores": 1,
+    "gpus": [],
+    "links": [],
 }
 PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
 PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
@@ -49,8 +71,9 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
             "loader": "workers",
             "epochs": len(seconds),
         },
-        "environment": {"torch": "2.11.0", "cores": 1, "gpus": []},
+        "environment": copy.deepcopy(ENVIRONMENT),
         "world_size": 1,
+        "data_ranks": values.get("world_size", 1),
         "parameters": 5,
         "global_batch_size": 100,
         "per_device_batch_size": 100,
@@ -122,8 +145,8 @@ def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -
     return Report(
         "python compare_parallel.py",
         {**SETTINGS, **settings},
-        {"torch": "2.11.0", "gpus": [], "cores": 1},
-        probe_from_dict({**PROBE, **dict(probe)}),
+        copy.deepcopy(ENVIRONMENT),
+        convert({**PROBE, **dict(probe)}, Probe),
         plan,
         order,
         tuple(outcomes),
@@ -214,7 +237,7 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
         "devices": ("cpu",) * len(ranks),
         "threads_per_process": 1,
         "startup_seconds": 4.0,
-        "environment": {"torch": "2.11.0", "cores": 2, "gpus": []},
+        "environment": {**ENVIRONMENT, "cores": 2},
         **values,
     }
     result = make_result("single" if len(ranks) == 1 else "ddp", **settings)

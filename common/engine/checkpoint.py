@@ -14,8 +14,9 @@ from torch import nn
 from common.data.image_set import ImageSet, checksum
 from common.engine.shares import Training
 from common.errors import DATA, USAGE, SuiteError
-from common.files.reading import check_types, refuse_inflated
-from common.files.results import EpochRecord, epoch_from_dict
+from common.files.reading import refuse_inflated
+from common.files.records import as_record
+from common.files.results import EpochRecord
 from common.files.writing import replacing
 from common.models.sharded import cut_like
 from common.settings.config import FLAGS, RunConfig, flags_that, option
@@ -45,7 +46,7 @@ PARTS = {
 }
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
-FORMAT = 3  # 3 added begun; 2, which is still read, added content
+FORMAT = 3
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
@@ -163,18 +164,15 @@ def _load(path):
         if damaged := archive.testzip():  # torch.load does not look at the checksums
             return None, f"it is damaged: {damaged} is not what its checksum says"
     state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["format"] not in (2, FORMAT):
+    if state["format"] != FORMAT:
         return None, f"its format is {state['format']}, not {FORMAT}"
-    state.setdefault("begun", [])
     for name, kind in PARTS.items():
         if not isinstance(state[name], kind):
             return None, f"its {name} is no {kind.__name__}"
-    state["begun"] = [Training(**part) for part in state["begun"]]
-    check_types(tuple(state["begun"]), tuple[Training, ...], "begun")
+    state["begun"] = [as_record(part, Training) for part in state["begun"]]
     if state["begun"] and len(state["begun"]) != len(state["random"]):
         return None, f"it has {len(state['begun'])} begun epochs of {count(len(state['random']), 'process', 'es')}"
-    state["records"] = [epoch_from_dict(values) for values in state["records"]]
-    check_types(tuple(state["records"]), tuple[EpochRecord, ...], "records")
+    state["records"] = [as_record(values, EpochRecord) for values in state["records"]]
     return state, None
 
 

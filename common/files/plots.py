@@ -4,22 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.files.describe import result_name
-from common.files.results import RunResult, Span, phase_names
+from common.files.results import PHASES, RunResult, Span
 from common.files.writing import replacing
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
-# Phases are no methods: a colour map of their own (cividis, readable for colour-blind readers), each with its hatch.
-SHADES_AND_HATCHES = (
-    (0.0, ""),
-    (0.25, "////"),
-    (0.5, ""),
-    (0.75, "...."),
-    (0.0, "oo"),
-    (1.0, "\\\\\\\\"),
-    (0.6, "xxxx"),
-)
-PHASE_LOOK = dict(zip(phase_names(), SHADES_AND_HATCHES, strict=True))
 BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
 
 
@@ -66,16 +55,24 @@ def show_literally(figure) -> None:
         text.set(text=printable(text.get_text()), parse_math=False)
 
 
+def phase_look(name: str) -> dict[str, object]:
+    """Return how the bars of a phase look, for matplotlib; grey where a part of a step is none."""
+    import matplotlib
+
+    phase = PHASES.get(name)
+    color = matplotlib.colormaps["cividis"](phase.shade) if phase else "#BBBBBB"
+    return {"facecolor": color, "hatch": phase.hatch if phase else "", "edgecolor": "white"}
+
+
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
     """Draw what every rank did when: a bar for the phases of its steps, thin ones for its exchanges and each GPU.
 
     Returns, by what they stand for, artists for a legend; what is too short to be seen is not in it.
     """
-    import matplotlib
-
     ranks = sorted({span.rank for span in spans})
     lanes = {rank: ["step", *sorted({span.lane for span in spans if span.rank == rank} - {"step"})] for rank in ranks}
-    places, ticks, legend, top, seen = {}, [], {}, 0.0, max(span.end for span in spans) / 1000
+    legend: dict[str, object] = {}
+    places, ticks, top, seen = {}, [], 0.0, max(span.end for span in spans) / 1000
     for rank in ranks:
         ticks.append(top)
         for number, lane in enumerate(lanes[rank]):
@@ -84,11 +81,8 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
     for span in spans:
         place, length = places[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
-            shade, hatch = PHASE_LOOK[span.name]
-            color, name = matplotlib.colormaps["cividis"](shade), span.name
-            (bar,) = axis.barh(
-                place, length, 0.4, span.start, color=color, hatch=hatch, edgecolor="white", linewidth=0.5
-            )
+            name = span.name
+            (bar,) = axis.barh(place, length, 0.4, span.start, linewidth=0.5, **phase_look(name))
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
             (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)

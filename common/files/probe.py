@@ -5,8 +5,6 @@ Raw values only, as JSON out and in. Never imports torch.
 
 from dataclasses import dataclass
 
-from common.files.reading import as_tuple
-
 
 @dataclass(frozen=True)
 class StepTime:
@@ -103,26 +101,3 @@ class Probe:
     def step_milliseconds(self, model: str) -> dict[int, float]:
         """Return batch → milliseconds of a model's training step."""
         return {step.batch: step.milliseconds for step in self.steps if step.model == model}
-
-
-def probe_from_dict(values: dict) -> Probe:
-    """Return the Probe that `dataclasses.asdict` (and JSON) made `values` from.
-
-    Raises TypeError for missing or unknown fields.
-    """
-    parts = {
-        name: tuple(kind(**part) for part in as_tuple(values[name]))
-        for name, kind in (
-            ("steps", StepTime),
-            ("models", _model_link),
-            ("loaders", LoaderSpeed),
-            ("memory", MemoryUse),
-            ("blocks", BlockTime),
-        )
-        if name in values
-    }
-    return Probe(**{**values, **parts})
-
-
-def _model_link(buckets=(), **values):
-    return ModelLink(**values, buckets=tuple(Bucket(**bucket) for bucket in as_tuple(buckets)))

@@ -3,49 +3,84 @@
 Raw values only: whatever can be derived (medians, speed-ups) is derived where it is shown. Never imports torch.
 """
 
-import json
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
+
+from msgspec import Meta
 
 from common.errors import FAILED, SuiteError
-from common.files.reading import as_tuple, check_types, read_text
+from common.files.records import Count, as_record, read_json
 from common.files.writing import write_json
 
-# 2 added precision; a result of version 1 was always float32; 3 added memory_parts; 4 each epoch's ranks, and the phase
-# "exchange", which was part of "backward"; 5 added data_ranks; 6 gpu_uuids, reserved_memory_bytes,
-# each epoch's start and timeline
-SCHEMA_VERSION = 6
+SCHEMA_VERSION: Literal[6] = 6
+if TYPE_CHECKING:
+    Measured = float
+else:
+    Measured = float | None  # in a file, where null stands for NaN
+
+
+OWN_GRADIENTS = "from a rank's own last gradient until the mean over all ranks is there"
+OF_A_STAGE = "of a pipeline's stage, sending features and gradients, and waiting for the others'"
 
 
 class Environment(TypedDict):
-    """The machine and its software: of all that describe_environment() says, what is asked for later."""
+    """The machine and its software, as describe_environment() says. nodes: the same in words, of each of several."""
 
+    python: str
     torch: str
+    torchvision: str | None
+    numpy: str | None
+    system: str
+    cpu: str
     cores: int
     gpus: list[str]
+    cuda: str | None
+    cudnn: int | None
+    nccl: str | None
+    driver: str | None
+    links: list[str]
+    nodes: NotRequired[list[str]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step. shade, hatch: how it is drawn in every figure.
+
+    shade: a place, 0..1, on a colour map of their own, for phases are no methods: cividis, which colour-blind readers
+    can read.
+    """
+
+    meaning: str
+    shade: float
+    hatch: str = ""
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
     """Where a step's time went, in milliseconds per step: the mean over one epoch of one rank.
 
-    None: a phase that the method's step does not tell apart.
+    All phases, in their order. None: one that the method's step does not tell apart.
     """
 
-    data: float | None = None  # waiting for the next batch
-    transfer: float | None = None  # host to device
-    forward: float | None = None  # with the loss
-    backward: float | None = None
-    exchange: float | None = None  # from a rank's own last gradient until the mean over all ranks is there; of a stage
-    # of a pipeline, all that it waits for the others' features and gradients, and to send its own
-    update: float | None = None  # optimizer step
-    rest: float | None = None  # what the method's step does in none of these
+    data: Annotated[float | None, Phase("waiting for the next batch", 0.0)] = None
+    transfer: Annotated[float | None, Phase("host to device", 0.25, "////")] = None
+    forward: Annotated[float | None, Phase("forward pass, with the loss", 0.5)] = None
+    backward: Annotated[float | None, Phase("backward pass", 0.75, "....")] = None
+    exchange: Annotated[float | None, Phase(f"{OWN_GRADIENTS}; {OF_A_STAGE}", 0.0, "oo")] = None
+    update: Annotated[float | None, Phase("optimizer's step", 1.0, "\\\\\\\\")] = None
+    rest: Annotated[float | None, Phase("what the method's step does in none of these", 0.6, "xxxx")] = None
 
     @property
     def known(self) -> dict[str, float]:
         """The phases that were told apart, by their names."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+PHASES: dict[str, Phase] = {
+    name: kind.__metadata__[0] for name, kind in get_type_hints(PhaseTimes, include_extras=True).items()
+}
 
 
 @dataclass(frozen=True)
@@ -66,21 +101,26 @@ class RankTimes:
 class EpochRecord:
     """One epoch. Seconds and phases are the slowest rank's; counts and losses over all ranks; accuracy is in 0..1.
 
-    ranks: each rank's own times, by its number; empty in an older result. start: when its training began, on rank 0's
-    machine's time.monotonic(); None in an older result, and where it had begun in the run that this one resumes.
+    ranks: each rank's own times, by its number; none where they were not kept. start: when its training began, on rank
+    0's machine's time.monotonic(); None where that is not known, or was in the run that this one resumes.
     """
 
-    epoch: int
-    train_seconds: float
-    evaluate_seconds: float
-    samples: int
-    steps: int
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
+    epoch: Count
+    train_seconds: Measured
+    evaluate_seconds: Measured
+    samples: Count
+    steps: Count
+    train_loss: Measured
+    test_loss: Measured
+    test_accuracy: Measured
     phases: PhaseTimes
     ranks: tuple[RankTimes, ...] = ()
     start: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is None and name != "start":
+                object.__setattr__(self, name, math.nan)
 
 
 @dataclass(frozen=True)
@@ -112,9 +152,8 @@ class RunResult:
     most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
     its loader workers. reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself, which is more.
     memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
-    data_ranks: among how many ranks the images are divided, each with workers_per_process; None in an older result,
-    where these are all ranks. gpu_uuids: of each of `devices`; none on a CPU. timeline: what
-    was traced, with --profile.
+    data_ranks: among how many ranks the images are divided, each with workers_per_process: the stages of a pipeline see
+    the same ones, which the first loads. gpu_uuids: of each of `devices`; none on a CPU. timeline: what was traced.
     """
 
     method: str
@@ -125,7 +164,7 @@ class RunResult:
     config: dict
     environment: Environment
     world_size: int
-    devices: tuple[str, ...]
+    devices: Annotated[tuple[str, ...], Meta(min_length=1)]
     parameters: int
     global_batch_size: int
     per_device_batch_size: int
@@ -133,22 +172,17 @@ class RunResult:
     threads_per_process: int
     startup_seconds: float = 0.0
     total_seconds: float = 0.0
-    class_accuracy: dict[str, float] | None = None
+    class_accuracy: dict[str, Measured] | None = None
     peak_memory_bytes: tuple[int, ...] = ()
     method_milliseconds: dict[str, float] | None = None
     epochs: tuple[EpochRecord, ...] = ()
     precision: str = "float32"
-    memory_parts: dict[str, int] | None = None
-    data_ranks: int | None = None
+    memory_parts: dict[str, int] = field(default_factory=dict)
+    data_ranks: int = 1
     gpu_uuids: tuple[str, ...] = ()
     reserved_memory_bytes: tuple[int, ...] = ()
     timeline: tuple[Span, ...] = ()
-    schema_version: int = SCHEMA_VERSION
-
-    @property
-    def loading_ranks(self) -> int:
-        """How many ranks load images: the stages of a pipeline see the same ones, which the first loads."""
-        return self.data_ranks or self.world_size
+    schema_version: Literal[6] = SCHEMA_VERSION
 
     @property
     def timed_epochs(self) -> tuple[EpochRecord, ...]:
@@ -158,7 +192,7 @@ class RunResult:
     @property
     def loader_workers(self) -> int:
         """How many processes load images, over all ranks."""
-        return self.workers_per_process * self.loading_ranks
+        return self.workers_per_process * self.data_ranks
 
 
 def write_result(result: RunResult, path: str | Path) -> None:
@@ -169,49 +203,15 @@ def write_result(result: RunResult, path: str | Path) -> None:
 def read_result(path: str | Path) -> RunResult:
     """Read what write_result wrote. Raises SuiteError if the file is missing, damaged or of another schema."""
     try:
-        return result_from_dict(json.loads(read_text(path)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return as_result(read_json(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise SuiteError(
             f"cannot read the result file {path}", f"{type(error).__name__}: {error}", "run it again", FAILED
         ) from None
 
 
-def result_from_dict(values: dict) -> RunResult:
-    """Return the RunResult that `dataclasses.asdict` (and JSON) made `values` from.
-
-    Raises ValueError for a schema_version that is not known yet, TypeError for fields that are missing, unknown or of
-    another type.
-    """
-    if values.get("schema_version") not in range(1, SCHEMA_VERSION + 1):
-        raise ValueError(f"schema_version is {values.get('schema_version')!r}, not one of 1 to {SCHEMA_VERSION}")
-    epochs = tuple(epoch_from_dict(epoch) for epoch in as_tuple(values["epochs"]))
-    tuples = {
-        key: as_tuple(values.get(key, ()))
-        for key in ("devices", "peak_memory_bytes", "gpu_uuids", "reserved_memory_bytes")
-    }
-    result = RunResult(**{**values, **tuples, "epochs": epochs, "timeline": spans_from(values)})
-    check_types(result, RunResult, "result")
-    if not result.devices:
-        raise ValueError("result.devices are none")
-    return result
-
-
-def spans_from(values: dict) -> tuple[Span, ...]:
-    """Return the Spans in values["timeline"], as JSON has them; none in an older result."""
-    return tuple(Span(**span) for span in as_tuple(values.get("timeline", ())))
-
-
-def epoch_from_dict(values: dict) -> EpochRecord:
-    """Return the EpochRecord that `dataclasses.asdict` (and JSON) made `values` from."""
-    numbers = {
-        key: float("nan") if value is None and key != "start" else value for key, value in values.items()
-    }  # NaN became null
-    ranks = tuple(
-        RankTimes(**{**rank, "phases": PhaseTimes(**rank["phases"])}) for rank in as_tuple(values.get("ranks", ()))
-    )
-    return EpochRecord(**{**numbers, "phases": PhaseTimes(**values["phases"]), "ranks": ranks})
-
-
-def phase_names() -> tuple[str, ...]:
-    """The phases of a step, in their order."""
-    return tuple(field.name for field in fields(PhaseTimes))
+def as_result(values: Any) -> RunResult:
+    """Return the RunResult that `values` were written from, of JSON's types; raise ValueError if they do not fit."""
+    if isinstance(values, dict) and values.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"its schema_version is {values.get('schema_version')!r}, not {SCHEMA_VERSION}")
+    return as_record(values, RunResult)

@@ -171,7 +171,7 @@ def _growth(case: Case) -> Iterator[Finding]:
 def _resident(case: Case) -> Iterator[Finding]:
     speed, result = case.report.probe and case.report.probe.resident_images_per_second, case.result
     if speed and result.config["loader"] == "workers":
-        step, needed = case.summary.step_milliseconds, 1000 * result.global_batch_size / result.loading_ranks / speed
+        step, needed = case.summary.step_milliseconds, 1000 * result.global_batch_size / result.data_ranks / speed
         saved = case.summary.phases.known["data"] - needed
         if saved / step >= SAVED:
             yield Finding("resident loader", {"x": saved, "y": step, "n": saved / step, "r": speed, "z": needed})

@@ -71,7 +71,7 @@ def equal_images(results: Iterable[RunResult]) -> bool:
     """Whether the epochs of these runs hold equally many images, but for the up to N - 1 that N ranks leave out."""
     results = tuple(results)
     images = [result.epochs[-1].samples for result in results]
-    return not results or max(images) - min(images) < max(result.loading_ranks for result in results)
+    return not results or max(images) - min(images) < max(result.data_ranks for result in results)
 
 
 def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> None:
@@ -158,7 +158,7 @@ def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> s
     rows = [other for other in report.rows if not other.times_only]
     accuracies = block_times(rows, lambda _, result: 100 * result.epochs[-1].test_accuracy)
     value, low, high = mean_difference(accuracies, rows.index(row), rows.index(baseline), 2 * CONFIDENCE - 1)
-    margin = report.settings.get("accuracy_margin", ACCURACY_MARGIN)
+    margin = report.settings["accuracy_margin"] or ACCURACY_MARGIN
     if low >= -margin:
         return ""
     if high < 0:

@@ -168,7 +168,7 @@ def measure(report: Report) -> Measures:
     judged = (
         confidence_of(report),
         report.wanted_blocks if settings.get("margin") else None,
-        settings.get("equal_within", EQUAL_WITHIN),
+        settings["equal_within"] or EQUAL_WITHIN,
         frozenset(row.configuration.name for row in rows if row.disturbed),
     )
     means = zip(*(adjusted_means(times) for times in (asked, images, training, total)), strict=True)
@@ -223,9 +223,8 @@ def _memory(results: Sequence[RunResult]) -> Memory | None:
     devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
     if not devices:
         return None
-    peaks, parts = list(map(max, devices)), results[0].memory_parts or {}
-    known = parts if any(parts.values()) else {}  # older results counted none of Accelerate's on a CPU
-    return Memory(statistics.median(peaks), min(peaks), max(peaks), statistics.median(map(sum, devices)), known)
+    peaks, together = list(map(max, devices)), statistics.median(map(sum, devices))
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), together, results[0].memory_parts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
-from common.files.results import PhaseTimes, RankTimes, RunResult, phase_names
+from common.files.results import PHASES, PhaseTimes, RankTimes, RunResult
 from comparison.judge.fairness import Standing, units
 from comparison.judge.measures import done
 from comparison.judge.statistics import CONFIDENCE, t_quantile
@@ -166,7 +166,7 @@ def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
 def _mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
     """The mean over all steps of each phase that is known in every epoch."""
     known = [epoch.known for epoch in phases]
-    names = [name for name in phase_names() if name != "rest" and all(name in epoch for epoch in known)]
+    names = [name for name in PHASES if name != "rest" and all(name in epoch for epoch in known)]
     return {
         name: sum(epoch[name] * weight for epoch, weight in zip(known, steps, strict=True)) / sum(steps)
         for name in names
@@ -282,7 +282,7 @@ def step_time(result: RunResult) -> Time:
     parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
         parts = {"exchange": 0.0, **parts}
-    parts = {name: parts[name] for name in phase_names() if name in parts}
+    parts = {name: parts[name] for name in PHASES if name in parts}
     return Time(1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps), parts)
 
 

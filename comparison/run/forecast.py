@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from common.files.probe import Probe, probe_from_dict
+from common.files.probe import Probe
+from common.files.records import as_record
 from common.words import count, duration
 from comparison.plan.plan import type_flags, with_cut
 from comparison.record import Report
@@ -40,7 +41,7 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     if settings["project"] or (first.device == "gpu" and len(report.environment["gpus"]) > 1):
         flags.append("--link")
     start = time.perf_counter()
-    probe = probe_from_dict(json.loads(ask("common.programs.probe", *flags)))
+    probe = as_record(json.loads(ask("common.programs.probe", *flags)), Probe)
     return replace(probe, wall_seconds=time.perf_counter() - start)
 
 

@@ -130,7 +130,7 @@ def definitions(report: Report) -> list[str]:
         if report.settings["epochs"] > 1
         else "there is only one, with its warm-up"
     )
-    within = report.settings.get("equal_within", EQUAL_WITHIN)
+    within = report.settings["equal_within"] or EQUAL_WITHIN
     scaling = "are per device: weak scaling" if report.settings["scaling"] == "weak" else "are totals over all devices"
     memory = (
         "What PyTorch allocated while training."

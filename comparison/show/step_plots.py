@@ -2,31 +2,22 @@
 
 from pathlib import Path
 
-from common.files.plots import PHASE_LOOK, draw_timeline, new_figure
+from common.files.plots import draw_timeline, new_figure, phase_look
+from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
 from comparison.show.figures import keep_figure
 
 
 def draw_phases(analysis: Analysis, path: Path) -> Path:
     """Draw bars of every row's mean step, phase by phase."""
-    import matplotlib
-
     done = analysis.done
     figure, (axis,) = new_figure(width=9.0, height=2.2 + 0.5 * len(done))
     positions, left = range(len(done)), [0.0] * len(done)  # labels alone need not differ
-    for phase, (shade, hatch) in PHASE_LOOK.items():
+    for phase in PHASES:
         means = [entry.summary.phases.known.get(phase, 0.0) for entry in done]
         if not any(means):  # no method leaves it over
             continue
-        axis.barh(
-            positions,
-            means,
-            left=left,
-            label=phase,
-            color=matplotlib.colormaps["cividis"](shade),
-            hatch=hatch,
-            edgecolor="white",
-        )
+        axis.barh(positions, means, left=left, label=phase, **phase_look(phase))
         left = [start + mean for start, mean in zip(left, means, strict=True)]
     axis.set_yticks(positions, [entry.label for entry in done])
     axis.invert_yaxis()
@@ -34,7 +25,7 @@ def draw_phases(analysis: Analysis, path: Path) -> Path:
     warm_up = "without the warm-up" if analysis.report.settings["epochs"] > 1 else "with the warm-up"
     axis.set_xlabel(f"milliseconds per step, mean over the epochs {warm_up}")
     figure.suptitle(f"{_phase_finding(done)}\n{analysis.report.title}", fontsize=11)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASE_LOOK))
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASES))
     return keep_figure(figure, path)
 
 
@@ -66,18 +57,9 @@ def draw_excess(analysis: Analysis, path: Path) -> Path:
     for position, account in enumerate(accounts.values()):
         ends = {True: 0.0, False: 0.0}
         for part in account.parts:
-            shade, hatch = PHASE_LOOK.get(part.name, (None, ""))
             start = ends[part.value > 0]
             ends[part.value > 0] += part.value
-            axis.barh(
-                position,
-                part.value,
-                0.7,
-                left=start,
-                hatch=hatch,
-                edgecolor="white",
-                color="#BBBBBB" if shade is None else matplotlib.colormaps["cividis"](shade),
-            )
+            axis.barh(position, part.value, 0.7, left=start, **phase_look(part.name))
             height = position - 0.28 + 0.56 * names.index(part.name) / max(1, len(names) - 1)
             axis.errorbar(ends[part.value > 0], height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
         axis.errorbar(
@@ -92,15 +74,7 @@ def draw_excess(analysis: Analysis, path: Path) -> Path:
         "orange: each part's interval, all together 95 %; diamond: the difference, with its 95 %"
     )
     figure.suptitle(f"{_excess_finding(accounts)}\n{analysis.report.title}", fontsize=11)
-    handles = [
-        matplotlib.patches.Patch(
-            facecolor=matplotlib.colormaps["cividis"](PHASE_LOOK[name][0]) if name in PHASE_LOOK else "#BBBBBB",
-            hatch=PHASE_LOOK[name][1] if name in PHASE_LOOK else "",
-            edgecolor="white",
-            label=name,
-        )
-        for name in names
-    ]
+    handles = [matplotlib.patches.Patch(**phase_look(name), label=name) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return keep_figure(figure, path)
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 import compare_parallel
-from common.files.probe import Probe, probe_from_dict
+from common.files.probe import Probe
+from common.files.records import as_record
 from common.programs import probe
 from common.settings.config import DATASETS, RunConfig
 from common.settings.datasets import RECIPES
@@ -111,7 +112,7 @@ def test_the_probe_measures_what_the_recipe_trains(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(probe, "measure", lambda arguments, image_set: asked.append(arguments) or measured)
     probe.main()
-    assert probe_from_dict(json.loads(capsys.readouterr().out)) == measured
+    assert as_record(json.loads(capsys.readouterr().out), Probe) == measured
     values = RECIPES["fast"]["mnist"]
     assert {name: getattr(asked[0], name) for name in values} == {
         **values,

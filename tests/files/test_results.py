@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -23,17 +23,6 @@ def test_every_ranks_times_are_kept(tmp_path):
     result = replace(result, epochs=tuple(replace(epoch, ranks=ranks) for epoch in result.epochs))
     write_result(result, tmp_path / "result.json")
     assert read_result(tmp_path / "result.json") == result
-
-
-def test_an_older_result_is_read_without_what_it_did_not_have(tmp_path):
-    values = {**asdict(make_result()), "schema_version": 2}
-    del values["memory_parts"]
-    for epoch in values["epochs"]:
-        del epoch["ranks"], epoch["phases"]["exchange"]
-    write_json(values, tmp_path / "result.json")
-    result = read_result(tmp_path / "result.json")
-    assert result.memory_parts is None
-    assert (result.epochs[0].ranks, result.epochs[0].phases) == ((), PHASES)
 
 
 def test_nan_is_null_in_json_and_nan_again(tmp_path):

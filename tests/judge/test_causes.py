@@ -12,6 +12,7 @@ from comparison.show.report import write_markdown
 from comparison.show.tables import account_tables, rank_table
 from comparison.show.verdict import verdict
 from tests.reports import (
+    ENVIRONMENT,
     JITTER,
     STEP_MS,
     configuration,
@@ -112,11 +113,7 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
 @pytest.mark.parametrize(
     "values, kind, words",
     [
-        (
-            {"environment": {"torch": "2.11.0", "cores": 1, "gpus": []}},
-            "shared cores",
-            "2 threads share 1 core; give it more cores",
-        ),
+        ({"environment": ENVIRONMENT}, "shared cores", "2 threads share 1 core; give it more cores"),
         ({}, "shared cores", "of 2: look for other programs, or type --bind, which"),
         (
             {"config": {**make_result().config, "bind": True}},

@@ -1,9 +1,10 @@
 """Which rows a comparison has, what each runs, and what is no comparison."""
 
 import pytest
+from msgspec import convert
 
 from common.errors import SuiteError
-from common.files.probe import probe_from_dict
+from common.files.probe import Probe
 from common.settings.config import MODELS
 from comparison.judge.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, ladder
@@ -146,13 +147,13 @@ def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
 def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
     times = {"conv1": 1.0, "conv2": 1.0, "full1": 1.0, "head": 4.0}
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in times.items()]
-    probe = probe_from_dict({**PROBE, "blocks": blocks})
+    probe = convert({**PROBE, "blocks": blocks}, Probe)
     rows = plan(methods=methods("single", "mp", "pipeline"), nproc=[2, 3, 5], num_workers=[0])
     assert [row.stages for row in rows.values()] == [1, 2, 2, 3, 5]
     single, mp, two, three, five = (with_cut(row, probe).command[len(row.command) :] for row in rows.values())
     assert mp == two == ("--split-at", "head") and three == ("--split-at", "conv2", "head")
     assert single == five == ()  # the latter cannot be
-    assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], probe_from_dict(PROBE))
+    assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], convert(PROBE, Probe))
 
 
 def test_weak_scaling_multiplies_the_batch_by_the_devices():

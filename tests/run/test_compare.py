@@ -9,21 +9,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
+from msgspec import convert
 
 import compare_parallel
 from common.errors import SuiteError
-from common.files.probe import probe_from_dict
+from common.files.probe import Probe
 from common.files.results import write_result
 from common.words import duration, percent
 from comparison.results_file import read_results
 from comparison.run.forecast import guess_seconds, seconds_left, shorter_command
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
-from tests.fixtures import PROJECT, child, child_environment
+from tests.fixtures import PROJECT, child, child_environment, misfits
 from tests.reports import PROBE, configuration, make_result, report_of, runs
-from tests.schema import comparison
 
 # ---- how long it takes
 
@@ -48,7 +47,7 @@ def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags
 
 def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     row, other = configuration(), configuration("ddp")
-    probe = probe_from_dict({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]})
+    probe = convert({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}, Probe)
     for steps, images in ((None, 1000), (1, 100)):  # 2 s of start-up, 2 epochs with 200/3 images more, at 0.5 ms
         expected = 2 + 2 * (images + 200 / 3) * 0.0005
         assert guess_seconds(row, {"epochs": 2, "max_steps": steps}, probe) == pytest.approx(expected)
@@ -186,7 +185,7 @@ def test_a_comparison_from_start_to_end(check, compare, project, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout  # no terminal
     assert "2 runs: 2 rows x 1 block\n" in done.stdout and "\n[2/2] block 1, " in done.stdout
-    jsonschema.validate(json.loads((directory / "results.json").read_text()), comparison())
+    assert not misfits(json.loads((directory / "results.json").read_text()), "results")
     stored = read_results(directory / "results.json")
     names = [name for block, name in stored.order if block == 1]  # others follow if another program disturbs it
     assert f"Block 1: {', '.join(names)}\n" in done.stdout and set(names) == {"single", "ddp"}

@@ -10,7 +10,6 @@ import sys
 from argparse import Namespace
 from functools import partial
 
-import jsonschema
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,9 +26,8 @@ from common.settings.schedules import build_schedule
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report
-from tests.fixtures import make_config
+from tests.fixtures import make_config, misfits
 from tests.reports import configuration, make_result, report_of, runs
-from tests.schema import comparison, run_result
 
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
 SCALARS = st.one_of(
@@ -85,9 +83,9 @@ def allowed(*codes):
         assert error.exit_code in codes and "\n" not in str(error), error
 
 
-def misfits(validator, values):
+def strange(values, schema):
     """What a schema does not allow in what was read without complaint; what the flags' values are is not looked at."""
-    return [error.message for error in validator.iter_errors(values) if "config" not in error.absolute_path]
+    return [error.message for error in misfits(values, schema) if "config" not in error.absolute_path]
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +105,13 @@ def typed(monkeypatch):
 
 def test_results_that_are_signed(comparison_values, tmp_path, typed, monkeypatch):
     monkeypatch.setattr(report, "draw_all", lambda analysis, directory: [])  # a second each; tests/fuzz.py draws them
-    validator, file = jsonschema.Draft202012Validator(comparison()), tmp_path / "results.json"
+    file = tmp_path / "results.json"
     outcomes = {"shown": 0, "refused": 0}
 
     @few(max_examples=100)
     @given(mutated({name: value for name, value in comparison_values.items() if name != "sha256"}), st.booleans())
     def look(values, diff):
-        signed = {**values, "sha256": results_file._checksum(values)}
+        signed = {**values, "sha256": results_file.checksum(values)}
         file.write_text(json.dumps(signed))
         typed("compare_parallel.py", *(("--diff", file, file) if diff else ("--from", file)))
         with allowed(DATA):
@@ -122,7 +120,7 @@ def test_results_that_are_signed(comparison_values, tmp_path, typed, monkeypatch
             except SystemExit as ended:
                 assert ended.code == FAILED  # a run of it had failed
             outcomes["shown"] += 1
-            assert not misfits(validator, signed)
+            assert not strange(signed, "results")
             return
         outcomes["refused"] += 1
 
@@ -131,7 +129,7 @@ def test_results_that_are_signed(comparison_values, tmp_path, typed, monkeypatch
 
 
 def test_results_of_runs(tmp_path):
-    file, validator = tmp_path / "result.json", jsonschema.Draft202012Validator(run_result())
+    file = tmp_path / "result.json"
     write_result(make_result(method_milliseconds={"gather": 0.25}), file)
 
     @few(max_examples=200)
@@ -140,7 +138,7 @@ def test_results_of_runs(tmp_path):
         file.write_text(json.dumps(values))
         with allowed(FAILED):
             read_result(file)
-            assert not misfits(validator, values)
+            assert not strange(values, "run-result")
 
     look()
 

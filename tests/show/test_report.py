@@ -12,7 +12,6 @@ from common.errors import SuiteError
 from common.files.plots import draw_curves
 from common.files.probe import Bucket
 from common.settings.config import RunConfig, flags_that
-from comparison import results_file
 from comparison.judge import analysis
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import differences
@@ -23,7 +22,6 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.plan.plan import type_flags
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
-from comparison.rows import Outcome
 from comparison.run import equivalence
 from comparison.show import curve_plots, plots, step_plots
 from comparison.show.curve_plots import differences as differences_of
@@ -39,6 +37,7 @@ from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences, verdict, where_time_goes
 from tests.reports import (
     DDP,
+    ENVIRONMENT,
     LINK,
     SINGLE,
     cells,
@@ -240,7 +239,7 @@ def test_what_a_reader_must_know():
         ("threads per device 2 instead of 1", {"threads_per_process": 2}),
         ("precision bfloat16 instead of float32", {"precision": "bfloat16"}),
         ("device cuda (NVIDIA H200) instead of cpu", {"devices": ("cuda:0 (NVIDIA H200)",)}),
-        ("torch 2.15.0 instead of 2.11.0", {"environment": {"torch": "2.15.0", "cores": 1, "gpus": []}}),
+        ("torch 2.15.0 instead of 2.11.0", {"environment": {**ENVIRONMENT, "torch": "2.15.0", "cores": 1}}),
         *(
             (f"{name} 9 instead of {old}", {"config": {name: 9}})
             for name, old in (
@@ -845,39 +844,6 @@ def test_a_results_file_that_is_not_what_was_measured_is_refused(damage, message
     with pytest.raises(SuiteError, match=message) as refused:
         read_results(file)
     assert refused.value.exit_code == 4
-
-
-@pytest.mark.parametrize("version", [2, 3, 4])
-def test_older_results_are_read(version, tmp_path):
-    report = replace(full_report(), outcomes=())
-    write_results(report, tmp_path)
-    values = json.loads((tmp_path / "results.json").read_text())
-    del values["sha256"]
-    values |= {"schema_version": version, "maths": values.pop("equivalence")}
-    values["probe"] = {name: value for name, value in values["probe"].items() if value is not None}
-    names = {
-        "model": "model",
-        "batch_size": "global batch",
-        "num_workers": "workers",
-        "threads": "threads per device",
-        "device": "device",
-        "per_device_batch_size": "per-device batch",
-    }  # precision came later
-    for row in values["plan"]:
-        row["planned"] = {old: row["planned"][name] for name, old in names.items()}
-    assert write_read(values, tmp_path) == report
-    busy = {"load_average": [0.5, 0.5, 0.5]} if version == 2 else {"foreign_cores": 0.25}
-    failed = Outcome("single", 1, "failed", "signal 9", "python x.py", "x.log", 1, 9.0, busy.get("foreign_cores"))
-    outcome = {name: value for name, value in vars(failed).items() if name != "foreign_cores"}
-    earlier = write_read({**values, "probe": {}, "outcomes": [{**outcome, **busy}]}, tmp_path)
-    assert earlier == replace(report, probe=None, outcomes=(failed,))
-
-
-def write_read(values, directory):
-    """What read_results makes of a file with these values and a checksum over them."""
-    file = directory / "old.json"
-    file.write_text(json.dumps({**values, "sha256": results_file._checksum(values)}))
-    return read_results(file)
 
 
 def test_results_hold_no_nan(tmp_path):

@@ -11,7 +11,7 @@ from comparison.show.diff import describe_difference
 from comparison.show.reasons import tell
 from comparison.show.sections import sections
 from comparison.show.terminal import terminal_text
-from tests.reports import configuration, report_of, runs
+from tests.reports import ENVIRONMENT, configuration, report_of, runs
 
 SINGLE = (configuration(), runs())
 FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
@@ -71,7 +71,7 @@ WAITS = (40.0, 0.5, 20.0, 40.0, 3.0)
     ],
 )
 def test_waiting_for_data(workers, cores, advice):
-    waits = runs(phases=WAITS, workers_per_process=workers, environment={"torch": "2.11.0", "cores": cores, "gpus": []})
+    waits = runs(phases=WAITS, workers_per_process=workers, environment={**ENVIRONMENT, "cores": cores})
     report = report_of((configuration(num_workers=workers), waits))
     assert kinds(report) == ["waiting for data"]
     assert sentence(report).startswith("Waiting for data takes 40.0 of 103.5 ms per step (39%): ")
