@@ -12,7 +12,7 @@ from common.files.results import RunResult
 from common.ranks.slurm import srun
 from common.settings.config import FLAGS
 from comparison.methods import method_of
-from comparison.words import count, join, named, say
+from comparison.words import count, join, named, say, valued
 
 # Flags that make a sweep when they get several values, and how their column is headed.
 SWEEPS = {
@@ -248,12 +248,16 @@ class Row:
     @property
     def label(self) -> str:
         """What the row is called; with sweeps, with its values that the method's label does not name already."""
-        return say("{name}{values}", name=named(self.configuration.label), values=self.values())
+        return self.label_without("")
+
+    def label_without(self, name: str) -> str:
+        """Return what the row is called beside those that differ from it in the swept setting `name` alone."""
+        return say("{name}{values}", name=named(self.configuration.label), values=self.values(without=name))
 
     def values(self, without: str = "") -> str:
         """Return the swept values that the method's label does not name, and not that of `without`, in brackets."""
         values = [
-            say("{setting} {value}", setting=SWEEPS[name].lower(), value=value)
+            valued(SWEEPS[name].lower(), value)
             for name, value in self.configuration.values.items()
             if name in IN_EVERY_METHOD and name != without
         ]

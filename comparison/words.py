@@ -8,6 +8,7 @@ import contextlib
 import functools
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,6 +16,8 @@ from string import Formatter
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
+NUMBER = r"\b\d+\b"
+NOTHING = "\u200b"  # takes no column
 _language = ContextVar("language", default=ENGLISH)
 
 
@@ -63,16 +66,20 @@ def count(number: int, noun: str, ending: str = "s") -> Sentence:
     return say(f"{{n}} {noun}" + ("" if number == 1 else ending), n=number)
 
 
+def valued(setting: str, value: object) -> Sentence:
+    """Return a setting's name and its value."""
+    return say(f"{setting} {{value}}", value=value)
+
+
 def named(name: str) -> str:
     """Return a row's name, or a reason that stands in a file, as it can be rendered: its parts, their numbers apart."""
-    parts = []
-    for part in name.split(", "):
-        numbers = re.findall(r"\b\d+\b", part)
-        template = re.sub(r"\b\d+\b", "{}", part.replace("{", "{{").replace("}", "}}"))
-        places = [f"{{n{place}}}" for place in range(len(numbers))]
-        values = {place.strip("{}"): number for place, number in zip(places, numbers, strict=True)}
-        parts.append(Sentence(template.format(*places), values) if numbers else part)
-    return parts[0] if len(parts) == 1 else join(", ", parts)
+    for mark in ("; ", ", "):
+        if mark in name:
+            return join(mark, map(named, name.split(mark)))
+    numbers = {f"n{place}": number for place, number in enumerate(re.findall(NUMBER, name))}
+    places = iter(numbers)
+    template = re.sub(NUMBER, lambda _: f"{{{next(places)}}}", name.replace("{", "{{").replace("}", "}}"))
+    return Sentence(template, numbers) if numbers else name
 
 
 @contextlib.contextmanager
@@ -90,9 +97,9 @@ def spoken() -> str:
     return _language.get()
 
 
-def render(text: str) -> str:
+def render(text: object) -> str:
     """Return a text in the language that is spoken; what has no translation stays as it is."""
-    if spoken() == ENGLISH:
+    if spoken() == ENGLISH or not isinstance(text, str):
         return str(text)
     if isinstance(text, Joined):
         return _said(text.mark).join(map(render, text.parts))
@@ -123,10 +130,22 @@ def _value(value, spec):
 def _said(english):
     """A template or a word in the spoken language, found by its small first letter too."""
     table = translations(spoken())
-    return table.get(english) or table.get(english[:1].lower() + english[1:], english)
+    small = english[:1].lower() + english[1:]
+    return table.get(english, table.get(small, english))
 
 
 @functools.cache
 def translations(language: str) -> dict[str, str]:
     """Return what is said for each English template or word."""
-    return tomllib.loads((Path(__file__).parent / "show" / f"{language}.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads((Path(__file__).parent / "show" / f"{language}.toml").read_text(encoding="utf-8"))
+    return {**tables["names"], **tables["sentences"]}
+
+
+def widened(text: str) -> str:
+    """Return a text with a character of no width behind each that takes two columns, so that its length is theirs."""
+    return "".join(sign + NOTHING if unicodedata.east_asian_width(sign) in "WF" else sign for sign in text)
+
+
+def narrowed(text: str) -> str:
+    """Return a widened text as it was."""
+    return text.replace(NOTHING, "")

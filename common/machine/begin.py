@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import MACHINE, SuiteError
 
 TRAINING = ("torch", "torchvision")
-SHOWING = ("numpy", "matplotlib", "msgspec", "tabulate", "psutil", "filelock")  # what compare_parallel.py imports
+SHOWING = ("numpy", "matplotlib", "msgspec", "tabulate", "psutil", "filelock", "jinja2")  # of compare_parallel.py
 PACKAGES = (*TRAINING, *SHOWING)  # requirements.txt
 PROJECT = Path(__file__).resolve().parent.parent.parent
 

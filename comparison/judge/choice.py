@@ -11,7 +11,7 @@ from comparison.judge.statistics import FASTER, SLOWER, Ratio, Table
 from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import SWEEPS
-from comparison.words import join, say
+from comparison.words import join, valued
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def choose(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> tuple[R
     for entry in rows:
         if entry.rivals_baseline:
             values = [item for item in entry.row.configuration.values.items() if item[0] in settings]
-            words = [say("{setting} {value}", setting=SWEEPS[name].lower(), value=value) for name, value in values]
+            words = [valued(SWEEPS[name].lower(), value) for name, value in values]
             groups.setdefault(join(", ", words), []).append(entry)
     if not groups:
         return (Recommendation("not measured"),)

@@ -13,7 +13,7 @@ from comparison.methods import method_of
 from comparison.plan.plan import words_of
 from comparison.record import ACCURACY_MARGIN, Report
 from comparison.rows import Configuration, Row, baseline_of
-from comparison.words import count, join, say
+from comparison.words import count, join, say, valued
 
 NOT_SHOWN = "accuracy not shown"  # how a reason begins that is no proof
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
@@ -62,7 +62,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
         may_differ.add("steps_per_epoch")
     unequal = [name for name in mine if name not in may_differ and mine[name] != theirs[name]]
     return [
-        say("{setting} {value} instead of {other}", setting=words_of(name), value=mine[name], other=theirs[name])
+        say("{setting} instead of {other}", setting=valued(words_of(name), mine[name]), other=theirs[name])
         for name in unequal
     ]
 

@@ -19,9 +19,9 @@ from comparison.methods import METHODS, Machine, default_baseline, default_metho
 from comparison.plan.plan import type_flags
 from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
+from comparison.words import LANGUAGES
 
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
-LANGUAGES = ("en", "zh")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
-"""How the figures of a comparison are kept: as PNG and SVG, in the language that is spoken."""
+"""The figures of a comparison, each with the question that it answers, and how they are kept: as PNG and SVG."""
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.errors import MACHINE, SuiteError
 from common.files.plots import save_figure, show_literally
 from common.files.writing import replacing
-from comparison.show.language import ENGLISH, say, spoken, widened
+from comparison.judge.analysis import Analysis
+from comparison.rows import SWEEPS
+from comparison.show import plots, step_plots, sweep_plots
 from comparison.show.terminal import fill
+from comparison.words import ENGLISH, spoken, widened
 
 EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a line in a title
 PANEL = 0.85  # of a panel's width lies above its axes, beside their labels
@@ -28,6 +35,40 @@ FONTS = (
     "Arial Unicode MS",
     "Droid Sans Fallback",
 )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """draw: a function that returns a matplotlib figure of a comparison, None where there is nothing to draw."""
+
+    name: str
+    question: str
+    draw: Callable[[Analysis], Any]
+
+
+FIGURES = (
+    Figure("curves.png", "What do the rows learn, and how soon?", plots.draw_curves),
+    Figure("speed-up.png", "How many times as fast as the baseline is each row, how sure?", plots.draw_speed_ups),
+    Figure("phases.png", "What is in a step?", step_plots.draw_phases),
+    Figure("excess.png", "What of a step takes longer than it should?", step_plots.draw_excess),
+    Figure("memory.png", "How much memory does a device need?", plots.draw_memory),
+    Figure("time-memory.png", "Who buys time with memory?", plots.draw_time_and_memory),
+    Figure("timeline.png", "What does every device do when?", step_plots.draw_timelines),
+    *(
+        Figure(
+            f"sweep-{name.replace('_', '-')}.png", "Which value is fastest?", partial(sweep_plots.draw_sweep, name=name)
+        )
+        for name in SWEEPS
+    ),
+    Figure("map.png", "For which model and batch does a method pay?", sweep_plots.draw_map),
+    Figure("scaling.png", "What do more devices give?", sweep_plots.draw_scaling),
+)
+
+
+def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
+    """Draw every figure for which there are data; return the PNGs' paths."""
+    drawn = ((figure.name, figure.draw(analysis)) for figure in FIGURES if analysis.done)
+    return [keep_figure(picture, directory / name) for name, picture in drawn if picture]
 
 
 def find_font(language: str) -> str | None:
@@ -61,8 +102,6 @@ def keep_figure(figure, path: Path) -> Path:
     import matplotlib
 
     font = find_font(spoken())
-    if font:
-        _say_all(figure)
     with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
         show_literally(figure)  # before a title is measured
         part_titles(figure)
@@ -88,16 +127,3 @@ def _part(text, width):
         columns -= 1
         text.set_text("\n".join(fill(line, columns) for line in lines))
     return (text.get_window_extent().height - height) / text.get_figure().dpi
-
-
-def _say_all(figure):
-    """Say every text of a figure; those at ticks are made anew with each drawing, if they are not set as such."""
-    from matplotlib.text import Text
-
-    for axis in (part for axes in figure.axes for part in (axes.xaxis, axes.yaxis)):
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        said = [say(label) for label in labels]
-        if said != labels:
-            axis.set_ticks(axis.get_ticklocs(), said)
-    for text in figure.findobj(Text):
-        text.set_text(say(text.get_text()))

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterable
 
-from comparison.judge.analysis import Analysis
-from comparison.judge.choice import Sweep
+from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import Ratio
+from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.methods import method_of
 from comparison.rows import Row
-from comparison.words import join, say
+from comparison.words import join, named, say
 
 
-def as_fast(ratio: Ratio) -> str:
-    """Return how many times as fast a row is, with its interval if that is known."""
-    interval = "" if ratio.low is None else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.value:.2f} times as fast{interval}"
+def as_fast(ratio: Ratio, base: str = "") -> str:
+    """Return how many times as fast a row is, as which other if that is named, with its interval if that is known."""
+    values = {"x": ratio.value, "i": within(ratio), "base": base}
+    return say("{x:.2f} times as fast{i} as “{base}”" if base else "{x:.2f} times as fast{i}", **values)
+
+
+def within(ratio: Ratio) -> str:
+    """Return a ratio's interval behind its value, if it is known."""
+    return "" if ratio.low is None else say(" (95 %: {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
 
 
 def efficiency(share: Ratio) -> str:
@@ -25,8 +29,8 @@ def efficiency(share: Ratio) -> str:
 
 def longer(ratio: Ratio) -> str:
     """Return a ratio of times with its interval and what that means: who takes longer is slower."""
-    words = {"faster": "slower", "slower": "faster"}.get(ratio.words, ratio.words)
-    return f"{ratio} ({words})"
+    words = {FASTER: SLOWER, SLOWER: FASTER}.get(ratio.words, ratio.words)
+    return say("{ratio} ({words})", ratio=ratio, words=words)
 
 
 def mebibytes(size: float) -> str:
@@ -34,44 +38,58 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
-def series_name(rows: Iterable[Row]) -> str:
-    """Return what the rows of one method are called together, which may differ in a swept value."""
+def quoted(labels: Iterable[str]) -> str:
+    """Return the names of rows as a list."""
+    return join(", ", [say("“{row}”", row=label) for label in labels])
+
+
+def series_name(rows: Iterable[Row], swept: str = "") -> str:
+    """Return what the rows of one method are called together, which may differ in the value of `swept`."""
     rows = tuple(rows)
     labels, method = {row.configuration.label for row in rows}, rows[0].configuration.method
-    return labels.pop() if len(labels) == 1 else method_of(method).called or method
+    name = named(labels.pop()) if len(labels) == 1 else method_of(method).called or method
+    return say("{name}{values}", name=name, values=rows[0].values(without=swept) if swept else "")
 
 
 def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
     """Return how long a row takes for what was asked: to a target accuracy, and per epoch; with images per second where
     epochs hold other numbers of images."""
-    target, numbers = analysis.report.settings.get("target_accuracy"), entry.summary
-    asked = "" if target is None else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %, "
-    rate = "" if analysis.same_images else f"{numbers.images_per_second:,.0f} images/s, "
-    return f"{asked}{rate}{numbers.epoch_seconds:.2f} s per epoch"
+    numbers, parts = entry.summary, []
+    if analysis.report.settings.get("target_accuracy") is not None:
+        parts.append(_training(analysis, entry))
+    if not analysis.same_images:
+        parts.append(say("{n:,.0f} images/s", n=numbers.images_per_second))
+    return join(", ", [*parts, say("{s:.2f} s per epoch", s=numbers.epoch_seconds)])
+
+
+def _training(analysis, entry):
+    target = 100 * analysis.report.settings["target_accuracy"]
+    return say("{s:.2f} s of training to {n:g} %", s=entry.summary.training_seconds, n=target)
 
 
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
     """Return how long a row takes for what was asked, beside another."""
+    own, other = entry.summary, baseline.summary
     if analysis.report.settings.get("target_accuracy") is not None:
-        return f"{time_asked(analysis, entry)}, instead of {time_asked(analysis, baseline)}"
+        times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
+        return say("{time}, instead of {other}", **times)
     if not analysis.same_images:
-        return f"{entry.summary.images_per_second:,.0f} instead of {baseline.summary.images_per_second:,.0f} images/s"
-    return f"{entry.summary.epoch_seconds:.2f} s instead of {baseline.summary.epoch_seconds:.2f} s per epoch"
+        return say("{s:,.0f} instead of {t:,.0f} images/s", s=own.images_per_second, t=other.images_per_second)
+    return say("{s:.2f} s instead of {t:.2f} s per epoch", s=own.epoch_seconds, t=other.epoch_seconds)
 
 
 def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
     if not sweep.fastest:
-        return "disturbed, nothing can be claimed from its times"
-    values = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
-    if len(values) > 1:
-        return f"fastest at {', '.join(values[:-1])} or {values[-1]} (not decided)"
-    target, numbers = analysis.report.settings.get("target_accuracy"), sweep.fastest[0].summary
-    return f"fastest at {values[0]}, " + (
-        f"{numbers.images_per_second:,.0f} images/s"
-        if target is None
-        else f"{numbers.training_seconds:.2f} s of training to {100 * target:g} %"
-    )
+        return say("disturbed, nothing can be claimed from its times")
+    *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
+    if values:
+        return say("fastest at {values} or {value} (not decided)", values=join(", ", values), value=last)
+    best = sweep.fastest[0]
+    how = say("{n:,.0f} images/s", n=best.summary.images_per_second)
+    if analysis.report.settings.get("target_accuracy") is not None:
+        how = _training(analysis, best)
+    return say("fastest at {value}, {how}", value=last, how=how)
 
 
 def several_baselines(analysis: Analysis) -> bool:
@@ -89,5 +107,5 @@ def tell_disturbed(rows: Iterable[Row]) -> str:
         "other programs {what} during runs of {rows}, so that nothing can be claimed from their times; close them and "
         "run again",
         what=most.words,
-        rows=join(", ", [say("“{row}”", row=row.label) for row in noisy]),
+        rows=quoted(row.label for row in noisy),
     )

@@ -19,13 +19,13 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.results_file import read_results
-from comparison.show.language import ENGLISH, say, speaking
+from comparison.show.figures import FIGURES as DRAWN
+from comparison.show.figures import draw_all
 from comparison.show.page import write_html
-from comparison.show.plots import FIGURES as FIGURE_NAMES
-from comparison.show.plots import draw_all
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_columns, terminal_text
+from comparison.words import ENGLISH, render, say, speaking
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
@@ -41,7 +41,7 @@ def keep_earlier(directory: Path) -> None:
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = [*FILES, *FIGURE_NAMES, *(str(Path(name).with_suffix(".svg")) for name in FIGURE_NAMES)]
+    names = [*FILES, *(str(Path(drawn.name).with_suffix(ending)) for drawn in DRAWN for ending in (".png", ".svg"))]
     names += ["runs", "traces", PROOF] if results.exists() else []
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
@@ -143,22 +143,16 @@ def _interval(name, ratio):
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write the report for people as Markdown."""
-    written = {
-        TEXT: markdown,
-        TABLE: markdown,
-        LIST: bullets,
-        CODE: fenced,
-        FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths),
-    }
-    parts = [f"# {markdown(say(analysis.report.title))}", f"{say('Made by')} `{_in_line(analysis.report.command)}`."]
+    command = _in_line(analysis.report.command)
+    parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
     for section in sections(analysis, figures, proofs, "github"):
-        parts += [f"## {section.heading}", *(written[kind](content) for kind, content in section.parts)]
+        parts += [f"## {render(section.heading)}", *(MARKDOWN[kind](content) for kind, content in section.parts)]
     write_text("\n\n".join(parts) + "\n", path)
 
 
 def markdown(text: str) -> str:
     """Return a text without what Markdown would take for HTML, or for a link or picture."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(render(text))).replace("](", "]\\(")
 
 
 def fenced(text: str) -> str:
@@ -175,3 +169,12 @@ def _in_line(text):
 def bullets(sentences: Iterable[str]) -> str:
     """Return the sentences as a list."""
     return "\n".join(f"- {markdown(sentence)}" for sentence in sentences)
+
+
+MARKDOWN = {
+    TEXT: markdown,
+    TABLE: markdown,
+    LIST: bullets,
+    CODE: fenced,
+    FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths),
+}

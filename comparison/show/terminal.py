@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
@@ -15,16 +16,25 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
-from comparison.show.language import NOTHING, narrowed, say, widened
-from comparison.show.phrases import mebibytes
 from comparison.show.reasons import tell
 from comparison.show.remarks import faults, warnings
-from comparison.show.tables import accuracy, before_rows, cell, lay_out, target_cell
+from comparison.show.tables import BEFORE_COLUMNS, PROJECTED, answer_columns, cells_of, lay_out, table_of
 from comparison.show.verdict import answers
+from comparison.words import NOTHING, join, narrowed, render, say, valued, widened
 
 MOST, FEWEST = 100, 60  # columns
 PARTING = "\v"  # for textwrap a space, between two characters that have none
 GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least
+# Headings that a terminal has in two lines.
+NARROW = {
+    "Before (s per epoch)": "Before (s\nper epoch)",
+    "Now (s per epoch)": "Now (s\nper epoch)",
+    "Times as fast [95 %]": "Times as\nfast [95 %]",
+    "Epoch, projected, not measured (s)": "Epoch (s)",
+    "Speed-up, projected": "Speed-up",
+    "Epoch, measured (s)": "Epoch,\nmeasured (s)",
+    "Error of the projection": "Error of the\nprojection",
+}
 
 
 def terminal_columns() -> int:
@@ -34,21 +44,26 @@ def terminal_columns() -> int:
 
 def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
+    before = fitted_table(*cells_of(analysis.pairs[BEFORE], _narrowed(BEFORE_COLUMNS)), width=width)
     parts = [
-        fill(say(analysis.report.title), width),
-        fill(say(_what_is_equal(analysis)), width),
-        fitted_table(*answer_rows(analysis, narrow=width < MOST), width),
-        _before_table(analysis, width),
-        _projection(analysis, width),
-        *(fill(say(sentence), width) for sentence in answers(analysis, proofs)),
-        _list([*warnings(analysis), *faults(analysis)], width),
+        fill(analysis.report.title, width),
+        fill(_what_is_equal(analysis), width),
+        fitted_table(*cells_of(analysis.rows, answer_columns(analysis, narrow=width < MOST)), width=width),
+        f"{render(say('Now and before'))}\n\n{before}" if analysis.pairs[BEFORE] else "",
+        *(_projection(analysis, width) if analysis.report.settings["project"] else ()),
+        *(fill(sentence, width) for sentence in answers(analysis, proofs)),
+        "\n".join(fill(join("", ["- ", text]), width, "  ") for text in (*warnings(analysis), *faults(analysis))),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
+def _narrowed(columns):
+    return [replace(column, heading=NARROW.get(column.heading, column.heading)) for column in columns]
+
+
 def fill(text: str, width: int, indent: str = "") -> str:
     """Return a text in lines of at most `width` columns; words stay whole, Chinese is parted before any character."""
-    parted = _with_breaks(re.sub(r"[\t\n\v\f\r]", " ", text))
+    parted = _with_breaks(re.sub(r"[\t\n\v\f\r]", " ", render(text)))
     lines = textwrap.wrap(
         parted,
         width - (PARTING in parted),
@@ -65,62 +80,22 @@ def _with_breaks(text):
     return re.sub(f"{NOTHING}(?![，。；：）”])", PARTING, widened(text))
 
 
-def _list(sentences: Iterable[str], width):
-    return "\n".join(fill(f"- {say(sentence)}", width, "  ") for sentence in sentences)
-
-
 def _what_is_equal(analysis):
     settings = [effective(entry.row.results[0]) for entry in analysis.done]
     equal = [
-        f"{words_of(name)} {settings[0][name]}" for name in EFFECTIVE if len({values[name] for values in settings}) == 1
+        valued(words_of(name), settings[0][name])
+        for name in EFFECTIVE
+        if len({values[name] for values in settings}) == 1
     ]
-    return f"Equal in all rows: {', '.join(equal)}." if equal else ""
+    return say("Equal in all rows: {settings}.", settings=join(", ", equal)) if equal else ""
 
 
-def answer_rows(analysis: Analysis, narrow: bool = False) -> tuple[list[list[str]], list[str]]:
-    """Return the cells of the table of what is judged, and its header; narrow: with intervals on lines of their own."""
-    report, target = analysis.report, analysis.report.settings.get("target_accuracy")
-    time = "Epoch\n(s)" if analysis.same_images else "Images/s"
-    if target is not None:
-        time = f"Training to\n{100 * target:g} % (s)"
-    batch = ["Largest\nbatch"] if report.fitted else []
-    header = ["Method", *batch, time, "Total\n(s)", "Speed-up\n[95 %]", "Memory\n(MiB)", "Accuracy\n(%)", "Result"]
-    rows = [
-        [
-            entry.label,
-            *([f"{entry.row.configuration.planned.batch_size:,}"] if batch else []),
-            _time_cell(analysis, entry),
-            cell(entry.summary.total_seconds, ".1f"),
-            cell(entry.standing.speed_up).replace(" [", "\n[" if narrow else " ["),
-            cell(entry.summary.memory and mebibytes(entry.summary.memory.peak)),
-            accuracy(entry.summary.accuracies),
-            entry.result,
-        ]
-        for entry in analysis.rows
-    ]
-    return rows, header
-
-
-def _time_cell(analysis, entry):
-    """What was asked for; the images per second where epochs hold other numbers of images."""
-    if analysis.report.settings.get("target_accuracy") is not None:
-        return target_cell(entry)
-    if analysis.same_images:
-        return cell(entry.summary.epoch_seconds, ".2f")
-    return cell(entry.summary.images_per_second, ",.0f")
-
-
-def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
+def fitted_table(header: list[str], *rows: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
-    header, *rows = ([say(text) for text in row] for row in (header, *rows))
-    wide = ([widened(text) for text in row] for row in (header, *rows))
-    columns = [
-        max(
-            [len(line) + PADDING for line in name.splitlines()]
-            + [len(line) for text in column for line in text.splitlines()]
-        )
-        for name, *column in zip(*wide, strict=True)
-    ]
+    header, *rows = ([render(text) for text in row] for row in (header, *rows))
+    wide = zip(*([widened(text) for text in row] for row in (header, *rows)), strict=True)
+    lines = [[(place, line) for place, text in enumerate(column) for line in text.splitlines()] for column in wide]
+    columns = [max(len(line) + PADDING * (not place) for place, line in column) for column in lines]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
     word = max(len(word) for *_, text in (header, *rows) for word in _with_breaks(text).split())
@@ -129,35 +104,9 @@ def fitted_table(rows: list[list[str]], header: list[str], width: int) -> str:
     return lay_out(narrow, header, "simple", left=(0, len(header) - 1))
 
 
-def _before_table(analysis, width):
-    if not analysis.pairs[BEFORE]:
-        return ""
-    header = [
-        "Method",
-        "Before (s\nper epoch)",
-        "Now (s\nper epoch)",
-        "Times as\nfast [95 %]",
-        "Result",
-        "Now differs in",
-    ]
-    return f"{say('Now and before')}\n\n{fitted_table(before_rows(analysis), header, width)}"
-
-
 def _projection(analysis, width):
-    if not analysis.report.settings["project"]:
-        return ""
-    rows = [
-        [
-            str(point.devices),
-            f"{point.epoch_seconds:.2f}",
-            f"{point.speed_up:.2f}",
-            cell(point.measured_seconds, ".2f"),
-            cell(point.error, "+.0%"),
-        ]
-        for point in analysis.projection.points
-    ]
-    header = ["Devices", "Epoch (s)", "Speed-up", "Epoch,\nmeasured (s)", "Error of the\nprojection"]
     projection = analysis.projection
-    table = [lay_out(rows, header, "simple", left=())] if rows else []
-    words = fill(say(" ".join(map(tell, projection.stops or projection.assumptions))), width)
-    return "\n\n".join([say(f"Projection ({LABEL})"), *table, words])
+    columns = [column for column in _narrowed(PROJECTED) if column.heading in ("Devices", *NARROW.values())]
+    table = table_of(projection.points, columns, "simple")
+    words = join(" ", map(tell, projection.stops or projection.assumptions))
+    return render(say("Projection ({words})", words=LABEL)), table, fill(words, width)

@@ -1,35 +1,55 @@
-"""The comparison in words: one paragraph per row, every sentence with the number behind it, and a recommendation."""
+"""The comparison in words: one paragraph per row, every sentence with the number behind it, and what to use here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common.errors import OUT_OF_MEMORY
-from common.words import count, percent
-from comparison.judge.analysis import Analysis
-from comparison.judge.choice import Sweep
+from common.words import percent
+from comparison.judge.analysis import Analysis, Sweep
+from comparison.judge.choice import Recommendation
+from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
-from comparison.methods import method_of
-from comparison.plan.counterparts import TWIN
+from comparison.methods import all_cores_methods, method_of
+from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.rows import SWEEPS, Trial, trials_of
-from comparison.show.phrases import as_fast, fastest_value, instead_of, longer, mebibytes, several_baselines, time_asked
+from comparison.show.phrases import (
+    as_fast,
+    fastest_value,
+    instead_of,
+    longer,
+    mebibytes,
+    quoted,
+    several_baselines,
+    time_asked,
+    within,
+)
 from comparison.show.reasons import tell
-from comparison.show.recommend import recommendations
+from comparison.words import Sentence, count, join, named, say
+
+CLAIM_TEMPLATES = {
+    FASTER: "{fast}; {time}.",
+    SLOWER: "slower, {fast}; {time}.",
+    EQUAL: "practically as fast, {fast}; {time}.",
+    UNDECIDED: "{fast}, so that it may be faster or slower; {time}.",
+    TOO_FEW: "{fast}, which so few runs do not prove; {time}.",
+}
 
 
 def verdict(analysis: Analysis) -> list[str]:
     """Return a paragraph for every row that there is something to say of, one for all simulated rows, one per sweep and
     method, and last what to use on this machine."""
     paragraphs = [(entry.label, _paragraph(analysis, entry)) for entry in analysis.rows]
-    rows = [f"{label}: {words}" for label, words in paragraphs if words]
+    rows = [say("{row}: {words}", row=label, words=words) for label, words in paragraphs if words]
     return [*rows, *_simulated(analysis), *sweep_sentences(analysis), *recommendations(analysis)]
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
+    costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
         *_maths(analysis.report),
         *_largest_batches(analysis),
-        *(f"{entry.label}: {' '.join(costs)}" for entry in analysis.done if (costs := _costs(entry))),
+        *(say("{row}: {words}", row=label, words=join(" ", words)) for label, words in costs if words),
         *sweep_sentences(analysis),
         *tell_proofs(analysis, proofs),
         *tell_guesses(analysis),
@@ -41,54 +61,150 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 def _maths(report):
     """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
     differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
-    return (
-        [f"After 20 steps no weight differs from one device's by more than {max(differences):.1e}."]
-        if differences
-        else []
-    )
+    if not differences:
+        return []
+    return [say("After 20 steps no weight differs from one device's by more than {x:.1e}.", x=max(differences))]
 
 
 def _largest_batches(analysis):
     """The largest batch of every row, if that was asked."""
     rows = [
-        f"“{entry.label}” {entry.row.configuration.planned.batch_size:,}"
+        say("“{row}” {n:,}", row=entry.label, n=entry.row.configuration.planned.batch_size)
         for entry in analysis.done
         if trials_of(entry.row.configuration, analysis.report.trials)
     ]
-    return [f"Largest batch that fits: {', '.join(rows)}."] if rows else []
+    return [say("Largest batch that fits: {rows}.", rows=join(", ", rows))] if rows else []
 
 
 def _simulated(analysis):
-    rows = [f"“{entry.label}”" for entry in analysis.rows if entry.row.simulated]
-    return [f"Simulated on one device, which says nothing about the method's speed: {', '.join(rows)}."] if rows else []
+    rows = [entry.label for entry in analysis.rows if entry.row.simulated]
+    words = say("Simulated on one device, which says nothing about the method's speed: {rows}.", rows=quoted(rows))
+    return [words] if rows else []
 
 
-def sweep_sentences(analysis: Analysis) -> list[str]:
-    """Return a sentence for every sweep and method."""
-    return [_sweep(analysis, sweep) for sweep in analysis.sweeps if sweep.name != "model"]
+# ---- what to use
 
 
-def tell_guesses(analysis: Analysis) -> list[str]:
-    """Return what was guessed with --predict, beside what was measured."""
+def recommendations(analysis: Analysis) -> list[str]:
+    """Return what to use here, for each model and batch."""
     sentences = []
-    for text in analysis.report.settings.get("predict") or ():
-        method, _, guess = text.partition("=")
-        for entry in analysis.rows:
-            speed_up = entry.standing.speed_up
-            if entry.row.configuration.method == method and not entry.is_baseline:
-                sentences.append(
-                    f"“{entry.label}” was guessed to be {guess} times as fast as the baseline: "
-                    + (_beside(float(guess), speed_up) if speed_up else "it has no speed-up")
-                    + "."
-                )
+    for choice in analysis.recommendations:
+        if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
+            words = say("Recommendation: {words}", words=RECOMMENDATIONS[choice.kind](analysis, choice))
+            sentences.append(
+                say("For {trained}: {words}", trained=choice.trained, words=words) if choice.trained else words
+            )
     return sentences
 
 
-def _beside(guess, speed_up):
-    if speed_up.disturbed or speed_up.low is None:
-        return f"measured {speed_up}, which proves nothing"
-    inside = speed_up.low <= guess <= speed_up.high
-    return f"measured {speed_up}, {'in which the guess lies' if inside else 'and so it is not'}"
+def _not_measured(analysis, choice):
+    """With how fast the rows are that were let run although they are unequal."""
+    rows = [
+        say(
+            "“{row}” is {fast}, with {settings}",
+            row=entry.label,
+            fast=as_fast(entry.standing.speed_up, entry.standing.baseline.label),
+            settings=join(", ", entry.standing.unequal),
+        )
+        for entry in analysis.rows
+        if entry.standing.speed_up and entry.standing.unequal
+    ]
+    if rows:
+        return say("none, as the rows are unequal: {rows}.", rows=join("; ", rows))
+    return say("none, as no other method was measured against the baseline.")
+
+
+def _disturbed(analysis, choice):
+    return say("none. The comparison was disturbed.")
+
+
+def _all_cores(analysis, choice):
+    return say(
+        "none. One process with all {n} cores may be faster than all of these and was not measured: add {methods} to "
+        "--methods, or see above why it has no time.",
+        n=analysis.report.environment["cores"],
+        methods=join(" or ", all_cores_methods()),
+    )
+
+
+def _own_batches(analysis, choice):
+    return say(
+        "none. Each row trains with a batch of its own, so that an epoch teaches each something else: images per "
+        "second do not say which one learns sooner; with --target-accuracy they are compared in that."
+    )
+
+
+def _few_runs(analysis, choice):
+    return say(
+        "none, as so few runs prove nothing; the fastest was “{row}”, {fast}. Give --repeats 3 or more.",
+        row=choice.shown.label,
+        fast=_shown(choice),
+    )
+
+
+def _stay(analysis, choice):
+    shown, best = choice.shown, choice.best
+    doubts = [doubt for doubt in (shown.standing.accuracy, shown.row.trouble) if doubt]
+    words = shown.standing.speed_up.words
+    if doubts:
+        words = say("{words}, but {doubts}", words=words, doubts=join(" and ", doubts))
+    advice = say("More --repeats, or --check-maths, can show that.")
+    answer = say(
+        "stay with “{best}”, {time}. The best of the others against an equal baseline, “{row}”, is {fast}: {words}.",
+        best=best.label,
+        time=time_asked(analysis, best),
+        row=shown.label,
+        fast=_shown(choice),
+        words=words,
+    )
+    more = [advice] if shown.standing.accuracy.startswith(NOT_SHOWN) else []
+    return join(" ", [answer, *more, *_ending(analysis, choice)])
+
+
+def _use(analysis, choice):
+    best, whole, baseline = choice.best, choice.whole, choice.shown.standing.baseline
+    fast = _shown(choice)
+    if whole and whole is not best and whole.row is not baseline:
+        ratio = choice.whole_ratio
+        fast = say(
+            "{fast} and {y:.2f} times as fast{j} as “{other}”",
+            fast=fast,
+            y=ratio.value,
+            j=within(ratio),
+            other=whole.label,
+        )
+    time = instead_of(analysis, best, analysis.of(baseline))
+    words = say("use “{row}” on this machine: {fast}; {time}.", row=best.label, fast=fast, time=time)
+    return join(" ", [words, *_ending(analysis, choice)])
+
+
+RECOMMENDATIONS: dict[str, Callable[[Analysis, Recommendation], str]] = {
+    "not measured": _not_measured,
+    "disturbed": _disturbed,
+    "all cores": _all_cores,
+    "own batches": _own_batches,
+    "few runs": _few_runs,
+    "stay": _stay,
+    "use": _use,
+}
+
+
+def _shown(choice):
+    return as_fast(choice.shown.standing.speed_up, choice.shown.standing.baseline.label)
+
+
+def _ending(analysis, choice):
+    """Which rows could be used as well, whether all runs of the best ended well, and of which rows nothing is known."""
+    equals = [entry.label for entry in choice.equals if entry is not choice.shown]
+    missing = [entry.label for entry in analysis.rows if entry.row.simulated or not entry.row.results]
+    return [
+        *([say("{trouble}.", trouble=choice.best.row.trouble)] if choice.best.row.troubles else ()),
+        *([say("Statistically tied with it: {rows}.", rows=quoted(equals))] if equals else ()),
+        *([say("Not measured here: {rows}.", rows=quoted(missing))] if missing else ()),
+    ]
+
+
+# ---- a row
 
 
 def where_time_goes(analysis: Analysis) -> list[str]:
@@ -99,20 +215,21 @@ def where_time_goes(analysis: Analysis) -> list[str]:
         if entry.rivals_baseline and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps
     ]
     best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
-    return [f"{best.label}: {sentence}" for sentence in _mean_step(analysis, best)] if best else []
+    return [say("{row}: {words}", row=best.label, words=words) for words in _mean_step(analysis, best)] if best else []
 
 
 def _paragraph(analysis, entry):
     row, standing = entry.row, entry.standing
     if row.configuration.skip:
-        return f"skipped: {row.configuration.skip}."
-    broken = [f"{row.trouble}: {row.troubles[0].reason}."] if row.troubles else []
+        return say("skipped: {why}.", why=named(row.configuration.skip))
+    broken = [say("{trouble}: {why}.", trouble=row.trouble, why=row.troubles[0].reason)] if row.troubles else []
     broken += _largest_batch(analysis.report, row)
     if not row.results:
-        return " ".join(broken or ["not run."])
+        return join(" ", broken or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
-        return " ".join([*broken, *_memory(analysis, entry)])
-    return " ".join(
+        return join(" ", [*broken, *_memory(analysis, entry)])
+    return join(
+        " ",
         [
             *broken,
             *_how_fast(analysis, entry),
@@ -121,60 +238,248 @@ def _paragraph(analysis, entry):
             *_whole_run(entry),
             *_costs(entry),
             *_memory(analysis, entry),
-        ]
+        ],
     )
 
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = (
-        f"{time_asked(analysis, entry)} ({numbers.fastest_epoch:.2f} to {numbers.slowest_epoch:.2f} in "
-        f"{count(numbers.runs, 'run')})"
+    own = say(
+        "{time} ({low:.2f} to {high:.2f} in {runs})",
+        time=time_asked(analysis, entry),
+        low=numbers.fastest_epoch,
+        high=numbers.slowest_epoch,
+        runs=count(numbers.runs, "run"),
     )
     if entry.is_baseline:
-        return [f"the baseline, {own}."]
+        return [say("the baseline, {time}.", time=own)]
     if row.simulated:
         return []
     if standing.speed_up is None:
-        return [f"{own}; no speed-up, {standing.reason}."]
+        return [say("{time}; no speed-up, {why}.", time=own, why=standing.reason)]
     speed_up, baseline = standing.speed_up, analysis.of(standing.baseline)
-    times = as_fast(speed_up) + (f" as “{baseline.label}”" if several_baselines(analysis) else "")
-    claims = {
-        SLOWER: f"slower, {times}",
-        EQUAL: f"practically as fast, {times}",
-        UNDECIDED: f"{times}, so that it may be faster or slower",
-        TOO_FEW: f"{times}, which so few runs do not prove",
-    }
-    return [f"{claims.get(speed_up.words, times)}; {instead_of(analysis, entry, baseline)}.", *_share(entry)]
+    fast = as_fast(speed_up, baseline.label if several_baselines(analysis) else "")
+    return [say(CLAIM_TEMPLATES[speed_up.words], fast=fast, time=instead_of(analysis, entry, baseline)), *_share(entry)]
 
 
 def _share(entry):
     """What share a row gives of what its devices or cores could give at best; of one device there is none to give."""
     row, share = entry.row, entry.standing.efficiency
-    units = len(row.results[0].devices)
+    units = count(len(row.results[0].devices), "device")
     if row.all_cores:
-        units = row.results[0].threads_per_process
-    if units == 1:
+        units = count(row.results[0].threads_per_process, "core")
+    if units.values["n"] == 1:
         return []
-    interval = "" if share.low is None else f" ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
-    return [f"It gives {100 * share.value:.0f} % of {count(units, 'core' if row.all_cores else 'device')}{interval}."]
+    percents = {"n": 100 * share.value, "units": units}
+    if share.low is None:
+        return [say("It gives {n:.0f} % of {units}.", **percents)]
+    bounds = {"low": 100 * share.low, "high": 100 * share.high}
+    return [say("It gives {n:.0f} % of {units} ({low:.0f} to {high:.0f} %).", **percents, **bounds)]
+
+
+def _largest_batch(report, row):
+    """With which batch a row trained, and why with no larger one."""
+    own, planned = trials_of(row.configuration, report.trials), row.configuration.planned
+    if not own:
+        return []
+    results = {trial.batch_size: trial for trial in own}
+    if not results[planned.batch_size].fits:
+        return [say("It could not be tried {batch}.", batch=planned.batch)]
+    more = 2 * planned.batch_size
+    why = say("there are fewer than {n:,} images", n=more)
+    if more in results:
+        why = say("with {n:,}: {what}", n=more, what=tell_trial(results[more]))
+    fits = tell_trial(results[planned.batch_size])
+    return [say("It trains {batch}, which {fits}; {why}.", batch=planned.batch, fits=fits, why=why)]
+
+
+def tell_trial(trial: Trial) -> str:
+    """Return what came of a batch that was tried."""
+    if trial.fits:
+        return say("fits, with {n} MiB at its peak", n=mebibytes(trial.peak_bytes))
+    return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
+
+
+def _mean_step(analysis, entry):
+    """By how much a step differs from an even share of the baseline's work, and which parts of that are proved."""
+    steps = entry.accounts.steps
+    if not steps:
+        return []
+    whose = say("the baseline's")
+    if several_baselines(analysis):
+        whose = quoted([entry.standing.baseline.label])
+    return [
+        say(
+            "A step takes {s:.1f} ms, {total} ms more than an even share of {whose} ({e:.1f} ms): {parts}."
+            if steps.total.value > 0
+            else "A step takes {s:.1f} ms, {total} ms less than an even share of {whose} ({e:.1f} ms): {parts}.",
+            s=steps.value,
+            total=steps.total,
+            whose=whose,
+            e=steps.expected,
+            parts=_clauses(entry, "step") or say("where, is not proved"),
+        )
+    ]
+
+
+def _whole_run(entry):
+    """What is proved to make a whole run longer or shorter, besides the training."""
+    clauses = _clauses(entry, "run")
+    return [say("In no speed-up: {parts}.", parts=clauses)] if clauses else []
+
+
+def _clauses(entry, account):
+    return join(", ", [tell(cause) for cause in entry.causes if cause.of == account])
+
+
+def _costs(entry):
+    """What a method's parts tell apart."""
+    costs, ranks, sentences = entry.costs, len(entry.row.results[0].devices), []
+    if costs.wrapper:
+        sentences.append(
+            say(
+                "{name}'s wrapper: an epoch with one rank, divided by one without {name}, is {ratio}.",
+                name=method_of(entry.row.configuration.method).called,
+                ratio=longer(costs.wrapper),
+            )
+        )
+    if costs.contention:
+        sentences.append(
+            say(
+                "Contention: an epoch with {n} ranks that exchange nothing, divided by one with one rank, is {ratio}, "
+                "where {x:.2f} would be ideal; ranks share cores, memory and loader, and have smaller batches.",
+                n=ranks,
+                ratio=costs.contention,
+                x=1 / ranks,
+            )
+        )
+    if costs.exchange:
+        sentences.append(
+            say(
+                "Communication: an epoch with the exchange of gradients, divided by one without, is {ratio}.",
+                ratio=longer(costs.exchange),
+            )
+        )
+    return sentences
+
+
+def _memory(analysis, entry):
+    """What a method needs of memory, where that is much more or much less than the baseline needs."""
+    if not entry.much_memory:
+        return []
+    own, baseline = entry.summary.memory, entry.standing.baseline
+    parts = [*own.parts.items(), ("the rest", own.rest)] if own.parts else []
+    *sizes, rest = [say("{part} {size}", part=name, size=mebibytes(size)) for name, size in parts] or [""]
+    return [
+        say(
+            "At its peak a device needs {x} MiB of memory, {p:.0%} more than the {y} MiB of “{base}”{parts}."
+            if entry.memory_ratio > 1
+            else "At its peak a device needs {x} MiB of memory, {p:.0%} less than the {y} MiB of “{base}”{parts}.",
+            x=mebibytes(own.peak),
+            p=abs(entry.memory_ratio - 1),
+            y=mebibytes(analysis.of(baseline).summary.memory.peak),
+            base=baseline.label,
+            parts=say(": {parts} MiB", parts=join(", ", [*sizes, rest])) if rest else "",
+        )
+    ]
+
+
+# ---- the whole
+
+
+def sweep_sentences(analysis: Analysis) -> list[str]:
+    """Return a sentence for every sweep and method."""
+    return [_sweep(analysis, sweep) for sweep in analysis.sweeps if sweep.name != "model"]
+
+
+def _sweep(analysis: Analysis, sweep: Sweep) -> str:
+    first, *others = sweep.rows
+    ratios = [
+        say("{value}: {ratio}", value=sweep.value(entry), ratio=longer(ratio))
+        for entry, ratio in zip(others, sweep.ratios, strict=True)
+    ]
+    method = say("{name}{values}", name=first.row.configuration.method, values=first.row.values(without=sweep.name))
+    fastest = fastest_value(analysis, sweep)
+    return join(
+        " ",
+        [
+            say(
+                "Sweep of {what}, {method}: {fastest}.", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest
+            ),
+            say(
+                "{time} as a multiple of that at {value}: {ratios}.",
+                time=analysis.report.asked.capital,
+                value=sweep.value(first),
+                ratios=join(", ", ratios),
+            ),
+            *_where_it_pays(sweep),
+        ],
+    )
+
+
+def _where_it_pays(sweep):
+    """At which batch, or number of processes, a method is proved to be faster than its baselines."""
+    compared = [entry for entry in sweep.rows if entry.rivals_baseline]
+    if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
+        return []
+    pays = [entry.standing.speed_up.words == FASTER for entry in compared]
+    values = [str(sweep.value(entry)) for entry, faster in zip(compared, pays, strict=True) if faster]
+    if all(pays):
+        return [say("It is proved to be faster than its baseline at each of them.")]
+    if not any(pays):
+        return [say("It is proved to be faster than its baseline at none of them.")]
+    if all(pays[pays.index(True) :]):
+        return [say("It is proved to be faster than its baseline from {value} on.", value=values[0])]
+    return [say("It is proved to be faster than its baseline at {values} alone.", values=join(", ", values))]
+
+
+def tell_guesses(analysis: Analysis) -> list[str]:
+    """Return what was guessed with --predict, beside what was measured."""
+    guesses = [text.partition("=")[::2] for text in analysis.report.settings.get("predict") or ()]
+    return [
+        say(
+            "“{row}” was guessed to be {x} times as fast as the baseline: {found}.",
+            row=entry.label,
+            x=guess,
+            found=_beside(float(guess), entry.standing.speed_up),
+        )
+        for method, guess in guesses
+        for entry in analysis.rows
+        if entry.row.configuration.method == method and not entry.is_baseline
+    ]
+
+
+def _beside(guess, speed_up):
+    if not speed_up:
+        return say("it has no speed-up")
+    if speed_up.disturbed or speed_up.low is None:
+        return say("measured {ratio}, which proves nothing", ratio=speed_up)
+    inside = speed_up.low <= guess <= speed_up.high
+    return say(
+        "measured {ratio}, in which the guess lies" if inside else "measured {ratio}, and so it is not", ratio=speed_up
+    )
 
 
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
     twins = [
-        f"Two equal rows, “{pair.row.label}” and the same again: {_twins_stand(pair.ratio)}."
+        say("Two equal rows, “{row}” and the same again: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
         for pair in analysis.pairs[TWIN]
     ]
     noise = analysis.resolution
     if not noise:
         return twins
-    shares = " and ".join(
-        f"above about {percent(share)} in {count(blocks, 'block')}" for blocks, share in noise.differences.items()
-    )
+    shares: Sentence | str = ""
+    for blocks, share in noise.differences.items():
+        found = say("above about {x} in {blocks}", x=percent(share), blocks=count(blocks, "block"))
+        shares = say("{one} and {other}", one=shares, other=found) if shares else found
     return [
-        f"This machine, this hour: the times of runs have a standard deviation of {percent(noise.deviation)}, "
-        f"without what rows and blocks have in common; differences {shares} are found, in four of five cases.",
+        say(
+            "This machine, this hour: the times of runs have a standard deviation of {x}, without what rows and blocks "
+            "have in common; differences {shares} are found, in four of five cases.",
+            x=percent(noise.deviation),
+            shares=shares,
+        ),
         *twins,
     ]
 
@@ -182,9 +487,13 @@ def resolution(analysis: Analysis) -> list[str]:
 def _twins_stand(ratio: Ratio) -> str:
     """How one of two equal rows stands beside the other."""
     if ratio.low is None:
-        return f"{ratio} times as fast"
-    words = "TOLD APART, though equal" if told_apart(ratio) else ratio.words if ratio.disturbed else "not told apart"
-    return f"{ratio} times as fast, {words}"
+        return say("{ratio} times as fast", ratio=ratio)
+    words = say("not told apart")
+    if ratio.disturbed:
+        words = ratio.words
+    elif told_apart(ratio):
+        words = say("TOLD APART, though equal")
+    return say("{ratio} times as fast, {words}", ratio=ratio, words=words)
 
 
 def told_apart(ratio: Ratio) -> bool:
@@ -197,134 +506,39 @@ def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
     if proofs or not analysis.report.settings.get("prove") or find_remedies(analysis):
         return [tell_proof(proof) for proof in proofs]
     if any(row.disturbed for row in analysis.report.rows):
-        return ["Nothing was proved: the comparison was disturbed."]
-    return ["Nothing was proved: no row has a cause that can be taken away."]
+        return [say("Nothing was proved: the comparison was disturbed.")]
+    return [say("Nothing was proved: no row has a cause that can be taken away.")]
 
 
 def tell_proof(proof: Proof) -> str:
     """Return what came of taking a row's largest cause away, beside what it was predicted to gain."""
     remedy, measured = proof.remedy, proof.measured
-    tried = f"{remedy.label}, without “{remedy.cause}” ({remedy.change})"
-    if measured is None:
-        return f"{tried}: not measured undisturbed."
-    shorter = f"{measured} ms {'shorter' if measured.value > 0 else 'longer'}"
+    found = say("not measured undisturbed")
+    if measured:
+        found = say(
+            "a step is {x} ms shorter, predicted were {y} ms: {words}"
+            if measured.value > 0
+            else "a step is {x} ms longer, predicted were {y} ms: {words}",
+            x=measured,
+            y=remedy.predicted,
+            words=_proved(measured, remedy.predicted),
+        )
+    return say(
+        "{row}, without “{cause}” ({change}): {found}.",
+        row=remedy.label,
+        cause=remedy.cause,
+        change=named(remedy.change),
+        found=found,
+    )
+
+
+def _proved(measured, predicted):
     if measured.low is None:
-        words = "one block proves nothing"
-    elif measured.low <= 0:
-        words = "not proved"
-    elif remedy.predicted.low is not None and (
-        measured.high < remedy.predicted.low or measured.low > remedy.predicted.high
-    ):
-        words = f"proved, and {'less' if measured.value < remedy.predicted.value else 'more'} than predicted"
-    else:
-        words = "proved"
-    return f"{tried}: a step is {shorter}, predicted were {remedy.predicted} ms: {words}."
-
-
-def _largest_batch(report, row):
-    """With which batch a row trained, and why with no larger one."""
-    own, planned = trials_of(row.configuration, report.trials), row.configuration.planned
-    if not own:
-        return []
-    results = {trial.batch_size: trial for trial in own}
-    if not results[planned.batch_size].fits:
-        return [f"It could not be tried {planned.batch}."]
-    more = 2 * planned.batch_size
-    why = f"with {more:,}: {tell_trial(results[more])}" if more in results else f"there are fewer than {more:,} images"
-    return [f"It trains {planned.batch}, which {tell_trial(results[planned.batch_size])}; {why}."]
-
-
-def tell_trial(trial: Trial) -> str:
-    """Return what came of a batch that was tried."""
-    if trial.fits:
-        return f"fits, with {mebibytes(trial.peak_bytes)} MiB at its peak"
-    return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
-
-
-def _mean_step(analysis, entry):
-    """By how much a step differs from an even share of the baseline's work, and which parts of that are proved."""
-    steps = entry.accounts.steps
-    if not steps:
-        return []
-    more = "more" if steps.total.value > 0 else "less"
-    whose = f"“{entry.standing.baseline.label}”" if several_baselines(analysis) else "the baseline's"
-    sentence = f"A step takes {steps.value:.1f} ms, {steps.total} ms {more} than an even share of {whose}"
-    return [f"{sentence} ({steps.expected:.1f} ms): {_clauses(entry, 'step') or 'where, is not proved'}."]
-
-
-def _whole_run(entry):
-    """What is proved to make a whole run longer or shorter, besides the training."""
-    clauses = _clauses(entry, "run")
-    return [f"In no speed-up: {clauses}."] if clauses else []
-
-
-def _clauses(entry, account):
-    return ", ".join(tell(cause) for cause in entry.causes if cause.of == account)
-
-
-def _costs(entry):
-    """What a method's parts tell apart."""
-    method, costs, sentences = method_of(entry.row.configuration.method), entry.costs, []
-    ranks = len(entry.row.results[0].devices)
-    if costs.wrapper:
-        sentences.append(
-            f"{method.called}'s wrapper: an epoch with one rank, divided by one without {method.called}, "
-            f"is {longer(costs.wrapper)}."
-        )
-    if costs.contention:
-        sentences.append(
-            f"Contention: an epoch with {ranks} ranks that exchange nothing, divided by one with one "
-            f"rank, is {costs.contention}, where {1 / ranks:.2f} would be ideal; ranks share cores, "
-            "memory and loader, and have smaller batches."
-        )
-    if costs.exchange:
-        sentences.append(
-            "Communication: an epoch with the exchange of gradients, divided by one without, is "
-            f"{longer(costs.exchange)}."
-        )
-    return sentences
-
-
-def _memory(analysis, entry):
-    """What a method needs of memory, where that is much more or much less than the baseline needs."""
-    if not entry.much_memory:
-        return []
-    own, baseline = entry.summary.memory, analysis.of(entry.standing.baseline).summary.memory
-    parts = "".join(f"{name} {mebibytes(size)}, " for name, size in own.parts.items())
-    change = f"{abs(entry.memory_ratio - 1):.0%} {'more' if entry.memory_ratio > 1 else 'less'}"
-    return [
-        f"At its peak a device needs {mebibytes(own.peak)} MiB of memory, {change} than the "
-        f"{mebibytes(baseline.peak)} MiB of “{entry.standing.baseline.label}”"
-        + (f": {parts}the rest {mebibytes(own.rest)} MiB." if parts else ".")
-    ]
-
-
-def _sweep(analysis: Analysis, sweep: Sweep) -> str:
-    first = sweep.rows[0]
-    compared = ", ".join(
-        f"{sweep.value(entry)}: {longer(ratio)}" for entry, ratio in zip(sweep.rows[1:], sweep.ratios, strict=True)
+        return say("one block proves nothing")
+    if measured.low <= 0:
+        return say("not proved")
+    if predicted.low is None or (measured.high >= predicted.low and measured.low <= predicted.high):
+        return say("proved")
+    return say(
+        "proved, and less than predicted" if measured.value < predicted.value else "proved, and more than predicted"
     )
-    return (
-        f"Sweep of {SWEEPS[sweep.name].lower()}, {first.row.configuration.method}"
-        f"{first.row.values(without=sweep.name)}: {fastest_value(analysis, sweep)}. "
-        f"{analysis.report.asked.capitalize()} as a multiple of that at {sweep.value(first)}: {compared}."
-        + _where_it_pays(sweep)
-    )
-
-
-def _where_it_pays(sweep):
-    """At which batch, or number of processes, a method is proved to be faster than its baselines."""
-    compared = [entry for entry in sweep.rows if entry.rivals_baseline]
-    if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
-        return ""
-    pays = [entry.standing.speed_up.words == FASTER for entry in compared]
-    values = [str(sweep.value(entry)) for entry, faster in zip(compared, pays, strict=True) if faster]
-    if all(pays):
-        where = "at each of them"
-    elif not any(pays):
-        where = "at none of them"
-    elif all(pays[pays.index(True) :]):
-        where = f"from {values[0]} on"
-    else:
-        where = f"at {', '.join(values)} alone"
-    return f" It is proved to be faster than its baseline {where}."

@@ -21,8 +21,8 @@ from comparison.judge.analysis import analyse
 from comparison.judge.statistics import mean_interval
 from comparison.methods import METHODS
 from comparison.run.launch import ran_out_of_memory
-from comparison.show import plots
-from comparison.show.plots import _choice, _memory_finding, draw_all
+from comparison.show.figures import draw_all
+from comparison.show.plots import choice_finding, draw_time_and_memory, memory_finding
 from comparison.show.remarks import definitions
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table, memory_table
@@ -203,7 +203,7 @@ def test_the_verdict_tells_who_needs_much_more_or_less(peak, change):
     )
     assert told[1].endswith(sentence) if change else "MiB" not in told[1]
     assert "MiB" not in told[0]
-    finding = _memory_finding(analysis.done)
+    finding = memory_finding(analysis.done)
     assert finding == (
         f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”"
         if change
@@ -216,7 +216,7 @@ def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
     simulated = runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,))
     report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("dp"), simulated))
     assert "MiB" not in verdict(analyse(report))[1]
-    assert _memory_finding(analyse(report).done) == "Peak memory of a device"
+    assert memory_finding(analyse(report).done) == "Peak memory of a device"
 
 
 @pytest.mark.parametrize("unknown", [None, dict.fromkeys(PARTS, 0)])  # no network has no parameters
@@ -253,7 +253,7 @@ def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown,
 def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
     ddp = runs("ddp", [seconds * factor for factor in (1.0, 1.01, 0.99)], count=2, peak_memory_bytes=(peak * MIB, MIB))
     report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("ddp"), ddp))
-    assert _choice(analyse(report).done) == finding
+    assert choice_finding(analyse(report).done) == finding
 
 
 def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
@@ -270,12 +270,10 @@ def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
             ],
         ),
     )
-    figures = []
-    monkeypatch.setattr(plots, "keep_figure", lambda figure, path: figures.append(figure))
-    plots._time_and_memory(analyse(report), tmp_path)
-    (axis,) = figures[0].axes
+    figure = draw_time_and_memory(analyse(report))
+    (axis,) = figure.axes
     points = {point.get_label(): point for point in axis.containers}
-    assert [*points] == ["SINGLE", "DDP"] and "1 simulated row left out" in figures[0].get_suptitle()
+    assert [*points] == ["SINGLE", "DDP"] and "1 simulated row left out" in figure.get_suptitle()
     line, _, (memory_bar, time_bar) = points["DDP"]
     assert line.get_color() == METHODS["ddp"].look.color and line.get_marker() == METHODS["ddp"].look.marker
     (peak,), (seconds,) = line.get_data()

@@ -14,10 +14,9 @@ from common.files.results import write_result
 from common.settings.schedules import build_schedule
 from comparison.judge.analysis import analyse
 from comparison.run.turns import run_once
-from comparison.show.recommend import recommendations
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table
-from comparison.show.verdict import verdict
+from comparison.show.verdict import recommendations, verdict
 from tests.fixtures import CPU, child, make_config, make_context, make_image_set, make_loaders, make_step
 from tests.reports import SINGLE, cells, configuration, make_result, report_of, runs
 

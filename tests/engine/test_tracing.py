@@ -16,8 +16,8 @@ from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results, write_results
 from comparison.run import session
-from comparison.show.plots import draw_all
-from comparison.show.step_plots import _waiting_finding
+from comparison.show.figures import draw_all
+from comparison.show.step_plots import waiting_finding
 from tests.reports import configuration, report_of, runs
 
 SPANS = (
@@ -176,10 +176,10 @@ def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
 
 
 def test_what_the_figure_says():
-    assert _waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
+    assert waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
         "In “A”, ranks wait for one another for 18% of the traced steps"
     )  # 1 of 5.5 ms
-    assert _waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
+    assert waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
     figure, axes = new_figure(rows=(2, 1))
     legend = draw_timeline(axes[0], (*SPANS, Span(1, "cuda:0", "sgemm", 0.0, 1.0)))
     assert list(legend) == ["forward", "exchange", "exchange between ranks", "kernels on a GPU"]

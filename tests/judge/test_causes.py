@@ -7,7 +7,7 @@ import pytest
 
 from common.files.results import PhaseTimes, RankTimes
 from comparison.judge.analysis import analyse
-from comparison.show.plots import draw_all
+from comparison.show.figures import draw_all
 from comparison.show.report import write_markdown
 from comparison.show.tables import account_tables, rank_table
 from comparison.show.verdict import verdict

@@ -4,8 +4,8 @@ import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.show import figures
-from comparison.show.language import LANGUAGES, speaking
-from comparison.show.plots import draw_all
+from comparison.show.figures import draw_all
+from comparison.words import LANGUAGES, speaking
 from tests.reports import configuration, report_of, runs
 
 METHODS = ("ddp", "fsdp", "pipeline", "dp")

@@ -12,9 +12,11 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
 from comparison.show.page import write_html
-from comparison.show.recommend import recommendations
+from comparison.show.verdict import recommendations
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, configuration, full_report, report_of, runs, two_sweeps
+from tests.reports import configuration, report_of, runs
+from tests.scripts.test_readme import COMPARISONS
+from tests.show.test_report import full_report, two_sweeps
 
 VOID = {"meta", "img", "br", "line", "rect", "circle"}
 
@@ -81,10 +83,7 @@ def test_charts_tell_their_numbers(tmp_path):
         tmp_path,
     )
     text = " ".join(page.texts)
-    assert "“DDP”: 2.00 [" in text and "times as fast as “SINGLE”, faster" in text
     assert "SINGLE, block 2, epoch 3: 2.020 s" in text
-    bars = [float(values["width"].rstrip("%")) for tag, values in page.tags if tag == "rect"]
-    assert len(bars) == 2 and bars[1] == pytest.approx(2 * bars[0], rel=0.01)
     centres = [float(values["cx"].rstrip("%")) for tag, values in page.tags if tag == "circle"]
     assert len(centres) == 12 and max(centres) <= 80
 

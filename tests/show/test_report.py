@@ -23,15 +23,15 @@ from comparison.plan.plan import type_flags
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
-from comparison.show import curve_plots, plots, step_plots
-from comparison.show.curve_plots import differences as differences_of
-from comparison.show.curve_plots import finding
+from comparison.show import figures as figures_of
 from comparison.show.diff import describe_difference
-from comparison.show.map import _finding, axes_of, find_maps
-from comparison.show.plots import FIGURES, draw_all
+from comparison.show.figures import FIGURES, draw_all
+from comparison.show.plots import choice_finding, curves_finding, speed_up_finding
+from comparison.show.plots import differences as differences_of
 from comparison.show.reasons import tell
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_markdown
+from comparison.show.sweep_plots import axes_of, find_maps, map_finding
 from comparison.show.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences, verdict, where_time_goes
@@ -611,10 +611,10 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     single, ddp, dp = report.rows
     assert differences_of(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
     assert differences_of(dp, single) == []
-    assert finding(analyse(report)) == "At the end, no row is further than 2.5 points from its baseline (“DDP”)"
+    assert curves_finding(analyse(report)) == "At the end, no row is further than 2.5 points from its baseline (“DDP”)"
     alike = report_of((configuration(), learned(0.70, 0.80)), (configuration("ddp"), learned(0.7004, 0.7999)))
-    assert finding(analyse(alike)) == "At the end, every row is as accurate as its baseline, within 0.1 points"
-    assert finding(analyse(report_of(SINGLE))) == "Loss and accuracy"
+    assert curves_finding(analyse(alike)) == "At the end, every row is as accurate as its baseline, within 0.1 points"
+    assert curves_finding(analyse(report_of(SINGLE))) == "Loss and accuracy"
 
 
 def test_one_epoch_is_no_curve(tmp_path):
@@ -645,16 +645,14 @@ def test_every_sweep_has_a_figure(tmp_path):
 @pytest.mark.parametrize("rows, panels", [((SINGLE,), 2), ((SINGLE, DDP), 3)])
 def test_curves_of_one_row_alone_have_no_panel_of_differences(rows, panels, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(curve_plots, "keep_figure", lambda figure, path: shown.append(figure) or path)
+    monkeypatch.setattr(figures_of, "keep_figure", lambda figure, path: shown.append(figure) or path)
     draw_all(analyse(report_of(*rows)), tmp_path)
     assert len(shown[0].axes) == panels and all(axis.has_data() for axis in shown[0].axes)
 
 
 def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_does(tmp_path, monkeypatch):
-    shown, keep = {}, plots.keep_figure
-    monkeypatch.setattr(
-        plots, "keep_figure", lambda figure, path: shown.setdefault(path.name, figure) and keep(figure, path)
-    )
+    shown = {}
+    monkeypatch.setattr(figures_of, "keep_figure", lambda figure, path: shown.setdefault(path.name, figure) and path)
     draw_all(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8), tmp_path)
     (axis,) = shown["scaling.png"].axes
     assert axis.get_title().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
@@ -663,8 +661,7 @@ def test_the_figure_of_scaling_says_what_it_found_and_calls_rows_as_the_table_do
 
 def test_titles_of_phases_and_sweeps_say_what_was_found(tmp_path, monkeypatch):
     titles = []
-    for module in (plots, step_plots):
-        monkeypatch.setattr(module, "keep_figure", lambda figure, path: titles.append(figure) or path)
+    monkeypatch.setattr(figures_of, "keep_figure", lambda figure, path: titles.append(figure) or path)
     simulated = runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True)
     draw_all(analyse(report_of(SINGLE, (configuration("dp"), simulated))), tmp_path)
     assert any(
@@ -711,7 +708,7 @@ def test_a_map_says_where_a_method_pays(tmp_path):
         ("mlp", 256): "slower",
     }
     assert tmp_path / "map.png" in draw_all(analysis, tmp_path)
-    assert _finding(analysis, find_maps(analysis)) == "Faster than single: “DDP” in 1 of 4 cases"
+    assert map_finding(analysis, find_maps(analysis)) == "Faster than single: “DDP” in 1 of 4 cases"
     pays = [text for text in sweep_sentences(analysis) if "batch size, ddp" in text]
     assert [text.rpartition(". ")[2] for text in pays] == [
         "It is proved to be faster than its baseline from 256 on.",
@@ -741,8 +738,8 @@ def test_what_could_not_be_used_is_named_the_fastest_nowhere():
     )
     analysis = analyse(report_of(*rivals, allow_unequal=True))
     assert [bool(entry.standing.speed_up) for entry in analysis.rows] == [True] * 4
-    assert plots._speed_up_finding(analysis.done).startswith("“DDP (model mlp, batch size 100)” is 2.00 times as fast")
-    assert plots._choice(analysis.done).startswith("“DDP (model mlp, batch size 100)”: 2.00")
+    assert speed_up_finding(analysis.done).startswith("“DDP (model mlp, batch size 100)” is 2.00 times as fast")
+    assert choice_finding(analysis.done).startswith("“DDP (model mlp, batch size 100)”: 2.00")
     assert [words.partition(":")[0] for words in where_time_goes(analysis)] == ["DDP (model mlp, batch size 100)"]
     assert list(find_maps(analysis)) == ["ddp"]
 
@@ -781,7 +778,7 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     assert re.search("Recommendation: |Sweep of ", terminal_text(analyse(report)))
     said = {words.partition(": ")[0] for words in verdict(analyse(report))}
     assert {entry.label for entry in analyse(report).rows if not entry.row.simulated} <= said
-    assert {figure.name for figure in figures} <= set(FIGURES)
+    assert {figure.name for figure in figures} <= {figure.name for figure in FIGURES}
 
 
 def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):

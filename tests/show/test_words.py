@@ -1,0 +1,157 @@
+"""What a comparison says in Chinese: every template is translated, tables stand in columns, figures have a font."""
+
+import ast
+import re
+import sys
+import tomllib
+import unicodedata
+
+import pytest
+
+import compare_parallel
+from common.errors import MACHINE, SuiteError
+from comparison.judge.analysis import analyse
+from comparison.results_file import read_results, write_results
+from comparison.show import figures as figures_module
+from comparison.show.figures import find_font
+from comparison.show.reasons import NOUNS
+from comparison.show.report import present
+from comparison.show.sections import CODE, FIGURES, sections
+from comparison.show.terminal import terminal_text
+from comparison.words import LANGUAGES, count, join, key_of, named, places_of, render, say, speaking
+from tests.fixtures import PROJECT
+from tests.reports import report_of
+from tests.scripts.test_readme import COMPARISONS, ON_CIFAR10
+from tests.show.test_report import DDP, SINGLE, full_report, two_sweeps
+
+COMMITTED = [
+    PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")
+]
+TABLES = tomllib.loads((PROJECT / "comparison" / "show" / "zh.toml").read_text(encoding="utf-8"))
+# Words that no name has: where one of them is left, a sentence has no translation.
+ENGLISH = re.compile(
+    r"\b(the|of|is|are|was|were|with|than|more|less|not|for|and|its|it|at|in|per|an?|each|only|on|out|"
+    r"from|to|by|as|that|which|has|have|be|no)\b",
+    re.IGNORECASE,
+)
+SAYING = ("say", "render", "Column", "number", "_card", "Section")
+
+
+def texts(node):
+    """The texts that an expression can be."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    branches = {ast.IfExp: ("body", "orelse"), ast.Dict: ("values",)}.get(type(node), ())
+    found = [getattr(node, name) for name in branches]
+    return [text for part in found for one in (part if isinstance(part, list) else [part]) for text in texts(one)]
+
+
+def templates():
+    """What say() and its like are given anywhere in comparison/."""
+    found = set()
+    for file in (PROJECT / "comparison").rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
+            called = getattr(getattr(node, "func", None), "id", "")
+            if called in SAYING and node.args:
+                found |= {*texts(node.args[0])}
+            if called == "count" and "from comparison.words import" in source and texts(node.args[1]):
+                noun, ending = node.args[1].value, node.args[2].value if len(node.args) > 2 else "s"
+                found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
+            name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
+            if name.lower().endswith(("template", "templates", "sentences")):
+                found |= {*texts(node.value)}
+    for noun, ending in ((noun, (*endings, "s")[0]) for noun, *endings in NOUNS.values()):
+        found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
+    return {key_of(text) for text in found}
+
+
+def small(text):
+    return text[:1].lower() + text[1:]
+
+
+def test_every_template_has_its_chinese():
+    known = {**TABLES["names"], **TABLES["sentences"]}
+    worded = {text for text in templates() if re.search("[A-Za-z]{2}", re.sub(r"\{\w*\}", "", text))}
+    assert not {text for text in worded if text not in known and small(text) not in known} - {"GPU", "ok"}
+
+
+def test_no_chinese_is_left_over():
+    said = templates()
+    assert not {text for text in TABLES["sentences"] if not {text, text[:1].upper() + text[1:]} & said}
+
+
+def test_every_place_of_a_translation_is_one_of_its_template():
+    for english, chinese in {**TABLES["names"], **TABLES["sentences"]}.items():
+        assert {*places_of(chinese)} <= {*places_of(english)}, english
+
+
+@pytest.mark.parametrize(
+    "report",
+    [*map(read_results, COMMITTED), full_report(), two_sweeps(), report_of(SINGLE, DDP)],
+    ids=[*(file.parent.name for file in COMMITTED), "full", "sweeps", "two"],
+)
+def test_nothing_english_is_left(report):
+    analysis = analyse(report)
+    asides = {result.reason for row in report.all_rows for result in row.results}  # which files have in plain English
+    with speaking("zh"):
+        shown = [terminal_text(analysis)]
+        for section in sections(analysis, [], [], "plain"):
+            for kind, content in section.parts if section.heading not in ("Settings", "Machine") else ():
+                if kind not in (CODE, FIGURES):
+                    shown += [render(text) for text in ([content] if isinstance(content, str) else content)]
+        for reason in asides:
+            shown = [text.replace(render(named(reason)), "") for text in shown]
+    left = [line for text in shown for line in text.splitlines() if ENGLISH.search(re.sub(r"--\S+", "", line))]
+    assert not left
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(width):
+    def columns(text):
+        return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+    report = read_results(PROJECT / "figures" / "compare-synthetic" / "results.json")
+    with speaking("zh"):
+        lines = terminal_text(analyse(report), width=width).splitlines()
+    assert max(map(columns, lines)) <= width and not any(line.strip()[:1] in tuple("，。；：") for line in lines)
+    found = [(line, re.search(r" \d\.\d\d ", line)) for line in lines if line.count("  ") > 2]
+    assert len({columns(line[: number.end()]) for line, number in found if number}) == 1
+
+
+def test_a_sentence_is_rendered_from_its_template_and_its_values():
+    share = say("It gives {n:.0f} % of {units}.", n=72.6, units=count(2, "device"))
+    label = named("pipeline ×4 on 2 nodes, 4 micro-batches")
+    assert share == render(share) == "It gives 73 % of 2 devices." and set(LANGUAGES) == {"en", "zh"}
+    assert say("faster").capital == "Faster" and label == "pipeline ×4 on 2 nodes, 4 micro-batches"
+    with speaking("zh"):
+        assert render(share) == "它发挥了 2 台设备的 73 %。" and share == "It gives 73 % of 2 devices."
+        assert (
+            render(label) == "流水线 ×4，2 个节点，4 个微批次"
+            and render(named("DDP ×2 {0}, a 1b")) == "DDP ×2 {0}，a 1b"
+        )
+        assert render(join("; ", [say("Faster"), "lenet"])) == "更快；lenet"
+        assert render(say("{n:,} things that nobody knows", n=1000)) == "1,000 things that nobody knows"
+
+
+def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
+    shown, keep = [], figures_module.save_figure
+    monkeypatch.setattr(figures_module, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
+    monkeypatch.setattr(figures_module, "save_figure", lambda figure, path: shown.append(figure) or keep(figure, path))
+    write_results(report_of(SINGLE, DDP), tmp_path)
+    with pytest.warns(UserWarning, match="missing from font"):
+        present(tmp_path, "zh")
+    assert "## 结论" in (tmp_path / "report.md").read_text()
+    assert '<html lang="zh">' in (tmp_path / "report.html").read_text()
+    axes = [one for figure in shown for one in figure.axes]
+    drawn = [text.get_text() for one in axes for text in (one.xaxis.label, one.yaxis.label, *one.get_yticklabels())]
+    assert "一台设备的内存峰值 (MiB)" in drawn and "SINGLE\n基准" in drawn
+    assert not [text for text in [*drawn, *(figure.get_suptitle() for figure in shown)] if ENGLISH.search(text)]
+
+
+def test_a_figure_without_a_font_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: ["DejaVu Sans"])
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh", "--dry-run"])
+    with pytest.raises(SuiteError, match="no font with Chinese characters") as refused:
+        compare_parallel.main()
+    assert refused.value.exit_code == MACHINE and find_font("en") is None
