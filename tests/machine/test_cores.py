@@ -216,21 +216,26 @@ def shares():
 @pytest.mark.parametrize(
     "command",
     [
-        ("ddp_train.py", "--spawn", 2),
-        ("fsdp_train.py", "--spawn", 2),
-        ("pipeline_train.py", "--spawn", 2),
-        ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py"),
+        "ddp_train.py --spawn 2",
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (
+                "fsdp_train.py --spawn 2",
+                "pipeline_train.py --spawn 2",
+                "-m torch.distributed.run --standalone --nproc_per_node=2 accelerate_train.py",
+            )
+        ),
     ],
 )
 def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
     if "accelerate_train.py" in command:
         pytest.importorskip("accelerate")
     model = told_file(tmp_path)
-    result, weights, _ = train(*command, "--model", model, "--bind")
+    result, weights, _ = train(command, "--model", model, "--bind")
     bound = told(tmp_path)
     assert bound == [(str(rank), {SHORT_SLICE}, shares()[rank]) for rank in (0, 1)]
     assert result["config"]["bind"] and result["environment"]["cores"] >= 2
-    _, others, _ = train(*command, "--model", model)
+    _, others, _ = train(command, "--model", model)
     free = told(tmp_path)
     assert len(free) == 2 and all(
         SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free
