@@ -11,20 +11,16 @@ the comparison does it. Writes results.json, with every raw time, and summary.md
 import argparse
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from measure import PLANNED, as_table
 
 from common.errors import FAILED, SuiteError
 from common.files.writing import check_writable, write_json
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser, non_negative_int, positive_int
-from common.settings.config import RunConfig
 from comparison.judge.measures import run_seconds
 from comparison.judge.statistics import (
     CONFIDENCE,
@@ -42,7 +38,7 @@ from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.rows import Row
 from comparison.run.turns import run_once
-from comparison.show.tables import DASH, lay_out
+from comparison.show.tables import DASH
 
 ROWS = 6  # the first is the baseline
 DRIFT = 0.10  # the machine's times grow by this share from the first run to the last
@@ -50,7 +46,7 @@ BLOCKS, MOST = (2, 3, 5, 10), 10
 FIRST_LOOK = 3
 EFFECTS = (1.05, 1.10, 1.20)
 MIXED = (1.05, 1.10, 1.20, 1.0, 1 / 1.10)  # how many times as fast the rows are where they differ
-TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "2560", "--epochs", "3"]
+TRAINING = "--dataset synthetic-mnist --train-size 2560 --epochs 3".split()
 
 
 def autocorrelated(random, rows):
@@ -141,49 +137,38 @@ def fixed_table(comparisons: int) -> list[dict]:
 
 def looks_table(comparisons: int) -> list[dict]:
     """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks."""
-    looks = range(FIRST_LOOK, MOST + 1)
+    looks, rows = range(FIRST_LOOK, MOST + 1), []
     confidences = {
         last: look_confidence(
-            tuple(range(FIRST_LOOK, last + 1)), tuple(look / MOST for look in range(FIRST_LOOK, last + 1))
+            tuple(looks[: last - FIRST_LOOK + 1]), tuple(look / MOST for look in looks[: last - FIRST_LOOK + 1])
         )
         for last in looks
     }
-    rows = []
     for name, noise in NOISE.items():
         tables = [simulate(noise, seed) for seed in range(comparisons)]
         judged = [
             {look: judge(times[:look], confidence) for look, confidence in confidences.items()} for times in tables
         ]
         for effects in ((1.0,) * (ROWS - 1), MIXED):
-            ends = [
-                next(
-                    (
-                        look
-                        for look in looks
-                        if all(
-                            if_true(speed_up, effect) != UNDECIDED
-                            for speed_up, effect in zip(by_look[look], effects, strict=True)
-                        )
-                    ),
-                    MOST,
-                )
-                for by_look in judged
-            ]
-            words = [[*map(if_true, by_look[end], effects)] for by_look, end in zip(judged, ends, strict=True)]
-            rows.append(
-                {
-                    "noise": name,
-                    "effects": effects,
-                    "comparisons": comparisons,
-                    "blocks": sum(ends) / comparisons,
-                    "any_false": share(any(map(is_false, row, effects)) for row in words),
-                    "found": [
-                        share(row[effects.index(effect)] == FASTER for row in words) if effect in effects else None
-                        for effect in EFFECTS
-                    ],
-                }
-            )
+            said = [end_of(by_look, effects) for by_look in judged]
+            row = {"noise": name, "effects": effects, "comparisons": comparisons}
+            row["blocks"] = sum(end for end, _ in said) / comparisons
+            row["any_false"] = share(any(map(is_false, words, effects)) for _, words in said)
+            row["found"] = [None] * len(EFFECTS)
+            for place, effect in enumerate(EFFECTS):
+                if effect in effects:
+                    row["found"][place] = share(words[effects.index(effect)] == FASTER for _, words in said)
+            rows.append(row)
     return rows
+
+
+def end_of(by_look: dict[int, list[Ratio]], effects) -> tuple[int, list[str]]:
+    """Return after which look a comparison ends, as every row is decided, or MOST; and what is said of the rows."""
+    for look, judged in by_look.items():
+        words = [*map(if_true, judged, effects)]
+        if UNDECIDED not in words or look == MOST:
+            return look, words
+    raise ValueError("no look")
 
 
 def share(answers) -> float:
@@ -193,17 +178,7 @@ def share(answers) -> float:
 
 def real_comparisons(count: int, directory: Path) -> list[dict]:
     """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
-    shared = {**vars(RunConfig()), "model": ["lenet"], "batch_size": [128], "num_workers": [0]}
-    arguments = argparse.Namespace(
-        **shared,
-        methods=[("single", {})],
-        nproc=[2],
-        nodes=[1],
-        micro_batches=[1],
-        threads_per_device=1,
-        scaling="strong",
-    )
-    (single,) = make_plan(arguments, Machine(gpus=0, cores=2), TRAINING)
+    (single,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     comparisons = []
     for seed in range(count):
@@ -234,74 +209,38 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
 
     effects, judged = [f"{effect:.2f} found (%)" for effect in EFFECTS], [*map(judge_real, real)]
     claims = sum(speed_up.words in (FASTER, SLOWER) for speed_up in judged)
-    return (
-        "\n\n".join(
-            [
-                f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, "
-                f"with {DRIFT:.0%} drift. A comparison with any false claim counts once; "
-                "intervals that hold the truth are counted one by one.",
-                lay_out(
-                    [
-                        [
-                            row["noise"],
-                            row["blocks"],
-                            *(percent(row[name]) for name in ("any_false", "coverage", "best_kept")),
-                            *map(percent, row["found"]),
-                        ]
-                        for row in fixed
-                    ],
-                    (
-                        "Noise",
-                        "Blocks",
-                        "Any false claim (%)",
-                        "Interval holds the truth (%)",
-                        "Fastest not ruled out (%)",
-                        *effects,
-                    ),
-                    "github",
-                ),
-                "The same with a look after every block from the third on, which ends the comparison once all rows are "
-                f"decided, at the latest after {MOST} blocks. Rows that differ are "
-                f"{', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
-                lay_out(
-                    [
-                        [
-                            row["noise"],
-                            "differ" if tuple(row["effects"]) == MIXED else "are equal",
-                            f"{row['blocks']:.1f}",
-                            percent(row["any_false"]),
-                            *map(percent, row["found"]),
-                        ]
-                        for row in looks
-                    ],
-                    ("Noise", "Rows", "Mean blocks", "Any false claim (%)", *effects),
-                    "github",
-                    left=(0, 1),
-                ),
-                f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
-                "comparisons.",
-                lay_out(
-                    [[number, str(speed_up), speed_up.words] for number, speed_up in enumerate(judged, start=1)],
-                    ("Comparison", "First ÷ second [95 %]", "Claim"),
-                    "github",
-                    left=(2,),
-                ),
-            ]
-        )
-        + "\n"
-    )
+    shares = "any_false", "coverage", "best_kept"
+    fixed_rows = [
+        (row["noise"], row["blocks"], *(percent(row[name]) for name in shares), *map(percent, row["found"]))
+        for row in fixed
+    ]
+    look_rows = []
+    for row in looks:
+        differ = "differ" if tuple(row["effects"]) == MIXED else "are equal"
+        found = percent(row["any_false"]), *map(percent, row["found"])
+        look_rows.append((row["noise"], differ, f"{row['blocks']:.1f}", *found))
+    real_rows = [(number, speed_up, speed_up.words) for number, speed_up in enumerate(judged, start=1)]
+    fixed_header = "Noise | Blocks | Any false claim (%) | Interval holds the truth (%) | Fastest not ruled out (%)"
+    parts = [
+        f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. "
+        "A comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
+        as_table(" | ".join([fixed_header, *effects]), fixed_rows),
+        "The same with a look after every block from the third on, which ends the comparison once all rows are "
+        f"decided, at the latest after {MOST} blocks. Rows that differ are "
+        f"{', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
+        as_table(" | ".join(["Noise | Rows | Mean blocks | Any false claim (%)", *effects]), look_rows, (0, 1)),
+        f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
+        "comparisons.",
+        as_table("Comparison | First ÷ second [95 %] | Claim", real_rows, (2,)),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
-    parser.add_argument(
-        "--real",
-        type=non_negative_int,
-        default=10,
-        metavar="N",
-        help="comparisons (%(default)s; 0 keeps those that were measured)",
-    )
+    help = "comparisons (%(default)s; 0 keeps those that were measured)"
+    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
     parser.add_argument("--output-dir", default="figures/false-alarms", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
     directory = Path(arguments.output_dir)

@@ -26,61 +26,21 @@ from common.settings.arguments import OneLineParser, positive_float, positive_in
 from comparison.run.launch import TIMED_OUT, run_child
 from comparison.show.tables import lay_out
 
-COMPARE, OPTIONS, FAST = "compare_parallel.py", "benchmarks/options.py", ("--recipe", "fast", "--methods", "single")
-RESIDENT = ("--loader", "resident", "--epochs", "3")
+COMPARE, OPTIONS = "compare_parallel.py", "benchmarks/options.py"
+RESIDENT, FAST = "--loader resident --epochs 3", "--recipe fast --methods single"
 STEPS = {
-    "tests": ("-m", "pytest", "-m", "gpu", "-q"),
-    "mnist": (COMPARE, "--dataset", "mnist", *RESIDENT, "--check-maths"),
-    "cifar10": (COMPARE, "--dataset", "cifar10", *RESIDENT),
-    "one-device": (
-        COMPARE,
-        "--dataset",
-        "cifar10",
-        *RESIDENT,
-        "--nproc",
-        "1",
-        "--methods",
-        "single",
-        "dp",
-        "ddp",
-        "fsdp",
-        "accelerate",
-    ),
-    "worker-study": (
-        COMPARE,
-        "--dataset",
-        "mnist",
-        "--methods",
-        "single",
-        "--num-workers",
-        "0",
-        "2",
-        "4",
-        "8",
-        "--epochs",
-        "3",
-    ),
-    "options": (OPTIONS, "--blocks", "3"),
-    "loaders": ("benchmarks/loaders.py", "--blocks", "5", "--cores", "4"),
-    "peers": ("benchmarks/peers.py",),
-    "roofline": ("benchmarks/roofline.py",),
-    "time-to-99-mnist": (COMPARE, "--dataset", "mnist", *FAST, "--repeats", "5", "--target-accuracy", "0.99"),
-    "time-to-94-cifar10": (
-        COMPARE,
-        "--dataset",
-        "cifar10",
-        *FAST,
-        "--model",
-        "airbench-wide",
-        "--lr",
-        "0.005",
-        "--epochs",
-        "20",
-        "--repeats",
-        "3",
-        "--target-accuracy",
-        "0.94",
-    ),
+    "tests": "-m pytest -m gpu -q",
+    "mnist": f"{COMPARE} --dataset mnist {RESIDENT} --check-maths",
+    "cifar10": f"{COMPARE} --dataset cifar10 {RESIDENT}",
+    "one-device": f"{COMPARE} --dataset cifar10 {RESIDENT} --nproc 1 --methods single dp ddp fsdp accelerate",
+    "worker-study": f"{COMPARE} --dataset mnist --methods single --num-workers 0 2 4 8 --epochs 3",
+    "options": f"{OPTIONS} --blocks 3",
+    "loaders": "benchmarks/loaders.py --blocks 5 --cores 4",
+    "peers": "benchmarks/peers.py",
+    "roofline": "benchmarks/roofline.py",
+    "time-to-99-mnist": f"{COMPARE} --dataset mnist {FAST} --repeats 5 --target-accuracy 0.99",
+    "time-to-94-cifar10": f"{COMPARE} --dataset cifar10 {FAST} --model airbench-wide --lr 0.005 --epochs 20 "
+    "--repeats 3 --target-accuracy 0.94",
 }
 SECONDS, MEBIBYTES = 480.0, 16
 
@@ -93,7 +53,7 @@ def directory_of(gpus: list[str]) -> Path:
 
 def command_of(name: str, directory: Path, data_root: str) -> tuple[str, ...]:
     """Return the command of a step, without the interpreter; what can go on where it was stopped is to do so."""
-    command, place = STEPS[name], directory / name
+    command, place = tuple(STEPS[name].split()), directory / name
     if command[0] == "-m":
         return command
     flag, output, found = "--output", place.with_suffix(".json"), place.with_suffix(".json")
@@ -127,23 +87,15 @@ def check_size(directory: Path) -> None:
     sizes = {file: file.stat().st_size for file in directory.rglob("*") if file.is_file()}
     if sum(sizes.values()) > MEBIBYTES * 2**20:
         largest = max(sizes, key=sizes.get)
-        raise SuiteError(
-            f"{directory.relative_to(PROJECT)} is too large to commit",
-            f"{sum(sizes.values()) / 2**20:.0f} MiB, of which {largest.relative_to(directory)} has "
-            f"{sizes[largest] / 2**20:.0f}",
-            f"leave it under {MEBIBYTES} MiB",
-            FAILED,
-        )
+        most = f"{largest.relative_to(directory)} has {sizes[largest] / 2**20:.0f}"
+        found, what = f"{sum(sizes.values()) / 2**20:.0f} MiB, of which {most}", directory.relative_to(PROJECT)
+        raise SuiteError(f"{what} is too large to commit", found, f"leave it under {MEBIBYTES} MiB", FAILED)
 
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument(
-        "--step",
-        type=positive_int,
-        metavar="N",
-        help=" | ".join(f"{number} {name}" for number, name in enumerate(STEPS, start=1)),
-    )
+    names = " | ".join(f"{number} {name}" for number, name in enumerate(STEPS, start=1))
+    parser.add_argument("--step", type=positive_int, metavar="N", help=names)
     parser.add_argument("--limit", type=positive_float, default=SECONDS, metavar="S", help="of a step (%(default)g)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
@@ -160,29 +112,21 @@ def main() -> None:
         if arguments.step not in (None, number) or (not arguments.step and steps.get(name, {}).get("exit_code") == 0):
             continue
         command, log = command_of(name, directory, arguments.data_root), directory / f"{name}.log"
-        print(
-            f"{number} {name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}", flush=True
-        )
+        typed = f"python {' '.join(command)}"
+        print(f"{number} {name}: {typed}; what it prints is in {log.relative_to(PROJECT)}", flush=True)
         start = time.perf_counter()
         with contextlib.chdir(PROJECT):
             code = run_child((sys.executable, *command), log, timeout=arguments.limit)
-        steps[name] = {
-            "command": f"python {' '.join(command)}",
-            "exit_code": code,
-            "seconds": time.perf_counter() - start,
-        }
+        steps[name] = {"command": typed, "exit_code": code, "seconds": time.perf_counter() - start}
         words = {0: "fine", TIMED_OUT: "stopped"}.get(code) or describe_exit(code)
         print(f"{number} {name}: {words}, after {steps[name]['seconds']:.0f} s", flush=True)
         write_json(steps, record)
         write_report(directory, environment, steps)
     check_size(directory)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
-        raise SuiteError(
-            f"these did not come to a good end: {', '.join(failed)}",
-            f"their logs are in {directory.relative_to(PROJECT)}",
-            "the same command tries them again",
-            FAILED,
-        )
+        what = f"these did not come to a good end: {', '.join(failed)}"
+        found = f"their logs are in {directory.relative_to(PROJECT)}"
+        raise SuiteError(what, found, "the same command tries them again", FAILED)
 
 
 if __name__ == "__main__":

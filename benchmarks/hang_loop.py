@@ -16,6 +16,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -51,38 +52,12 @@ def start(number: int, steps: int, dist_timeout: float, directory: Path) -> Star
     """Train for so many steps in two epochs; the schedule and the number of stages change with `number`."""
     schedule, stages = ("gpipe", "1f1b")[number % 2], (2, 3)[number // 2 % 2]
     begun = time.perf_counter()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "pipeline_train.py",
-            "--spawn",
-            str(stages),
-            "--pipeline-schedule",
-            schedule,
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            str(directory / "data"),
-            "--loader",
-            "resident",
-            "--threads",
-            "1",
-            "--batch-size",
-            "16",
-            "--epochs",
-            "2",
-            "--max-steps",
-            str(-(-steps // 2)),
-            "--dist-timeout",
-            str(dist_timeout),
-            "--figure-dir",
-            str(directory),
-            "--quiet",
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
+    flags = (
+        f"--spawn {stages} --pipeline-schedule {schedule} --dataset synthetic-mnist --loader resident --threads 1 "
+        f"--batch-size 16 --epochs 2 --max-steps {-(-steps // 2)} --dist-timeout {dist_timeout} --quiet"
+    ).split()
+    command = [sys.executable, "pipeline_train.py", *flags, "--data-root", directory / "data"]
+    done = subprocess.run([*command, "--figure-dir", directory], cwd=PROJECT, capture_output=True, text=True)
     return Start(schedule, stages, done.returncode, done.stderr.strip(), time.perf_counter() - begun)
 
 
@@ -97,34 +72,25 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     starts: list[Start] = []
-    found = {
-        "command": f"benchmarks/hang_loop.py --starts {arguments.starts} --steps {arguments.steps} --load "
-        f"{arguments.load} --at-once {arguments.at_once}",
-        "environment": describe_environment(),
-    }
+    output, typed = arguments.output_dir / "hang-loop.json", ("starts", "steps", "load", "at_once")
+    flags = " ".join(f"--{name.replace('_', '-')} {getattr(arguments, name)}" for name in typed)
+    found = {"command": f"benchmarks/hang_loop.py {flags}", "environment": describe_environment()}
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(arguments.load)]
     for process in load:
         process.start()
     try:
         with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.at_once) as pool:
-            for training in pool.map(
-                lambda number: start(number, arguments.steps, arguments.dist_timeout, Path(directory)),
-                range(arguments.starts),
-            ):
+            trainings = (range(arguments.starts), repeat(arguments.steps), repeat(arguments.dist_timeout))
+            for training in pool.map(start, *trainings, repeat(Path(directory))):
                 starts.append(training)
                 print(f"[{len(starts)}/{arguments.starts}] {training}", flush=True)
-                write_json(
-                    {**found, "starts": [asdict(training) for training in starts]},
-                    arguments.output_dir / "hang-loop.json",
-                )
+                write_json({**found, "starts": [asdict(training) for training in starts]}, output)
     finally:
         for process in load:
             process.kill()
-    failed = [training for training in starts if training.exit_code]
-    if failed:
-        raise SuiteError(
-            f"{len(failed)} of {len(starts)} starts did not end well", failed[0].message, "see hang-loop.json", FAILED
-        )
+    if failed := [training for training in starts if training.exit_code]:
+        what = f"{len(failed)} of {len(starts)} starts did not end well"
+        raise SuiteError(what, failed[0].message, "see hang-loop.json", FAILED)
 
 
 if __name__ == "__main__":

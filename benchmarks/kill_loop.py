@@ -49,37 +49,15 @@ def live_processes(marker: str) -> list[str]:
 def start(directory: Path, marker: str) -> subprocess.Popen:
     """Start the comparison in `directory`, or go on with it if it has begun."""
     resume = ["--resume"] if (directory / "results.json").exists() else []
+    flags = (
+        f"--methods single ddp --repeats {RUNS // 2} --dataset synthetic-mnist --model mlp --train-size 960 "
+        "--batch-size 48 --epochs 2"
+    ).split()
+    command = [sys.executable, "compare_parallel.py", *flags, *resume, "--output-dir", directory]
     name, value = marker.split("=")
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "compare_parallel.py",
-            "--methods",
-            "single",
-            "ddp",
-            "--repeats",
-            str(RUNS // 2),
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            str(directory.parent / "data"),
-            "--model",
-            "mlp",
-            "--train-size",
-            "960",
-            "--batch-size",
-            "48",
-            "--epochs",
-            "2",
-            "--output-dir",
-            str(directory),
-            *resume,
-        ],
-        cwd=PROJECT,
-        env={**os.environ, name: value},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    data = ["--data-root", directory.parent / "data"]
+    return subprocess.Popen([*command, *data], cwd=PROJECT, env={**os.environ, name: value}, **silent)
 
 
 def runs_on_disk(directory: Path) -> int | None:
@@ -95,13 +73,8 @@ def main() -> None:
     """Kill, look, resume, count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=positive_int, default=100, metavar="N", help="(%(default)s)")
-    parser.add_argument(
-        "--latest",
-        type=positive_int,
-        default=30,
-        metavar="S",
-        help="kill at a random time up to so many seconds after the start (%(default)s)",
-    )
+    help = "kill at a random time up to so many seconds after the start (%(default)s)"
+    parser.add_argument("--latest", type=positive_int, default=30, metavar="S", help=help)
     parser.add_argument("--seed", type=non_negative_int, default=42, help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default=Path("figures/faults"), metavar="DIR", help="(%(default)s)")
     arguments = parser.parse_args()
@@ -125,25 +98,14 @@ def main() -> None:
                 os.kill(process.pid, signal.SIGKILL)
                 process.wait()
                 time.sleep(SECONDS_AFTER)
-                kills.append(
-                    {
-                        "seconds": seconds,
-                        "runs_on_disk": runs_on_disk(directory),
-                        "live_processes": live_processes(marker),
-                    }
-                )
-                print(
-                    f"kill {len(kills)} after {seconds:.1f} s: {kills[-1]['runs_on_disk']} runs on disk, "
-                    f"{len(kills[-1]['live_processes'])} processes alive",
-                    flush=True,
-                )
+                runs, alive = runs_on_disk(directory), live_processes(marker)
+                kills.append({"seconds": seconds, "runs_on_disk": runs, "live_processes": alive})
+                print(f"kill {len(kills)} after {seconds:.1f} s: {runs} runs on disk, {len(alive)} alive", flush=True)
     broken = sum(kill["runs_on_disk"] is None for kill in kills)
     alive = sum(bool(kill["live_processes"]) for kill in kills)
     unfinished = sum((comparison["exit_code"], comparison["runs"]) != (0, RUNS) for comparison in completed)
-    write_json(
-        {"environment": describe_environment(), "kills": kills, "completed": completed},
-        arguments.output_dir / "kill-loop.json",
-    )
+    found = {"environment": describe_environment(), "kills": kills, "completed": completed}
+    write_json(found, arguments.output_dir / "kill-loop.json")
     print(
         f"{len(kills)} kills: results.json whole {len(kills) - broken}/{len(kills)}, processes alive after "
         f"{SECONDS_AFTER:g} s {alive}/{len(kills)}, completed after --resume {len(completed) - unfinished}/"

@@ -16,14 +16,12 @@ import itertools
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import PROJECT, Witness, arguments_of, write
+from measure import Witness, arguments_of, as_table, call, write
 from network import machines, missing
 
 from common.errors import FAILED, MACHINE, SuiteError
@@ -35,7 +33,6 @@ from comparison.record import Report
 from comparison.results_file import read_results
 from comparison.rows import Configuration, Planned
 from comparison.run.turns import Run
-from comparison.show.tables import lay_out
 
 GBPS, MILLISECONDS = (10.0, 1.0, 0.1), (0.0, 1.0, 5.0)
 LINKS = tuple(itertools.product(GBPS, MILLISECONDS))
@@ -78,44 +75,17 @@ class Forecast:
 def flags_of(model: str, epochs: int) -> list[str]:
     """Return the flags that all trainings of a network share."""
     dataset, batch = NETWORKS[model]
-    return [
-        "--dataset",
-        dataset,
-        "--model",
-        model,
-        "--batch-size",
-        str(batch),
-        "--train-size",
-        str(STEPS * batch),
-        "--loader",
-        "resident",
-        "--device",
-        "cpu",
-        "--epochs",
-        str(epochs),
-    ]
+    return (
+        f"--dataset {dataset} --model {model} --batch-size {batch} --train-size {STEPS * batch} --loader resident "
+        f"--device cpu --epochs {epochs}"
+    ).split()
 
 
 def compare(model: str, path: Path) -> None:
     """Write to `path` the results.json of a comparison of one device with --project."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [
-            sys.executable,
-            "compare_parallel.py",
-            *flags_of(model, 3),
-            "--methods",
-            "single",
-            "--repeats",
-            "2",
-            "--project",
-            "2",
-            "4",
-            "--output-dir",
-            directory,
-        ]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        if done.returncode:
-            raise SuiteError("the comparison failed", done.stderr.strip(), "try it alone", FAILED)
+        flags = [*flags_of(model, 3), *"--methods single --repeats 2 --project 2 4".split()]
+        call("compare_parallel.py", *flags, "--output-dir", directory)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(directory, "results.json"), path)
 
@@ -166,12 +136,8 @@ def forecasts(model: str, report: Report, seconds: dict[str, Epochs], carried: C
     drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
     report = replace(report, outcomes=tuple(_slower(outcome, drift) for outcome in report.outcomes))
     for (gbps, milliseconds), ranks in itertools.product(LINKS, (2, 4)):
-        settings = {
-            **report.settings,
-            "link_gbps": carried[f"{gbps:g}, {ranks}"],
-            "link_ms": milliseconds,
-            "project": [ranks],
-        }
+        link = {"link_gbps": carried[f"{gbps:g}, {ranks}"], "link_ms": milliseconds, "project": [ranks]}
+        settings = {**report.settings, **link}
         step = analyse(replace(report, settings=settings)).projection.points[-1].step
         measured, taken = over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
         projected = replace(step, cores=step.cores + taken / report.environment["cores"]).milliseconds
@@ -203,19 +169,18 @@ def all_forecasts(found: dict, directory: Path) -> list[Forecast]:
 
 def step_table(seconds: dict) -> str:
     """Return the milliseconds of a step of every row over every link."""
-    rows = []
-    for model, of_row in seconds.items():
-        for link in LINKS:
-            rows.append(
-                (model, *(f"{value:g}" for value in link), *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS))
-            )
-    return lay_out(rows, ("Network", "Gbit/s", "Delay (ms)", *(f"{label} (ms)" for label in ROWS)), "github")
+    rows = [
+        (model, *(f"{value:g}" for value in link), *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS))
+        for model, of_row in seconds.items()
+        for link in LINKS
+    ]
+    return as_table(" | ".join(["Network | Gbit/s | Delay (ms)", *(f"{label} (ms)" for label in ROWS)]), rows)
 
 
 def carried_table(carried: Carried) -> str:
     """Return what links really carry, by their speed and how many machines send at once."""
     rows = [(f"{gbps:g}", *(f"{carried[f'{gbps:g}, {ranks}']:.2g}" for ranks in MARKERS)) for gbps in GBPS]
-    return lay_out(rows, ("Link (Gbit/s)", *(f"carries between {ranks} machines" for ranks in MARKERS)), "github")
+    return as_table(" | ".join(["Link (Gbit/s)", *(f"carries between {ranks} machines" for ranks in MARKERS)]), rows)
 
 
 def error_table(found: list[Forecast]) -> str:
@@ -223,16 +188,9 @@ def error_table(found: list[Forecast]) -> str:
     rows = []
     for model, ranks in dict.fromkeys((forecast.model, forecast.ranks) for forecast in found):
         errors = [forecast.error for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
-        rows.append(
-            (
-                model,
-                str(ranks),
-                f"{statistics.median(map(abs, errors)):.0%}",
-                f"{min(errors):+.0%}",
-                f"{max(errors):+.0%}",
-            )
-        )
-    return lay_out(rows, ("Network", "Machines", "Median of the errors' sizes", "From", "To"), "github")
+        middle = statistics.median(map(abs, errors))
+        rows.append((model, ranks, f"{middle:.0%}", f"{min(errors):+.0%}", f"{max(errors):+.0%}"))
+    return as_table("Network | Machines | Median of the errors' sizes | From | To", rows)
 
 
 def draw(found: list[Forecast], path: Path) -> Path:
@@ -240,32 +198,17 @@ def draw(found: list[Forecast], path: Path) -> Path:
     figure, (axis,) = new_figure(width=7.0, height=5.5)
     for (model, colour), (ranks, marker) in itertools.product(COLOURS.items(), MARKERS.items()):
         some = [forecast for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
-        axis.plot(
-            [forecast.measured for forecast in some],
-            [forecast.projected for forecast in some],
-            marker,
-            color=colour,
-            label=f"{model}, {ranks} ranks",
-        )
+        measured, projected = ([getattr(forecast, name) for forecast in some] for name in ("measured", "projected"))
+        axis.plot(measured, projected, marker, color=colour, label=f"{model}, {ranks} ranks")
     ends = [min(forecast.measured for forecast in found) / 1.3, max(forecast.measured for forecast in found) * 1.3]
     axis.plot(ends, ends, color="#777777", linestyle=":")
-    axis.fill_between(
-        ends,
-        [0.75 * end for end in ends],
-        [1.25 * end for end in ends],
-        color="#BBBBBB",
-        alpha=0.4,
-        label="within 25 %",
-    )
+    below, above = ([factor * end for end in ends] for factor in (0.75, 1.25))
+    axis.fill_between(ends, below, above, color="#BBBBBB", alpha=0.4, label="within 25 %")
     errors = [abs(forecast.error) for forecast in found]
     finding = f"The projection is off by {statistics.median(errors):.0%} in the median, by {max(errors):.0%} at most"
-    axis.set(
-        xscale="log",
-        yscale="log",
-        xlabel="measured (ms per step)",
-        ylabel="projected (ms per step)",
-        title=f"{finding}\nDDP over imitated links of 0.1 to 10 Gbit/s and 0 to 5 ms, all on one machine",
-    )
+    about = "DDP over imitated links of 0.1 to 10 Gbit/s and 0 to 5 ms, all on one machine"
+    axis.set(xscale="log", yscale="log", title=f"{finding}\n{about}")
+    axis.set(xlabel="measured (ms per step)", ylabel="projected (ms per step)")
     axis.legend(fontsize=9)
     return save_figure(figure, path)
 
@@ -285,13 +228,8 @@ def main() -> None:
     found = {"steps": STEPS, "carried": carried, "seconds": seconds}
     write(arguments.output, found, witness)
     foreseen = all_forecasts(found, output.parent)
-    print(
-        step_table(seconds),
-        carried_table(carried),
-        error_table(foreseen),
-        draw(foreseen, output.with_suffix(".png")),
-        sep="\n\n",
-    )
+    print(step_table(seconds), carried_table(carried), error_table(foreseen), sep="\n\n")
+    print(draw(foreseen, output.with_suffix(".png")))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from measure import Witness, arguments_of, config_of, interleave, paired, write
-from one_device import sampler_of
+from measure import Witness, arguments_of, as_table, config_of, interleave, median, paired, sampler_of, write
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
@@ -41,59 +40,46 @@ EPOCHS = 6  # the first of them warms up
 DEFAULT = "default"
 
 
-def images_per_second(loader, sampler, resident: bool, device, threads: int) -> float:
-    """Return the speed of one whole epoch, so that no worker is still busy when the next rival's turn comes.
+def images_per_second(config, device, threads: int):
+    """Return a callable that returns the speed of one whole epoch, so that no worker is still busy afterwards.
 
     Workers: without the first batch, and so without their start. Resident: all of it, with the shuffling.
     """
-    torch.set_num_threads(threads)
-    sampler.set_epoch(sampler.epoch + 1)
-    synchronize([device])
-    start, delivered = time.perf_counter(), 0
-    source = iter(loader)
-    if not resident:
-        next(source)
-        start = time.perf_counter()
-    for images, _ in source:
-        delivered += len(images)
-    synchronize([device])
-    return delivered / (time.perf_counter() - start)
+    image_set = load_image_set(config)
+    sampler = sampler_of(image_set, config)
+    loader, _ = make_loaders(image_set, config, device, sampler)
+
+    def measure():
+        torch.set_num_threads(threads)
+        sampler.set_epoch(sampler.epoch + 1)
+        synchronize([device])
+        start, delivered = time.perf_counter(), 0
+        source = iter(loader)
+        if config.loader == "workers":
+            next(source)
+            start = time.perf_counter()
+        for images, _ in source:
+            delivered += len(images)
+        synchronize([device])
+        return delivered / (time.perf_counter() - start)
+
+    return measure
 
 
 def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
     """Return data set → loader → images per second."""
     device, cores, found = available_devices("auto")[0], available_cores(), {}
-    prepare_process(config_of(dataset="mnist", model="lenet"), device)
+    prepare_process(config_of(), device)
+    ways = {f"{workers} workers": ("workers", workers, 1) for workers in (0, 1, 2)}
+    ways |= {f"resident, {count(threads, 'thread')}": ("resident", 0, threads) for threads in (1, cores)}
     for dataset in ("mnist", "cifar10"):
         rivals = {}
-
-        def add(name, threads, loader, workers=0, dataset=dataset, rivals=rivals):
-            config = config_of(
-                dataset=dataset,
-                model="lenet",
-                data_root=data_root,
-                loader=loader,
-                num_workers=workers,
-                train_size=SIZE[loader],
-            )
-            image_set = load_image_set(config)
-            sampler = sampler_of(image_set, config)
-            made, _ = make_loaders(image_set, config, device, sampler)
-            rivals[name] = lambda: images_per_second(made, sampler, loader == "resident", device, threads)
-
-        for workers in (0, 1, 2):
-            add(f"{workers} workers", 1, "workers", workers)
-        add("resident, 1 thread", 1, "resident")
-        if cores > 1:
-            add(f"resident, {cores} threads", cores, "resident")
-        found[dataset] = speeds = interleave(rivals, blocks)
+        for name, (loader, workers, threads) in ways.items():
+            values = {"loader": loader, "num_workers": workers, "train_size": SIZE[loader]}
+            config = config_of(dataset=dataset, data_root=data_root, **values)
+            rivals[name] = images_per_second(config, device, threads)
+        found[dataset] = interleave(rivals, blocks)
         rivals.clear()  # ends the workers: what they used then counts as this process's
-        for name, values in speeds.items():
-            print(
-                f"{dataset}, {name}: {sorted(values)[len(values) // 2]:,.0f} images/s, "
-                f"{paired(values, speeds['0 workers'])} times as fast as 0 workers",
-                flush=True,
-            )
     return found
 
 
@@ -111,56 +97,36 @@ def draw_folder(directory: Path) -> None:
 
 def choices(cores: int, ranks: int) -> dict[str, list[str]]:
     """Return name → flags: none, and all that a person could set by hand."""
-    found = {DEFAULT: []}
+    found: dict[str, list[str]] = {DEFAULT: []}
     threads, workers = {1, max(1, cores // ranks)}, {0, ranks, 2 * ranks, max(cores, ranks)}
     for thread, worker, nice in itertools.product(sorted(threads), sorted(workers), (0, RunConfig.worker_nice)):
         if worker or nice:  # without workers, niceness says nothing
-            niceness = f", niceness {nice}" if worker else ""
-            found[f"{count(thread, 'thread')}, {count(worker, 'worker')}{niceness}"] = [
-                "--threads",
-                str(thread),
-                "--num-workers",
-                str(worker),
-                "--worker-nice",
-                str(nice),
-            ]
+            name = f"{count(thread, 'thread')}, {count(worker, 'worker')}" + (f", niceness {nice}" if worker else "")
+            found[name] = f"--threads {thread} --num-workers {worker} --worker-nice {nice}".split()
     return found
 
 
 def beside_training(model: str, ranks: int, cores: int, images: Path, directory: Path) -> dict[str, list[float]]:
     """Return choice → milliseconds of a step, one for each epoch, of trainings on the first cores of this process."""
-    batch, steps = NETWORKS[model]
+    (batch, steps), mine = NETWORKS[model], os.sched_getaffinity(0)
     dataset = ["synthetic-mnist"] if model == "lenet" else [f"folder:{images}", "--image-size", "32"]
-    flags = [
-        "--dataset",
-        *dataset,
-        "--model",
-        model,
-        "--batch-size",
-        str(batch),
-        "--epochs",
-        str(EPOCHS),
-        "--max-steps",
-        str(steps),
-        "--quiet",
-    ]
-    name, more = ("data_parallel_train.py", []) if ranks == 1 else ("ddp_train.py", ["--spawn", str(ranks)])
-    planned, mine, milliseconds = Planned(model, batch, 0, "cpu", 1, batch), os.sched_getaffinity(0), {}
+    flags = f"--model {model} --batch-size {batch} --epochs {EPOCHS} --max-steps {steps} --quiet".split()
+    command = ["data_parallel_train.py"] if ranks == 1 else ["ddp_train.py", "--spawn", str(ranks)]
+    command = [python(), script(command[0]), "--dataset", *dataset, *flags, *command[1:]]
+    planned = Planned(model, batch, 0, "cpu", 1, batch)
     rows = [
-        Configuration(
-            f"choice-{number}", "single", choice, {}, planned, (python(), script(name), *flags, *more, *chosen)
-        )
+        Configuration(f"choice-{number}", "single", choice, {}, planned, (*command, *chosen))
         for number, (choice, chosen) in enumerate(choices(cores, ranks).items())
     ]
-    labels = {row.name: row.label for row in rows}
+    labels, milliseconds = {row.name: row.label for row in rows}, {}
     try:
         os.sched_setaffinity(0, sorted(mine)[:cores])  # of whatever is started from now on
         for outcome in take_turns([Run(row, 1, 1, directory) for row in rows], 1):
+            label = labels[outcome.configuration]
             if outcome.status != "ok":
-                raise SuiteError(f"{model}, {labels[outcome.configuration]}", outcome.reason, "try it alone", FAILED)
-            milliseconds[labels[outcome.configuration]] = [
-                1000 * epoch.train_seconds / epoch.steps for epoch in outcome.result.epochs[1:]
-            ]
+                raise SuiteError(f"{model}, {label}", outcome.reason, "try it alone", FAILED)
+            epochs = outcome.result.epochs[1:]
+            milliseconds[label] = [1000 * epoch.train_seconds / epoch.steps for epoch in epochs]
     finally:
         os.sched_setaffinity(0, mine)
     return milliseconds
@@ -176,35 +142,47 @@ def all_beside_training(cores: list[int]) -> list[dict]:
     found, devices = [], available_devices("auto")
     ranks = (1, 2) if devices[0].type == "cpu" or len(devices) > 1 else (1,)
     with tempfile.TemporaryDirectory() as directory:
-        images = Path(directory, "images")
-        draw_folder(images)
+        draw_folder(images := Path(directory, "images"))
         for model, some, number in itertools.product(NETWORKS, cores, ranks):
             if number <= some <= available_cores():
+                print(f"{model}, {count(number, 'rank')}, {count(some, 'core')}", flush=True)
                 milliseconds = beside_training(model, number, some, images, Path(directory))
                 found.append({"model": model, "ranks": number, "cores": some, "milliseconds": milliseconds})
-                best = best_by_hand(milliseconds)
-                print(
-                    f"{model}, {count(number, 'rank')}, {count(some, 'core')}: the default takes "
-                    f"{paired(milliseconds[DEFAULT], milliseconds[best])} times as long as {best}",
-                    flush=True,
-                )
     return found
 
 
-def main() -> None:
-    arguments = arguments_of(
-        __doc__,
-        blocks=11,
-        more=lambda parser: parser.add_argument(
-            "--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help="beside a training (1 2 4)"
-        ),
+def table(results: dict) -> str:
+    rows = [
+        (dataset, name, median(values, ",.0f"), paired(values, speeds["0 workers"]))
+        for dataset, speeds in results["images_per_second"].items()
+        for name, values in speeds.items()
+    ]
+    alone = as_table("Data set | Loader | Images/s, median (range) | ÷ 0 workers [95 %]", rows, (0, 1))
+    rows = []
+    for case in results["beside_training"]:
+        times, by_hand = case["milliseconds"], best_by_hand(case["milliseconds"])
+        default, best = times[DEFAULT], times[by_hand]
+        about = case["model"], case["cores"], case["ranks"]
+        rows.append((*about, median(default, ".0f"), by_hand, median(best, ".0f"), paired(default, best)))
+    header = (
+        "Network | Cores | Processes | Default (ms per step) | Best set by hand | (ms per step) | Default ÷ best [95 %]"
     )
+    return f"{alone}\n\nBeside a training:\n\n{as_table(header, rows, (0, 4))}"
+
+
+def main() -> None:
+    def more(parser):
+        help = "beside a training (1 2 4)"
+        parser.add_argument("--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help=help)
+
+    arguments = arguments_of(__doc__, blocks=11, more=more)
     with Witness() as witness:
         measured = {
             "images_per_second": alone(arguments.data_root, arguments.blocks),
             "beside_training": all_beside_training(arguments.cores),
         }
     write(arguments.output, measured, witness)
+    print(table(measured))
 
 
 if __name__ == "__main__":

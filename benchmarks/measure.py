@@ -1,11 +1,14 @@
-"""What the benchmarks share: rivals measured in turn, in blocks of shuffled order, and the ratio of two of them."""
+"""What the benchmarks share: rivals measured in turn, in blocks of shuffled order, the ratio of two, a table."""
 
 import argparse
+import json
 import random
 import shlex
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +16,25 @@ import numpy as np
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from torch.utils.data import DistributedSampler  # noqa: E402
+
+from common.engine.loop import ParallelContext  # noqa: E402
+from common.engine.step import build_loss, to_device  # noqa: E402
+from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.writing import write_json  # noqa: E402
 from common.machine.environment import available_cores, describe_environment  # noqa: E402
 from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
 from comparison.run.usage import busy_seconds, children_seconds  # noqa: E402
+from comparison.show.tables import lay_out  # noqa: E402
+
+# What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.
+PLANNED = {
+    **vars(RunConfig()),
+    **{name: [value] for name, value in {"model": "lenet", "batch_size": 128, "num_workers": 0, "nproc": 2}.items()},
+    **{"nodes": [1], "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "methods": [("single", {})]},
+}
 
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
@@ -26,13 +42,11 @@ def arguments_of(description: str, blocks: int | None = None, more=lambda parser
 
     blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals.
     """
-    parser = OneLineParser(description=description)
+    parser, output = OneLineParser(description=description), f"figures/benchmark/{Path(sys.argv[0]).stem}.json"
     if blocks:
         parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
-    parser.add_argument(
-        "--output", default=f"figures/benchmark/{Path(sys.argv[0]).stem}.json", metavar="FILE", help="(%(default)s)"
-    )
+    parser.add_argument("--output", default=output, metavar="FILE", help="(%(default)s)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     more(parser)
     return parser.parse_args()
@@ -41,10 +55,25 @@ def arguments_of(description: str, blocks: int | None = None, more=lambda parser
 def config_of(**values) -> RunConfig:
     """Return the RunConfig of a training script without flags, with `values` in the place of its defaults."""
     defaults = vars(script_parser("").parse_args([]))
-    return RunConfig(**{**defaults, "lr_milestones": (), "num_workers": 0, **values})
+    fixed = {"dataset": "mnist", "model": "lenet", "lr_milestones": (), "num_workers": 0}
+    return RunConfig(**{**defaults, **fixed, **values})
 
 
-def interleave(rivals: dict[str, Callable[[], float]], blocks: int, warm_up: bool = True) -> dict[str, list[float]]:
+def call(*command: str, **options) -> subprocess.CompletedProcess:
+    """Run a command of this Python in the project; raise SuiteError (FAILED) with its last words if it fails."""
+    done = subprocess.run([sys.executable, *command], cwd=PROJECT, capture_output=True, text=True, **options)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise SuiteError(f"{' '.join(command)} failed", said, "try it alone", FAILED)
+    return done
+
+
+def printed_by(*command: str):
+    """Run a command of this Python, and return the JSON that it prints last."""
+    return json.loads(call(*command).stdout.splitlines()[-1])
+
+
+def interleave(rivals: dict, blocks: int, warm_up: bool = True) -> dict[str, list]:
     """Call every rival once per block, in shuffled order, and return what each returned (seconds, mostly).
 
     warm_up: one more block before the first does not count. Whatever drifts with time hits all alike; compare by
@@ -62,6 +91,38 @@ def interleave(rivals: dict[str, Callable[[], float]], blocks: int, warm_up: boo
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
     """Return the geometric mean of the blocks' ratios, with Student's 95 % interval on their logarithms."""
     return ratios(np.column_stack([numerator, denominator]), 0, [1])[0]
+
+
+def median(values: list[float], pattern: str) -> str:
+    """Return the median and, in brackets, the range."""
+    return f"{statistics.median(values):{pattern}} ({min(values):{pattern}}–{max(values):{pattern}})"
+
+
+def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -> str:
+    """Return a table as Markdown. header: the columns' names, between bars; left: which columns are not numbers."""
+    return lay_out(list(rows), header.split(" | "), "github", left=left)
+
+
+def one_device(model, config: RunConfig, device, sampler=None) -> tuple[ParallelContext, Callable]:
+    """Return (context, train_step) of a training on one device, as data_parallel_train.py has them."""
+    loss_function = build_loss(config)
+
+    def train_step(images, labels, mark):
+        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
+        mark("transfer")
+        loss = loss_function(model(images), labels)
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        return loss
+
+    shuffle = {"before_epoch": sampler.set_epoch} if sampler else {}
+    return ParallelContext("single", model, (device,), device, device, **shuffle), train_step
+
+
+def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:
+    """Return the sampler of one rank, as the training scripts make it."""
+    return DistributedSampler(image_set.train_labels, world_size, rank, seed=config.seed, drop_last=True)
 
 
 class Witness:
@@ -83,17 +144,11 @@ class Witness:
         return time.process_time() + children_seconds()
 
 
-def write(path: str, measured: dict, witness: Witness) -> None:
+def write(path: str | Path, measured: dict, witness: Witness) -> None:
     """Write what was found beside the command and the machine, and warn if something else used the CPU."""
-    cores = available_cores()
-    if witness.foreign_cores is not None and witness.foreign_cores > 0.1 * cores:
-        print(
-            f"warning: other programs kept {witness.foreign_cores:.1f} of {cores} cores busy: run it again",
-            file=sys.stderr,
-        )
+    cores, foreign = available_cores(), witness.foreign_cores
+    if foreign is not None and foreign > 0.1 * cores:
+        print(f"warning: other programs kept {foreign:.1f} of {cores} cores busy: run it again", file=sys.stderr)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    write_json(
-        {"command": command, "environment": describe_environment(), "foreign_cores": witness.foreign_cores, **measured},
-        path,
-    )
+    write_json({"command": command, "environment": describe_environment(), "foreign_cores": foreign, **measured}, path)

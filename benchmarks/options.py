@@ -14,23 +14,21 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
+from measure import Witness, arguments_of, as_table, config_of, interleave, paired, printed_by, write
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
 from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
-from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
-from common.models.build import build_model
+from common.models.build import build_network
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
@@ -39,8 +37,8 @@ STEPS = 5  # of a measurement; their median counts
 
 def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=torch.channels_last, **values):
     """Return a callable that trains a few steps and returns the median milliseconds of one."""
-    config = config_of(dataset="mnist", **{"model": model_name, **values})
-    model = build_model(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
+    config = config_of(model=model_name, **values)
+    model = build_network(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
     one_device = SimpleNamespace(method="single", model=model, input_device=device, uncompilable="")
@@ -61,83 +59,78 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     return measure
 
 
+def unfused(parameters, config):
+    return torch.optim.Adam(parameters, lr=config.lr)
+
+
 def run_one(arguments) -> None:
     """In a process of its own: print the milliseconds of every option for one case, as JSON."""
     device = available_devices("auto")[0]
     if arguments.glibc_defaults:
         process.keep_freed_memory = lambda: None
-    process.prepare_process(config_of(dataset="mnist", model="lenet"), device, tune=not arguments.untuned)
-    name, batch = arguments.case[0], int(arguments.case[1])
-
-    def unfused(parameters, config):
-        return torch.optim.Adam(parameters, lr=config.lr)
-
-    plain = torch.contiguous_format
+    process.prepare_process(config_of(), device, tune=not arguments.untuned)
+    case, plain = (arguments.case[0], int(arguments.case[1]), device), {"layout": torch.contiguous_format}
     rivals = {
-        "defaults": steps_of(name, batch, device),
-        "not channels-last": steps_of(name, batch, device, layout=plain),
-        "not fused": steps_of(name, batch, device, unfused),
-        "bf16": steps_of(name, batch, device, precision="bf16"),
-        "bf16, not channels-last": steps_of(name, batch, device, layout=plain, precision="bf16"),
+        "defaults": steps_of(*case),
+        "not channels-last": steps_of(*case, **plain),
+        "not fused": steps_of(*case, unfused),
+        "bf16": steps_of(*case, precision="bf16"),
+        "bf16, not channels-last": steps_of(*case, **plain, precision="bf16"),
     }
     if not arguments.glibc_defaults and not arguments.untuned and has_compiler():
-        compiled = steps_of(name, batch, device, compile=True)
+        compiled = steps_of(*case, compile=True)
         with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
             compiled()
             rivals["compile"] = compiled
     if device.type == "cuda":
-        rivals["cuda graph"] = steps_of(name, batch, device, cuda_graph=True)
+        rivals["cuda graph"] = steps_of(*case, cuda_graph=True)
     print(json.dumps(interleave(rivals, 3)))
 
 
+def table(results: dict) -> str:
+    cases = results["milliseconds_per_step"]
+    names = list(dict.fromkeys(name for times in cases.values() for name in times if name != "defaults"))
+    rows = []
+    for case, times in cases.items():
+        ratios = [paired(times[name], times["defaults"]) if name in times else "–" for name in names]
+        rows.append((case, f"{statistics.median(times['defaults']):.3g}", *ratios))
+    return as_table(" | ".join(["Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names)]), rows)
+
+
 def main() -> None:
-    arguments = arguments_of(
-        __doc__,
-        blocks=5,
-        more=lambda parser: (
-            parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped"),
-            parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS),
-            parser.add_argument("--glibc-defaults", action="store_true", help=argparse.SUPPRESS),
-            parser.add_argument("--untuned", action="store_true", help=argparse.SUPPRESS),
-        ),
-    )
+    def more(parser):
+        parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped")
+        parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+        for flag in ("--glibc-defaults", "--untuned"):
+            parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+
+    arguments = arguments_of(__doc__, 5, more)
     if arguments.case:
         run_one(arguments)
         return
-
-    def run(case, *flags):
-        command = [sys.executable, "benchmarks/options.py", "--case", *map(str, case), *flags]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        if done.returncode:
-            raise SuiteError(f"{case} failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    others = {"memory returned": "--glibc-defaults"}
+    others = {"memory returned": ["--glibc-defaults"]}
     if available_devices("auto")[0].type == "cuda":
-        others["cuDNN not tuned"] = "--untuned"
-    milliseconds, foreign_cores = {}, []
+        others["cuDNN not tuned"] = ["--untuned"]
+    measured, foreign_cores = {"threads": available_cores(), "milliseconds_per_step": {}}, []
     if arguments.resume and Path(arguments.output).exists():
         earlier = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
-        milliseconds, foreign_cores = earlier["milliseconds_per_step"], [earlier["foreign_cores"]]
-    for case in CASES:
-        if f"{case[0]}, {case[1]}" in milliseconds:
+        measured["milliseconds_per_step"], foreign_cores = earlier["milliseconds_per_step"], [earlier["foreign_cores"]]
+    for network, batch in CASES:
+        if (case := f"{network}, {batch}") in measured["milliseconds_per_step"]:
             continue
+        command = ("benchmarks/options.py", "--case", network, str(batch))
+        flags = {"usual": (), **others}
+        processes = {name: partial(printed_by, *command, *some) for name, some in flags.items()}
         with Witness() as witness:
-            runs = interleave(
-                {
-                    "usual": lambda case=case: run(case),
-                    **{name: lambda case=case, flag=flag: run(case, flag) for name, flag in others.items()},
-                },
-                arguments.blocks,
-                warm_up=False,
-            )
+            runs = interleave(processes, arguments.blocks, warm_up=False)
         medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
         medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
-        milliseconds[f"{case[0]}, {case[1]}"] = medians
-        print(case, {name: str(paired(times, medians["defaults"])) for name, times in medians.items()}, flush=True)
+        measured["milliseconds_per_step"][case] = medians
         foreign_cores.append(witness.foreign_cores)
         witness.foreign_cores = max((cores for cores in foreign_cores if cores is not None), default=None)
-        write(arguments.output, {"threads": available_cores(), "milliseconds_per_step": milliseconds}, witness)
+        write(arguments.output, measured, witness)
+        print(case, flush=True)
+    print(table(measured))
 
 
 if __name__ == "__main__":

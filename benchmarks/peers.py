@@ -13,15 +13,25 @@ without evaluation; accuracy is of the last epoch.
 import argparse
 import importlib.util
 import json
-import subprocess
-import sys
+import statistics
 import time
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import PROJECT, Witness, arguments_of, config_of, interleave, paired, write
-from one_device import one_device, sampler_of
+from measure import (
+    Witness,
+    arguments_of,
+    as_table,
+    config_of,
+    interleave,
+    median,
+    one_device,
+    paired,
+    printed_by,
+    sampler_of,
+    write,
+)
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -30,10 +40,9 @@ from common.data.loaders import make_loaders
 from common.engine.loop import fit
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer
-from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
-from common.models.build import build_model
+from common.models.build import build_model, build_network
 from common.settings.arguments import non_negative_int, positive_int
 from common.settings.schedules import build_schedule
 
@@ -47,22 +56,9 @@ class Job:
         from torchvision import datasets, transforms
 
         self.device, self.epochs = available_devices("auto")[0], arguments.epochs
-        self.config = config_of(
-            dataset="mnist",
-            model="lenet",
-            data_root=arguments.data_root,
-            epochs=arguments.epochs,
-            batch_size=BATCH,
-            augment=False,
-            seed=arguments.seed,
-            num_workers=workers,
-        )
         torch.manual_seed(arguments.seed)
-        with_workers = {
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-            "pin_memory": self.device.type == "cuda",
-        }
+        pinned = self.device.type == "cuda"
+        with_workers = {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": pinned}
         transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
         sets = [datasets.MNIST(arguments.data_root, train=train, transform=transform) for train in (True, False)]
         self.train_loader = DataLoader(sets[0], BATCH, shuffle=True, **with_workers)
@@ -80,27 +76,19 @@ class Job:
 
 def plain_lenet(seed: int) -> nn.Module:
     """The suite's lenet as its users would have it: NCHW in memory."""
-    return build_model("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
+    return build_network("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
 
 
 def ours(arguments, loader):
     device = available_devices("auto")[0]
-    config = config_of(
-        dataset="mnist",
-        model="lenet",
-        data_root=arguments.data_root,
-        epochs=arguments.epochs,
-        batch_size=BATCH,
-        augment=False,
-        seed=arguments.seed,
-        loader=loader,
-        num_workers=2 if loader == "workers" else 0,
-    )
+    given = {name: getattr(arguments, name) for name in ("data_root", "epochs", "seed")}
+    workers = 2 if loader == "workers" else 0
+    config = config_of(**given, batch_size=BATCH, augment=False, loader=loader, num_workers=workers)
     prepare_process(config, device)
     image_set = load_image_set(config)
     sampler = sampler_of(image_set, config)
     loaders = make_loaders(image_set, config, device, sampler)
-    model = build_model("lenet", image_set.image_shape, config.seed).to(device)
+    model = build_model(config, image_set).to(device)
     optimizer = build_optimizer(model.parameters(), config)
     context, train_step = one_device(model, config, device, sampler)
     schedule = build_schedule(optimizer, config, len(loaders[0]))
@@ -206,6 +194,19 @@ def run_one(arguments) -> None:
     print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
 
 
+def table(results: dict) -> str:
+    runs, rows = results["runs"], []
+    best = [min(run["seconds"]) for run in runs["fit, resident"]]
+    for name, rival in runs.items():
+        seconds = [min(run["seconds"]) for run in rival]
+        accuracy = statistics.mean(run["accuracy"] for run in rival)
+        ratio = "1.00" if name == "fit, resident" else paired(seconds, best)
+        rows.append((name, f"{accuracy:.2%}", median(seconds, ".2f"), ratio))
+    rows += [(name, "–", "–", "left out") for name in results["left_out"]]
+    accuracy = f"Accuracy after {results['epochs']} epochs (mean)"
+    return as_table(f"Loop | {accuracy} | Seconds per epoch, median (range) | ÷ fit, resident [95 %]", rows)
+
+
 def main() -> None:
     def more(parser):
         parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
@@ -224,41 +225,20 @@ def main() -> None:
         if (rival is not example or arguments.example)
         and (rival.__name__ not in missing or importlib.util.find_spec(missing[rival.__name__]))
     }
-    flags = [
-        "--epochs",
-        str(arguments.epochs),
-        "--data-root",
-        arguments.data_root,
-        *(["--example", arguments.example] if arguments.example else []),
-    ]
+    flags = ["--epochs", str(arguments.epochs), "--data-root", arguments.data_root]
+    flags += ["--example", arguments.example] if arguments.example else []
     calls = dict.fromkeys(able, 0)
 
     def run(name):
         calls[name] += 1  # the seed of a block is the same for all
-        command = [sys.executable, "benchmarks/peers.py", "--rival", name, "--seed", str(calls[name]), *flags]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        if done.returncode:
-            raise SuiteError(f"“{name}” failed", done.stderr.strip().splitlines()[-1], "see above", FAILED)
-        return json.loads(done.stdout.splitlines()[-1])
+        return printed_by("benchmarks/peers.py", "--rival", name, "--seed", str(calls[name]), *flags)
 
     with Witness() as witness:
         runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks, warm_up=False)
-    write(
-        arguments.output,
-        {
-            "batch": BATCH,
-            "epochs": arguments.epochs,
-            "threads": available_cores(),
-            "runs": runs,
-            "left_out": [name for name in RIVALS if name not in able],
-        },
-        witness,
-    )
-    best = [min(run["seconds"]) for run in runs["fit, resident"]]
-    for name, repeats in runs.items():
-        accuracy = sum(run["accuracy"] for run in repeats) / len(repeats)
-        longer = paired([min(run["seconds"]) for run in repeats], best)
-        print(f"{name}: {accuracy:.2%}, takes {longer} times as long as fit with the resident loader")
+    measured = {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs}
+    measured["left_out"] = [name for name in RIVALS if name not in able]
+    write(arguments.output, measured, witness)
+    print(table(measured))
 
 
 if __name__ == "__main__":

@@ -15,17 +15,17 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from measure import PROJECT, Witness, arguments_of, write
+from measure import PLANNED, PROJECT, Witness, arguments_of, as_table, write
 
 from common.errors import FAILED, SuiteError
 from common.files.plots import new_figure, save_figure
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import one_of
-from common.settings.config import RunConfig
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
 from comparison.judge.row_analysis import RowAnalysis
@@ -36,20 +36,8 @@ from comparison.record import Report
 from comparison.rows import Configuration, Outcome
 from comparison.run.turns import run_once
 
-TRAINING = ["--dataset", "synthetic-mnist", "--train-size", "6400"]
+TRAINING = "--dataset synthetic-mnist --train-size 6400".split()
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
-PLANNED = {
-    **vars(RunConfig()),
-    "model": ["lenet"],
-    "batch_size": [128],
-    "num_workers": [0],
-    "nproc": [2],
-    "nodes": [1],
-    "micro_batches": [1],
-    "threads_per_device": 1,
-    "scaling": "strong",
-    "loader": "resident",
-}
 SETTINGS = {"scaling": "strong", "allow_unequal": True, "project": [], "link_gbps": None}
 BLOCKS = 5
 PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
@@ -84,21 +72,14 @@ class Plant:
     @property
     def rows(self) -> list[Configuration]:
         """The two rows' configurations, the plain one first."""
-        settings = argparse.Namespace(**{**PLANNED, **dict(self.settings)}, methods=[(self.method, {})])
-        (plain,) = make_plan(
-            settings,
-            Machine(gpus=0, cores=2),
-            [*TRAINING, "--epochs", str(self.epochs), "--loader", settings.loader, *self.flags],
-        )
-        workers = str(settings.num_workers[0] if self.workers is None else self.workers)
-        command = [
-            workers if before == "--num-workers" else text
-            for before, text in zip(("", *plain.command), plain.command, strict=False)
-        ]
-        return [
-            plain,
-            replace(plain, name="planted", label="planted", command=("env", *self.variables, *self.prefix, *command)),
-        ]
+        given = {**PLANNED, "loader": "resident", "methods": [(self.method, {})], **dict(self.settings)}
+        flags = [*TRAINING, "--epochs", str(self.epochs), "--loader", given["loader"], *self.flags]
+        (plain,) = make_plan(argparse.Namespace(**given), Machine(gpus=0, cores=2), flags)
+        command = list(plain.command)
+        if self.workers is not None:
+            command[command.index("--num-workers") + 1] = str(self.workers)
+        planted = ("env", *self.variables, *self.prefix, *command)
+        return [plain, replace(plain, name="planted", label="planted", command=planted)]
 
 
 def slowed(name: str, seconds: float, *causes: str, size: float | None = None, **others) -> Plant:
@@ -186,13 +167,11 @@ def try_plant(name: str, seed: int) -> Trial | None:
     plain, entry = analyse(report).rows
     if plain.row.disturbed or (entry.row.disturbed and not plant.burner):
         return None
-    named = (
-        ("disturbed",)
-        if entry.row.disturbed
-        else tuple(cause.kind for cause in entry.causes if cause.kind not in ("noise", "unequal"))
-    )
+    named = tuple(cause.kind for cause in entry.causes if cause.kind not in ("noise", "unequal"))
+    named = ("disturbed",) if entry.row.disturbed else named
     size = measured_size(entry, plant.causes[0]) if plant.causes else None
-    return Trial(name, seed, named, plant.size, *((size.value, size.low, size.high) if size else (None, None, None)))
+    found = (size.value, size.low, size.high) if size else (None, None, None)
+    return Trial(name, seed, named, plant.size, *found)
 
 
 def run_planted(plant: Plant, row: Configuration, block: int, seed: int, directory: Path) -> Outcome:
@@ -241,16 +220,10 @@ def scores(trials: list[Trial]) -> dict:
     planted = [trial for trial in trials if PLANTS[trial.plant].causes]
     named, wrong = sum(len(trial.named) for trial in trials), sum(len(trial.wrong) for trial in trials)
     sized = [trial for trial in trials if trial.planted is not None and trial.low is not None]
+    right = [t for t in sized if t.low <= (1 + WITHIN) * t.planted and t.high >= (1 - WITHIN) * t.planted]
     return {
-        "trials": len(trials),
-        "planted": len(planted),
-        "planted_named": sum(trial.right for trial in planted),
-        "named": named,
-        "named_rightly": named - wrong,
-        "sizes": len(sized),
-        "sizes_right": sum(
-            trial.low <= (1 + WITHIN) * trial.planted and trial.high >= (1 - WITHIN) * trial.planted for trial in sized
-        ),
+        **{"trials": len(trials), "planted": len(planted), "planted_named": sum(trial.right for trial in planted)},
+        **{"named": named, "named_rightly": named - wrong, "sizes": len(sized), "sizes_right": len(right)},
     }
 
 
@@ -270,14 +243,8 @@ def draw(trials: list[Trial], path: Path) -> Path:
             color = "#0072B2" if cause in expected[:1] else "#56B4E9" if cause in expected else "#D55E00"
             axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, alpha=share))
             if share or cause in expected[:1]:
-                axis.text(
-                    column,
-                    row,
-                    f"{round(share * len(tried))}/{len(tried)}",
-                    ha="center",
-                    va="center",
-                    color="white" if share > 0.5 else "black",
-                )
+                text, white = f"{round(share * len(tried))}/{len(tried)}", share > 0.5
+                axis.text(column, row, text, ha="center", va="center", color="white" if white else "black")
     axis.set(xlim=(-0.5, len(causes) - 0.5), ylim=(len(plants) - 0.5, -0.5))
     axis.set_xticks(range(len(causes)), causes, rotation=45, ha="right")
     axis.set_yticks(range(len(plants)), plants)
@@ -300,14 +267,37 @@ def read_trials(results: dict) -> list[Trial]:
     return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in results["trials"]]
 
 
-def main() -> None:
-    arguments = arguments_of(
-        __doc__,
-        more=lambda parser: (
-            parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=list(PLANTS), metavar="NAME"),
-            parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)"),
-        ),
+def table(results: dict) -> str:
+    trials, rows = read_trials(results), []
+    for plant in PLANTS:
+        if not (tried := [trial for trial in trials if trial.plant == plant]):
+            continue
+        names = Counter(name for trial in tried for name in trial.named)
+        named = ", ".join(f"{name} {times}/{len(tried)}" for name, times in names.items()) or "nothing"
+        sizes = [f"{trial.found:.3g} [{trial.low:.3g}, {trial.high:.3g}]" for trial in tried if trial.low is not None]
+        planted = "–" if tried[0].planted is None else f"{tried[0].planted:.3g}"
+        wrong = ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong))
+        rows.append((plant, named, planted, "; ".join(sizes) or "–", wrong or "–"))
+    score = scores(trials)
+    recall, precision = (
+        score[part] / max(1, score[whole]) for part, whole in (("planted_named", "planted"), ("named_rightly", "named"))
     )
+    header = "Planted | Named, in so many of the trials | Its size | As it was measured, in each [95 %] | Named wrongly"
+    return (
+        f"{as_table(header, rows, (0, 1, 3, 4))}\n\n{score['planted_named']} of {score['planted']} planted causes were "
+        f"named (recall {recall:.0%}); {score['named_rightly']} of {score['named']} named causes were planted, or "
+        f"follow from what was (precision {precision:.0%}); {score['sizes_right']} of {score['sizes']} intervals of "
+        "what was planted reach to within 5 % of its size."
+    )
+
+
+def main() -> None:
+    def more(parser):
+        names = {"type": one_of(PLANTS), "nargs": "+", "default": list(PLANTS), "metavar": "NAME"}
+        parser.add_argument("--plants", **names, help="(all)")
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")
+
+    arguments = arguments_of(__doc__, more=more)
     path = Path(arguments.output)
     trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
     for seed, name in itertools.product(arguments.seeds, arguments.plants):
@@ -321,7 +311,7 @@ def main() -> None:
         trials.append(trial)
         trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
         write(path, {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}, witness)
-    print(scores(trials))
+    print(table({"trials": [asdict(trial) for trial in trials]}))
     print(draw(trials, path.with_suffix(".png")))
 
 

@@ -10,14 +10,11 @@ figures/benchmark/recipes.json; the README rounds them up to minutes.
 import math
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 
-from measure import PROJECT, Witness, arguments_of, write
+from measure import PROJECT, Witness, arguments_of, call, write
 
-from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 
 README = PROJECT / "README.md"
@@ -35,21 +32,15 @@ def minutes(seconds: float) -> int:
 
 
 def main() -> None:
-    arguments = arguments_of(
-        __doc__,
-        more=lambda parser: parser.add_argument(
-            "--only", default="", metavar="WORD", help="run the recipes in which it stands (all)"
-        ),
-    )
-    seconds = {}
+    def more(parser):
+        parser.add_argument("--only", default="", metavar="WORD", help="run the recipes in which it stands (all)")
+
+    arguments, seconds = arguments_of(__doc__, more=more), {}
     with Witness() as witness:
         for flags in filter(lambda flags: arguments.only in flags, recipes(README.read_text(encoding="utf-8"))):
-            command = [sys.executable, "compare_parallel.py", *shlex.split(flags), "--data-root", arguments.data_root]
-            start = time.perf_counter()
+            command, start = ["compare_parallel.py", *shlex.split(flags)], time.perf_counter()
             with tempfile.TemporaryDirectory() as place:
-                done = subprocess.run([*command, "--output-dir", place], cwd=PROJECT, capture_output=True, text=True)
-            if done.returncode:
-                raise SuiteError(f"a recipe failed: {flags}", done.stderr.strip(), "try it alone", FAILED)
+                call(*command, "--data-root", arguments.data_root, "--output-dir", place)
             seconds[flags] = time.perf_counter() - start
             print(f"{seconds[flags]:6.0f} s, {minutes(seconds[flags])} min: {flags}", flush=True)
     write(arguments.output, {"seconds": seconds}, witness)

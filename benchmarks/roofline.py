@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, config_of, interleave, paired, write
+from measure import Witness, arguments_of, as_table, config_of, interleave, median, paired, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,17 +30,11 @@ from common.errors import SuiteError
 from common.files.plots import new_figure, save_figure
 from common.machine.entry import run_script
 from common.machine.environment import available_devices, rounds_to_tf32
-from common.models.build import build_model
+from common.models.build import build_network
 
 BATCH = 128
-NETWORKS = {
-    "mlp": (1, 28, 28),
-    "lenet": (1, 28, 28),
-    "strided": (1, 28, 28),
-    "vgg": (3, 32, 32),
-    "resnet8": (3, 32, 32),
-    "resnet18": (3, 32, 32),
-}
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+NETWORKS = {"mlp": GREY, "lenet": GREY, "strided": GREY, "vgg": COLOUR, "resnet8": COLOUR, "resnet18": COLOUR}
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and columns
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
@@ -106,8 +100,8 @@ def peaks(precision: str, device) -> dict[tuple, tuple]:
 
 def step_of(name: str, precision: str, device):
     """Return (one training step as a callable, its FLOP, its bytes)."""
-    config = config_of(dataset="mnist", model=name, precision=precision)
-    model = build_model(name, NETWORKS[name], 0, precision).to(device)
+    config = config_of(model=name, precision=precision)
+    model = build_network(name, NETWORKS[name], 0, precision).to(device)
     optimizer = build_optimizer(model.parameters(), config)
     images = torch.randn(BATCH, *NETWORKS[name], device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (BATCH,), device=device)
@@ -138,50 +132,40 @@ def operations(step, device) -> dict[str, dict[str, float]]:
     }
 
 
+def rates(measured: dict, work: str = "work") -> list[float]:
+    """Return the measured rates in 10^9 FLOP or bytes per second."""
+    return [measured[work] / seconds / 1e9 for seconds in measured["seconds"]]
+
+
+def rate_of(peak: dict) -> float:
+    """Return the median rate of a measured peak."""
+    return statistics.median(rates(peak))
+
+
 def draw(results: dict, path: Path, logarithmic: bool) -> None:
     """Bars of each network's FLOP/s and bytes/s, with whiskers from slowest to fastest, and the peaks as lines."""
     figure, axes = new_figure(columns=2, width=10.0, height=5.0)
-    names = list(results["networks"])
-    height = 0.8 / len(results["peaks"])
+    names, height = list(results["networks"]), 0.8 / len(results["peaks"])
     for number, precision in enumerate(results["peaks"]):
         places = [place + (number - (len(results["peaks"]) - 1) / 2) * height for place in range(len(names))]
+        look = {"color": COLOURS[precision], "hatch": "" if precision == "fp32" else "///", "edgecolor": "white"}
         for axis, work in zip(axes, ("flop", "bytes"), strict=True):
-            rates = [
-                [step[work] / seconds / 1e9 for seconds in step["seconds"]]
-                for step in (results["networks"][name][precision] for name in names)
-            ]
-            middle = [statistics.median(values) for values in rates]
-            spread = [
-                [centre - min(values) for centre, values in zip(middle, rates, strict=True)],
-                [max(values) - centre for centre, values in zip(middle, rates, strict=True)],
-            ]
-            axis.barh(
-                places,
-                middle,
-                height,
-                xerr=spread,
-                capsize=3,
-                color=COLOURS[precision],
-                label=f"{precision}, step" if work == "flop" else None,
-                hatch="" if precision == "fp32" else "///",
-                edgecolor="white",
-            )
+            found = [rates(results["networks"][name][precision], work) for name in names]
+            middle = [statistics.median(values) for values in found]
+            below = [centre - min(values) for centre, values in zip(middle, found, strict=True)]
+            above = [max(values) - centre for centre, values in zip(middle, found, strict=True)]
+            label = f"{precision}, step" if work == "flop" else None
+            axis.barh(places, middle, height, xerr=[below, above], capsize=3, label=label, **look)
         for kind, line in (("matrix product", "--"), ("convolution", ":")):
             rate = rate_of(results["peaks"][precision][kind])
-            axes[0].axvline(
-                rate,
-                color=COLOURS[precision],
-                linestyle=line,
-                linewidth=2,
-                label=f"{precision}, best {kind}: {rate:,.0f} GFLOP/s",
-            )
+            label = f"{precision}, best {kind}: {rate:,.0f} GFLOP/s"
+            axes[0].axvline(rate, color=COLOURS[precision], linestyle=line, linewidth=2, label=label)
     rate = rate_of(results["copy"])
     axes[1].axvline(rate, color="black", linestyle="-.", linewidth=2, label=f"copy: {rate:,.0f} GB/s")
-    axes[0].set_yticks(range(len(names)), names)
-    axes[1].set_yticks(range(len(names)), [""] * len(names))
     axes[0].set_xlabel(f"GFLOP/s of a training step, batch {BATCH}")
     axes[1].set_xlabel("GB/s that its operations read and write")
-    for axis in axes:
+    for axis, labels in zip(axes, (names, [""] * len(names)), strict=True):
+        axis.set_yticks(range(len(names)), labels)
         axis.invert_yaxis()
         if logarithmic:
             axis.set_xscale("log")
@@ -204,15 +188,55 @@ def finding(results: dict) -> str:
     return f"Of what the machine can compute, a training step uses at most {' and '.join(parts)}"
 
 
-def rate_of(peak: dict) -> float:
-    """Return the median rate of a measured peak in 10^9 FLOP or bytes per second."""
-    return statistics.median(peak["work"] / seconds for seconds in peak["seconds"]) / 1e9
+def table(results: dict) -> str:
+    types = list(results["peaks"])
+    best = {precision: max(peaks.values(), key=rate_of) for precision, peaks in results["peaks"].items()}
+    rows, header = [], ["Network", "MFLOP per image, forward and backward"]
+    for name, measured in results["networks"].items():
+        cells = [f"{measured[types[0]]['flop'] / results['batch'] / 1e6:,.0f}"]
+        for precision in types:
+            for work, limit in (("flop", best[precision]), ("bytes", results["copy"])):
+                reached = rates(measured[precision], work)
+                share = 100 * paired(reached, rates(limit)).value
+                cells += [f"{statistics.median(reached):,.0f}", f"{share:.{0 if share > 9.5 else 1}f}%"]
+        rows.append((name, *cells))
+    for precision in types:
+        header += [f"{precision} (GFLOP/s)", "of the peak", f"{precision} (GB/s)", "of a copy's"]
+    texts = [
+        f"{precision} {kind} {median(rates(peak), ',.0f')} GFLOP/s"
+        for precision in types
+        for kind, peak in results["peaks"][precision].items()
+    ]
+    tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if results["tf32"] else ""
+    copied = median(rates(results["copy"]), ",.0f")
+    return (
+        f"{as_table(' | '.join(header), rows)}\n\nPeaks, median (range): {', '.join(texts)}; copy {copied} GB/s.{tf32}"
+        f"\n\n{operations_table(results, rate_of(best[results['operations']['precision']]))}"
+    )
+
+
+def operations_table(results: dict, peak: float) -> str:
+    """Return the operations of one network's step that take one per cent of it, and the others together."""
+    about, total = results["operations"], sum(taken["seconds"] for taken in results["operations"]["of"].values())
+    copy, kept, others, rows = rate_of(results["copy"]), {}, Counter(), []
+    for name, taken in about["of"].items():
+        if taken["seconds"] >= 0.01 * total:
+            kept[f"`{name}`"] = taken
+        else:
+            others.update(taken)
+    for name, taken in {**kept, "all others": others}.items():
+        gflops, gigabytes = (taken[work] / taken["seconds"] / 1e9 for work in ("flop", "bytes"))
+        computed = (f"{gflops:,.0f}", f"{gflops / peak:.0%}") if taken["flop"] else ("–", "–")
+        moved = f"{taken['bytes'] / 1e6:,.0f}", f"{gigabytes:,.0f}", f"{gigabytes / copy:.0%}"
+        rows.append((name, f"{1000 * taken['seconds']:.1f}", f"{taken['seconds'] / total:.0%}", *computed, *moved))
+    network = f"{about['network']}, {about['precision']}, batch {results['batch']}"
+    return as_table(f"{network} | ms | of the step | GFLOP/s | of the peak | MB | GB/s | of a copy's", rows)
 
 
 def main() -> None:
     arguments = arguments_of(__doc__, blocks=5)
     device = available_devices("auto")[0]
-    prepare_process(config_of(dataset="mnist", model="lenet"), device)
+    prepare_process(config_of(), device)
     types = list(TYPES)
     try:
         check_bf16(device)
@@ -245,9 +269,8 @@ def main() -> None:
     for (name, precision), (_, flop, moved) in steps.items():
         measured = {"flop": flop, "bytes": moved, "seconds": seconds[name, precision]}
         results["networks"].setdefault(name, {})[precision] = measured
-        middle = statistics.median(measured["seconds"])
-        print(f"{name}, {precision}: {flop / middle / 1e9:,.0f} GFLOP/s, {moved / middle / 1e9:,.0f} GB/s")
     write(arguments.output, results, witness)
+    print(table(results))
     # small networks keep no large GPU busy: on a linear axis they would not be seen
     draw(results, Path(arguments.output).with_suffix(".png"), logarithmic=device.type == "cuda")
 

@@ -13,11 +13,12 @@ import copy
 import json
 import math
 import os
+import statistics
 import tempfile
 import time
 from types import SimpleNamespace
 
-from measure import Witness, arguments_of, config_of, interleave, paired, write
+from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, sampler_of, write
 
 from common.machine.begin import begin
 
@@ -26,7 +27,6 @@ begin(__name__)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from one_device import one_device, sampler_of
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -64,14 +64,12 @@ def rivals_of(config, image_set, device, rank):
     shared, _ = make_loaders(image_set, config, device, sampler_of(image_set, config, rank, RANKS))
 
     def network():
-        return build_model(config.model, image_set.image_shape, config.seed).to(device)
+        return build_model(config, image_set).to(device)
 
     def wrapped(broadcast_buffers=False, **settings):
-        parallel = DistributedDataParallel(
-            network(),
-            device_ids=[device] if device.type == "cuda" else None,
-            **{"gradient_as_bucket_view": True, **settings},
-        )
+        only = [device] if device.type == "cuda" else None
+        settings = {"gradient_as_bucket_view": True, **settings}
+        parallel = DistributedDataParallel(network(), device_ids=only, **settings)
         parallel.broadcast_buffers = broadcast_buffers
         return parallel
 
@@ -187,36 +185,44 @@ def one_stage(pipeline, config, device):
 def train_as_rank(rank, arguments, directory, on_gpu):
     end_with_parent()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    config = config_of(
-        dataset="cifar10",
-        model="vgg",
-        data_root=arguments.data_root,
-        loader="resident",
-        batch_size=GLOBAL_BATCH,
-        max_steps=STEPS,
-        threads=1,
-    )
+    given = {"data_root": arguments.data_root, "batch_size": GLOBAL_BATCH, "max_steps": STEPS, "threads": 1}
+    config = config_of(dataset="cifar10", model="vgg", loader="resident", **given)
     prepare_process(config, device)
     image_set = load_image_set(config)
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        f"file://{directory}/rendezvous",
-        rank=rank,
-        world_size=RANKS,
-        device_id=device if on_gpu else None,
-    )
+    backend, bound, place = "nccl" if on_gpu else "gloo", device if on_gpu else None, f"file://{directory}/rendezvous"
+    dist.init_process_group(backend, place, rank=rank, world_size=RANKS, device_id=bound)
     rivals, ddp = rivals_of(config, image_set, device, rank)
     seconds = interleave(rivals, arguments.blocks)
     logged = ddp._get_ddp_logging_data()  # what DDP itself measures, in nanoseconds, of its first and every 100th step
-    communication = {
-        name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in ("compute", "comm", "compute_comm_overlap")
-    }
+    parts = ("compute", "comm", "compute_comm_overlap")
+    communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in parts}
     if rank == 0:
         measured = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
         write_json(measured, os.path.join(directory, "measured.json"))
     shutdown()
+
+
+def table(results: dict) -> str:
+    seconds, steps, ranks, clock = (results[name] for name in ("seconds", "steps", "ranks", "ddp_milliseconds"))
+    rows = [
+        (name, f"{1000 * statistics.median(values) / steps:.0f}", paired(values, seconds["DDP, fit"]))
+        for name, values in seconds.items()
+    ]
+    speed_up = paired(seconds["one device"], seconds["DDP, fit"])
+    exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
+    pipeline = paired(seconds["pipeline, fit"], seconds["pipeline, by hand"])
+    return (
+        f"{as_table('vgg, global batch 256 | Step (ms) | ÷ DDP, fit [95 %]', rows)}\n\n"
+        f"Speed-up of {ranks} ranks {speed_up}, efficiency {speed_up.value / ranks:.0%}. A step with the exchange of "
+        f"gradients and of BatchNorm's statistics takes {exchange} times as long as one without: "
+        f"{1 - 1 / exchange.value:.1%} of it is exposed exchange. By DDP's own clock, which looks at its first ten and "
+        f"every hundredth step, a backward pass has {clock['compute']:.0f} ms of computation and "
+        f"{clock['comm']:.0f} ms of communication, of which {clock['compute_comm_overlap']:.0f} ms are hidden behind "
+        f"the former. The pipeline's step takes {pipeline} times as long as that of a loop by hand around the same "
+        "schedule."
+    )
 
 
 def main() -> None:
@@ -225,15 +231,9 @@ def main() -> None:
     with Witness() as witness, tempfile.TemporaryDirectory() as directory:
         spawn(train_as_rank, (arguments, directory, on_gpu), RANKS)
         with open(os.path.join(directory, "measured.json")) as file:
-            measured = json.load(file)
-    write(arguments.output, {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **measured}, witness)
-    seconds = measured["seconds"]
-    speed_up = paired(seconds["one device"], seconds["DDP, fit"])
-    print(f"DDP x{RANKS}: {speed_up} times as fast as one device, efficiency {speed_up.value / RANKS:.0%}")
-    for name, values in seconds.items():
-        print(f"{name}: {paired(values, seconds['DDP, fit'])} times as long as DDP, fit")
-    print("pipeline, fit:", paired(seconds["pipeline, fit"], seconds["pipeline, by hand"]), "times as long as by hand")
-    print("DDP's own clock, ms per backward pass:", measured["ddp_milliseconds"])
+            measured = {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **json.load(file)}
+    write(arguments.output, measured, witness)
+    print(table(measured))
 
 
 if __name__ == "__main__":

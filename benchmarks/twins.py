@@ -17,13 +17,12 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from measure import PROJECT, Witness, arguments_of, write
+from measure import PLANNED, PROJECT, Witness, arguments_of, write
 
 from common.files.probe import Probe
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
-from common.settings.config import RunConfig
 from common.words import count
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
@@ -39,39 +38,10 @@ from comparison.run.turns import run_once
 from comparison.show.verdict import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
-TRAINING = [
-    "--dataset",
-    "synthetic-mnist",
-    "--train-size",
-    str(128 * STEPS),
-    "--epochs",
-    str(EPOCHS),
-    "--loader",
-    "resident",
-]
-PLANNED = {
-    **vars(RunConfig()),
-    "model": ["lenet"],
-    "batch_size": [128],
-    "num_workers": [0],
-    "nproc": [2],
-    "nodes": [1],
-    "micro_batches": [1],
-    "threads_per_device": 1,
-    "scaling": "strong",
-    "loader": "resident",
-    "methods": [("single", {})],
-}
+TRAINING = f"--dataset synthetic-mnist --train-size {128 * STEPS} --epochs {EPOCHS} --loader resident".split()
 SETTINGS = {
-    "scaling": "strong",
-    "allow_unequal": False,
-    "epochs": EPOCHS,
-    "max_steps": None,
-    "project": [],
-    "link_gbps": None,
-    "baseline": "single",
-    "repeats": None,
-    "timeout": None,
+    **{"scaling": "strong", "allow_unequal": False, "epochs": EPOCHS, "project": [], "baseline": "single"},
+    **{name: None for name in ("max_steps", "link_gbps", "repeats", "timeout")},
     "check_maths": False,
 }
 
@@ -95,13 +65,10 @@ class Comparison:
 
 def rows_of(seconds: float) -> list[Configuration]:
     """Return one device, the same again, and the same with an update that takes so many seconds longer."""
-    (plain,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
+    (plain,) = make_plan(argparse.Namespace(**PLANNED | {"loader": "resident"}), Machine(gpus=0, cores=2), TRAINING)
     plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=slow-update", f"SECONDS={seconds}")
-    return [
-        plain,
-        *twin_of([plain], "single"),
-        replace(plain, name="slower", label="slower", command=(*plant, *plain.command)),
-    ]
+    slower = replace(plain, name="slower", label="slower", command=(*plant, *plain.command))
+    return [plain, *twin_of([plain], "single"), slower]
 
 
 def step_seconds() -> float:
@@ -117,15 +84,8 @@ def compare(seed: int, budget: float) -> Comparison | None:
     planted = SHARE * step_seconds()
     plan = rows_of(planted)
     order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
-    report = Report(
-        "",
-        {**SETTINGS, "budget": budget, "seed": 1000 * seed},
-        describe_environment(),
-        Probe(128 * STEPS, 10_000, 5.0, (), (), ()),
-        tuple(plan),
-        tuple(order),
-        in_turns=True,
-    )
+    settings, probe = {**SETTINGS, "budget": budget, "seed": 1000 * seed}, Probe(128 * STEPS, 10_000, 5.0, (), (), ())
+    report = Report("", settings, describe_environment(), probe, tuple(plan), tuple(order), in_turns=True)
     with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         analysis = analyse(run_comparison(report, [], output_to(Path(directory))))
     if any(row.disturbed for row in analysis.report.all_rows):
@@ -133,16 +93,9 @@ def compare(seed: int, budget: float) -> Comparison | None:
     single, slower = analysis.rows
     (pair,) = analysis.pairs[TWIN]
     speed_up, seconds = slower.standing.speed_up, statistics.geometric_mean(run_seconds(single.row))
-    return Comparison(
-        seed,
-        single.summary.runs,
-        1000 * planted,
-        1 / (1 + planted * STEPS / seconds),
-        numbers(pair.ratio),
-        numbers(speed_up),
-        told_apart(pair.ratio),
-        speed_up.words == SLOWER,
-    )
+    true, told = 1 / (1 + planted * STEPS / seconds), told_apart(pair.ratio)
+    ratios = numbers(pair.ratio), numbers(speed_up)
+    return Comparison(seed, single.summary.runs, 1000 * planted, true, *ratios, told, speed_up.words == SLOWER)
 
 
 def numbers(ratio: Ratio) -> tuple[float, float, float]:
@@ -161,15 +114,11 @@ def scores(comparisons: list[Comparison]) -> dict:
 
 
 def main() -> None:
-    arguments = arguments_of(
-        __doc__,
-        more=lambda parser: (
-            parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)"),
-            parser.add_argument(
-                "--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)"
-            ),
-        ),
-    )
+    def more(parser):
+        parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)")
+        parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")
+
+    arguments = arguments_of(__doc__, more=more)
     path, done = Path(arguments.output), []
     if path.exists():
         done = [Comparison(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]

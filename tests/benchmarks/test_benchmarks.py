@@ -3,35 +3,30 @@
 import contextlib
 import io
 import json
-import math
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from common.errors import FAILED, SuiteError
-from common.files.probe import Bucket
 from comparison.judge import projection
-from comparison.judge.projection import Link
 from tests.fixtures import CPU, PROJECT
 from tests.reports import report_of, runs
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 import benchmark
-import cluster_size
 import false_alarms
 import links
 import measure
 import options
 import roofline
+import sharding
+import shortest
 import startup
 import tables
-import turns
 
 PAGE, FIGURES = PROJECT / "docs" / "performance.md", PROJECT / "figures" / "benchmark"
 
@@ -55,73 +50,26 @@ def test_the_page_shows_what_was_measured_over_links():
     assert max(forecast.ranks for forecast in found) == projection.TESTED
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 64])
-@pytest.mark.parametrize("along", ["ring", "tree"])
-def test_ranks_that_are_ready_together_take_what_the_projection_says(along, ranks):
-    link = Link(start=0.3, gbps=2.0, segments=cluster_size.GLOO, at_once=1)
-    ends = getattr(cluster_size, along)(np.full(ranks, 5.0), 10**6, 0.3, 2.0)
-    assert ends == pytest.approx(5.0 + sum(getattr(link, along)(10**6, ranks)))
-
-
-def test_one_late_rank_holds_up_all():
-    ready = np.array([0.0, 0.0, 50.0, 0.0])
-    for along in (cluster_size.ring, cluster_size.tree):
-        assert along(ready, 1000, 1.0, 1.0).max() == pytest.approx(along(np.full(4, 50.0), 1000, 1.0, 1.0).max())
-
-
-def test_the_efficiency_of_ranks_that_are_played_through():
-    def played(ranks, steps=(10.0,), left=0.0, **link):
-        return cluster_size.efficiency(
-            list(steps),
-            [Bucket(10**6, left)],
-            ranks,
-            link.get("start", 0.0),
-            link.get("gbps", math.inf),
-            cluster_size.tree,
-        )
-
-    assert played(1, steps=(5.0, 15.0), start=3.0) == 1  # it exchanges nothing
-    assert played(2, gbps=0.8) == pytest.approx(10 / 20) and played(2, gbps=0.8, left=0.4) == pytest.approx(10 / 16)
-    assert played(16, start=1.0) == pytest.approx(10 / 18)
-    assert 0.6 < played(64, steps=(5.0, 15.0)) < 0.72  # all wait for a slow one
-
-
-def test_what_is_left_beside_rows_and_blocks():
-    assert turns.residual([[1, 2, 4], [3, 6, 12]]) == pytest.approx(0)
-    assert turns.residual([[1, 1], [1, math.e]]) == pytest.approx(0.5)  # 4 parts of 1/4, 1 degree of freedom
+def cells_of(line):
+    return [text.strip() for text in line.strip("| ").split("|")]
 
 
 def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
+    parts = ("parameters", "gradients", "optimizer state")
     results = {
-        "model": "net",
-        "ranks": 2,
-        "steps": 2,
+        **{"model": "net", "ranks": 2, "steps": 2},
         "memory_parts": {
-            "DDP": {"parameters": 2**21, "gradients": 2**21, "optimizer state": 2**22},
-            "FSDP": {"parameters": 2**20, "gradients": 2**20, "optimizer state": 2**21},
+            "DDP": dict(zip(parts, (2**21, 2**21, 2**22), strict=True)),
+            "FSDP": dict(zip(parts, (2**20, 2**20, 2**21), strict=True)),
         },
         "seconds": {
             "no limit": {"DDP": [0.2, 0.3, 0.4], "FSDP": [0.3, 0.45, 0.6]},
             "1 Gbit/s": {"DDP": [1.0, 1.0, 1.0], "FSDP": [1.5, 1.5, 1.5]},
         },
     }
-    header, _, ddp, fsdp = tables.sharding(results).splitlines()
-    assert [text.strip() for text in header.strip("| ").split("|")][1:5] == [
-        "parameters (MiB)",
-        "gradients (MiB)",
-        "optimizer state (MiB)",
-        "no limit: step (ms)",
-    ]
-    assert [text.strip() for text in fsdp.strip("| ").split("|")] == [
-        "FSDP",
-        "1.0",
-        "1.0",
-        "2.0",
-        "225",
-        "1.50 [1.50, 1.50]",
-        "750",
-        "1.50 [1.50, 1.50]",
-    ]
+    header, _, ddp, fsdp = sharding.table(results).splitlines()
+    assert cells_of(header)[1:5] == [*(f"{part} (MiB)" for part in parts), "no limit: step (ms)"]
+    assert cells_of(fsdp) == ["FSDP", "1.0", "1.0", "2.0", "225", "1.50 [1.50, 1.50]", "750", "1.50 [1.50, 1.50]"]
     assert "1.00 [1.00, 1.00]" in ddp
 
 
@@ -137,50 +85,29 @@ def test_the_table_of_shorter_trainings_compares_seed_by_seed():
         for name, of_seed in runs.items()
     }
     of_dataset["later"]["43"]["torch"] = "another"
-    results = {"runs": {"cifar10": of_dataset}}
-    _, _, recipe, longer, once, later = (
-        [text.strip() for text in line.strip("| ").split("|")] for line in tables.shortest(results).splitlines()
-    )
+    table = shortest.table({"runs": {"cifar10": of_dataset}})
+    recipe, longer, once, later = map(cells_of, table.splitlines()[2:])
     assert recipe[:4] == ["cifar10", "the recipe", "90.50 (90.00–91.00)", "75 (50–100)"] and recipe[5] == "2"
     assert longer[4] == "2.05" and once[2:] == ["50.00 (50.00–50.00)", "150 (150–150)", "1.50", "1"]
     assert later[4] == "–"
 
 
-def test_every_benchmark_has_a_table():
-    assert [*benchmark.SCRIPTS, *benchmark.COMPARISONS] == [*tables.TABLES, *tables.COMPARISONS]
-
-
 def test_tables_are_put_between_their_markers_and_the_rest_stays(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- loaders -->\nold\n<!-- end -->\nbetween\n<!-- startup -->\nold\n<!-- end -->\n")
-    (tmp_path / "loaders.json").write_text(
-        json.dumps(
-            {
-                "command": "python x.py",
-                "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
-                "foreign_cores": 0.25,
-                "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
-                "beside_training": [
-                    {
-                        "model": "lenet",
-                        "cores": 2,
-                        "ranks": 1,
-                        "milliseconds": {
-                            "default": [20.0, 21.0, 22.0],
-                            "1 threads, 0 workers": [30.0] * 3,
-                            "2 threads, 0 workers": [10.0] * 3,
-                        },
-                    }
-                ],
-            }
-        )
-    )
+    times = {"default": [20.0, 21.0, 22.0], "1 thread, 0 workers": [30.0] * 3, "2 threads, 0 workers": [10.0] * 3}
+    results = {
+        **{"command": "python x.py", "foreign_cores": 0.25},
+        "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
+        "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
+        "beside_training": [{"model": "lenet", "cores": 2, "ranks": 1, "milliseconds": times}],
+    }
+    (tmp_path / "loaders.json").write_text(json.dumps(results))
     tables.update(page, tmp_path)
     text = page.read_text()
     assert text.startswith("before\n<!-- loaders -->\n\n| Data set")
     assert "2,450 (2,000–3,000)" in text and "24.49 [" in text  # the geometric mean of 20 and 30
-    beside = next(line for line in text.splitlines() if line.startswith("| lenet"))
-    cells = [cell.strip() for cell in beside.strip("|").split("|")]
+    cells = cells_of(next(line for line in text.splitlines() if line.startswith("| lenet")))
     assert cells[:6] == ["lenet", "2", "1", "21 (20–22)", "2 threads, 0 workers", "10 (10–10)"]
     assert cells[6].startswith("2.10 [")
     assert "2 cores of C, torch 2.11; other programs kept 0.25 cores busy.\n\n<!-- end -->\nbetween\n" in text
@@ -272,13 +199,10 @@ def test_a_step_is_taken_apart_into_its_operations(monkeypatch):
 
 
 def test_the_rooflines_title_names_the_best_network_of_each_type():
-    peaks = {
-        "fp32": {
-            "matrix product": {"work": 1e9, "seconds": [0.01] * 3},
-            "convolution": {"work": 1e9, "seconds": [0.02] * 3},
-        },
-        "bf16": {"convolution": {"work": 1e9, "seconds": [0.005] * 3}},
-    }
+    def peak(seconds):
+        return {"work": 1e9, "seconds": [seconds] * 3}
+
+    peaks = {"fp32": {"matrix product": peak(0.01), "convolution": peak(0.02)}, "bf16": {"convolution": peak(0.005)}}
     networks = {
         name: {precision: {"flop": 1e9, "seconds": [seconds] * 3} for precision in peaks}
         for name, seconds in (("small", 0.1), ("large", 0.02))
@@ -288,25 +212,12 @@ def test_the_rooflines_title_names_the_best_network_of_each_type():
 
 
 def test_operations_that_take_little_are_one_row():
-    best = {"bf16": [100.0]}
-    results = {
-        "batch": 8,
-        "copy": {"work": 2e9, "seconds": [0.1]},
-        "operations": {
-            "network": "net",
-            "precision": "bf16",
-            "of": {
-                "aten.convolution": {"flop": 3e9, "bytes": 2e8, "seconds": 0.06},
-                "aten.relu": {"flop": 0, "bytes": 1e8, "seconds": 0.0395},
-                "aten.add": {"flop": 0, "bytes": 1e6, "seconds": 0.0003},
-                "aten.sum": {"flop": 0, "bytes": 1e6, "seconds": 0.0002},
-            },
-        },
-    }
-    _, _, convolution, relu, others = (
-        [text.strip() for text in line.strip("| ").split("|")]
-        for line in tables._operations(results, best).splitlines()
-    )
+    operations = {"aten.convolution": (3e9, 2e8, 0.06), "aten.relu": (0, 1e8, 0.0395)}
+    operations |= {"aten.add": (0, 1e6, 0.0003), "aten.sum": (0, 1e6, 0.0002)}
+    of = {name: dict(zip(("flop", "bytes", "seconds"), taken, strict=True)) for name, taken in operations.items()}
+    results = {"batch": 8, "copy": {"work": 2e9, "seconds": [0.1]}}
+    results["operations"] = {"network": "net", "precision": "bf16", "of": of}
+    convolution, relu, others = map(cells_of, roofline.operations_table(results, 100.0).splitlines()[2:])
     assert convolution == ["`aten.convolution`", "60.0", "60%", "50", "50%", "200", "3", "17%"]
     assert relu[3:5] == ["–", "–"] and others[:2] == ["all others", "0.5"] and others[5] == "2"
 
@@ -352,15 +263,15 @@ def test_what_a_process_keeps_once_it_has_it_is_measured_in_another(kind, others
     monkeypatch.setattr(options.process, "keep_freed_memory", None)  # which the process sets itself
     monkeypatch.setattr(options, "steps_of", lambda *_, **__: lambda: 1.0 if tuned[-1] else 3.0)
 
-    def run(command, **_):
-        started.append(command[5:])
-        monkeypatch.setattr(sys, "argv", command[1:])
+    def run(*command):
+        started.append(command[4:])
+        monkeypatch.setattr(sys, "argv", list(command))
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             options.main()
-        return SimpleNamespace(returncode=0, stdout=printed.getvalue())
+        return json.loads(printed.getvalue())
 
-    monkeypatch.setattr(options.subprocess, "run", run)
+    monkeypatch.setattr(options, "printed_by", run)
     monkeypatch.setattr(sys, "argv", ["options.py", "--blocks", "2", "--output", str(tmp_path / "options.json")])
     options.main()
     assert sorted(flag for flags in started for flag in flags) == sorted(2 * others)

@@ -45,23 +45,8 @@ def test_a_link_takes_its_time_and_gloo_sends_each_part_in_two(size, gbps, milli
 
 
 def test_two_agents_meet_over_a_link_as_the_page_about_clusters_says(data_root, tmp_path):
-    flags = (
-        "--dataset",
-        "synthetic-mnist",
-        "--model",
-        "mlp",
-        "--loader",
-        "resident",
-        "--train-size",
-        "512",
-        "--epochs",
-        "1",
-        "--no-curves",
-        "--data-root",
-        data_root,
-        "--output",
-        tmp_path / "result.json",
-    )
+    flags = "--dataset synthetic-mnist --model mlp --loader resident --train-size 512 --epochs 1 --no-curves".split()
+    flags += ["--data-root", data_root, "--output", tmp_path / "result.json"]
     page = (PROJECT / "docs" / "cluster.md").read_text()
     with network.machines(2, 1.0, 1.0) as two:
         agents = []
@@ -77,15 +62,8 @@ def test_two_agents_meet_over_a_link_as_the_page_about_clusters_says(data_root, 
             )
             assert all(flag.partition("=")[0] in page for flag in typed)
             command = two.command(machine, (sys.executable, "-m", "torch.distributed.run", *typed, "ddp_train.py"))
-            agents.append(
-                subprocess.Popen(
-                    [*command, *map(str, flags)],
-                    cwd=PROJECT,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env={**child_environment(), "GLOO_SOCKET_IFNAME": "link0"},
-                )
-            )
+            options = {"env": {**child_environment(), "GLOO_SOCKET_IFNAME": "link0"}, "cwd": PROJECT, "text": True}
+            agents.append(subprocess.Popen([*command, *map(str, flags)], **options, stderr=subprocess.PIPE))
         for agent in agents:
             assert agent.wait(100) == 0, agent.stderr.read()
     result = json.loads((tmp_path / "result.json").read_text())
