@@ -1,7 +1,7 @@
 """What judge found, in words: a row's causes, what makes its times doubtful, what a projection assumes."""
 
 from comparison.judge.measures import Finding
-from comparison.words import count, join, say
+from comparison.words import Sentence, count, join, say
 
 SENTENCES = {
     # where a part of a step's difference is, and how much
@@ -121,6 +121,112 @@ SENTENCES = {
     "fastest": "If gradients go {way}, {n} devices are fastest, of {b} images each: {most}.",
     "most computed": "as many as were computed",
     "longer": "with more, a step takes longer",
+    # beside the tables, and of rows
+    "unknown disturbance": "Whether other programs disturbed the runs: this process may use a part of the machine's "
+    "cores, and cannot tell who uses those.",
+    "ran out of memory": "{row}: it ran out of memory {batch}; a smaller one may fit.",
+    "parameter difference": "max |Δ parameter|: the largest difference of any weight from one device's, after 20 "
+    "steps of SGD from the same weights on the same batches, without augmentation and in evaluation mode (no dropout, "
+    "BatchNorm by its stored statistics).",
+    "looks": "Looks at the data, to end the comparison once every row is decided: {n}. So that all looks together "
+    "make a false claim in no more than 5 % of comparisons, the last intervals have {p:.2%} (O'Brien and Fleming).",
+    "phases on GPU": "Phases are measured by the GPU. Where its kernels are shorter than the host takes to launch "
+    "them, as in small networks, forward, backward, and a method's own times of stages, scatter, replicate and gather "
+    "are those of the launches.",
+    "largest batch": "Largest batch: --batch-size times a power of two, the largest with which a row trained {n} "
+    "steps and evaluated, before the first block, with {p:.0%} of any --memory-limit to spare. If a run needs more, "
+    "all rows begin again, and that one has half the batch. An epoch has the same images in every row; its batches, "
+    "and so its steps and what is learned in it, are each row's own: speed-ups compare times, accuracies are those of "
+    "different trainings.",
+    "accuracies differ": "Accuracies need not coincide between methods: the order of additions differs, which Adam "
+    "turns into steps, and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch).",
+    "device on CPU": "{batches} On a CPU, a device is a fixed number of threads, the same in every row but {rows}.",
+    "disturbed": "Disturbed: other programs kept more than {n:.0%} of the cores, or of a GPU's time, busy during a "
+    "run of the row or of its baseline; no interval covers that, so nothing is claimed from it.",
+    "peak memory": "Peak memory: of the device that needs most; the median over the runs. {memory} Of all devices: "
+    "the sum of their peaks, in which what processes share, such as libraries, counts for each.",
+    "efficiency": "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from "
+    "starting the command to its end, with imports, start-up and evaluation, without the waiting for its turns.",
+    "accuracy": "Accuracy: after the last epoch, mean over the runs ± their standard deviation. Every block of runs "
+    "has a seed of its own, which its rows share.",
+    "speed-up": "Speed-up: the {what} of the {row} row with the same swept values, divided by the row's. The interval "
+    "is of logarithms, by randomised blocks: what all rows of a block have in common is no noise, and the noise is "
+    "that of the pair's own differences and, for a part, of the other rows. All speed-ups of the table together are "
+    "within their intervals in 19 of 20 comparisons (Dunnett); so are the ratios of each sweep. An interval within "
+    "±{n:g} % is practically equal; else one that includes 1 is undecided.",
+    "time per epoch": "Time per epoch: training only, from asking for the first batch until all devices are idle, of "
+    "the slowest rank; a run's mean over its epochs ({warm}), then the geometric mean over the runs, as for all "
+    "times. Where runs failed, it is adjusted to all blocks, so that the quotient of two rows' times is their "
+    "speed-up. Evaluation is not in it.",
+    "batches per device": "Batch sizes are per device: weak scaling; workers are totals.",
+    "batches in total": "Batch sizes are totals over all devices; workers are totals.",
+    "memory on GPU": "What PyTorch allocated while training.",
+    "memory on CPU": "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and "
+    "the data, and without its loader workers.",
+    "simulated rows": "Simulated rows stand in for devices that are not there: they show that the method computes the "
+    "same, not how fast it would be, and have no speed-up.",
+    "all-cores row": "{row}: it has {threads}, where a device of the other rows has {n}: it is what one would use "
+    "without training in parallel, and the only row that is exempt from the rule of equal threads.",
+    "block set aside": "Block {n} of {all} does not count: other programs {what}.",
+    "blocks set aside": "Blocks {n} of {all} do not count: other programs {what}.",
+    "bandwidth": "An all-reduce of the {bytes:,} bytes of gradients of {model} between all {n} GPUs has a bus "
+    "bandwidth of {speed:,.1f} Gbit/s, as NCCL's tests define it, between ranks that train.",
+    "twins told apart": "two equal rows were told apart, “{row}” and the same again: {ratio}. Chance does that in one "
+    "of 20 comparisons; else something favours one of two equal processes here: believe no difference that is not "
+    "much larger.",
+    "whole runs": "Whole runs: each row of a block runs from start to end, one after the other, in an order shuffled "
+    "for every block.",
+    "in turns": "In turns: all rows of a block are started, one after the other; then each trains and evaluates one "
+    "epoch when it is its turn, in an order shuffled for every epoch, while the others wait without using a core. "
+    "What slows the machine down for a while then slows all rows alike.",
+    "cards": "As NVML gave it, five times a second in the timed epochs; means over the runs. Energy: the GPU alone, "
+    "by its counter. In use by all: at most, with every program's context.",
+    "ranks": "Means per step. Cores it kept busy: its CPU time, of all threads, ÷ wall time. Without a core: ready to "
+    "run, and waiting in the kernel's queue, ÷ wall time; with several threads, the sum over them. Loader workers are "
+    "in neither.",
+    "beside": "Every row beside the same one before, in the same blocks. All intervals of the table together hold the "
+    "truth in 19 of 20 comparisons (Bonferroni).",
+    "intervention": "Afterwards every row with such a cause ran again, in blocks of their own, beside the same row "
+    "with the cause taken away. Milliseconds per step, for as many images; means over the blocks with 95 % intervals.",
+    "slowest rank": "The phases are those of the rank with the most to do, for which the others wait. Exchange: from "
+    "its own last gradient until the mean over all ranks is there. A run's training is the speed-up; the rest is in "
+    "no speed-up.",
+    "accounts": "Means over the blocks in which both were measured, ± half of Student's interval on the blocks' "
+    "differences: of the difference with 95 % confidence, of the parts so much wider that all of them hold together "
+    "with 95 % (Bonferroni). A part is proved where it is larger than what follows the ±.",
+    "even share": "Even share: the baseline's time for the same images, phase by phase, ÷ how many times as many "
+    "devices (on a CPU, threads) the row has. All parts of a difference add up to it; “outside” is what no phase "
+    "contains.",
+    "proved less": "proved, and less than predicted",
+    "proved more": "proved, and more than predicted",
+    "remedy": "{row}, without “{cause}” ({change}): {found}.",
+    "step shorter": "a step is {x} ms shorter, predicted were {y} ms: {words}",
+    "step longer": "a step is {x} ms longer, predicted were {y} ms: {words}",
+    "resolution": "This machine, this hour: the times of runs have a standard deviation of {x}, without what rows and "
+    "blocks have in common; differences {shares} are found, in four of five cases.",
+    "guess unproved": "measured {ratio}, in which the guess lies",
+    "wrong guess": "measured {ratio}, and so it is not",
+    "guess": "“{row}” was guessed to be {x} times as fast as the baseline: {found}.",
+    "multiples": "{time} as a multiple of that at {value}: {ratios}.",
+    "sweep": "Sweep of {what}, {method}: {fastest}.",
+    "more memory": "At its peak a device needs {x} MiB of memory, {p:.0%} more than the {y} MiB of “{base}”{parts}.",
+    "less memory": "At its peak a device needs {x} MiB of memory, {p:.0%} less than the {y} MiB of “{base}”{parts}.",
+    "communication": "Communication: an epoch with the exchange of gradients, divided by one without, is {ratio}.",
+    "contention": "Contention: an epoch with {n} ranks that exchange nothing, divided by one with one rank, is "
+    "{ratio}, where {x:.2f} would be ideal; ranks share cores, memory and loader, and have smaller batches.",
+    "wrapper": "{name}'s wrapper: an epoch with one rank, divided by one without {name}, is {ratio}.",
+    "longer step": "A step takes {s:.1f} ms, {total} ms more than an even share of {whose} ({e:.1f} ms): {parts}.",
+    "shorter step": "A step takes {s:.1f} ms, {total} ms less than an even share of {whose} ({e:.1f} ms): {parts}.",
+    "own time": "{time} ({low:.2f} to {high:.2f} in {runs})",
+    "and as fast": "{fast} and {y:.2f} times as fast{j} as “{other}”",
+    "stay": "stay with “{best}”, {time}. The best of the others against an equal baseline, “{row}”, is {fast}: "
+    "{words}.",
+    "few runs": "none, as so few runs prove nothing; the fastest was “{row}”, {fast}. Give --repeats 3 or more.",
+    "own batches": "none. Each row trains with a batch of its own, so that an epoch teaches each something else: "
+    "images per second do not say which one learns sooner; with --target-accuracy they are compared in that.",
+    "no all-cores row": "none. One process with all {n} cores may be faster than all of these and was not measured: "
+    "add {methods} to --methods, or see above why it has no time.",
+    "unequal row": "“{row}” is {fast}, with {settings}",
 }
 NOUNS = {  # of the places that are counts
     "threads": ("thread",),
@@ -128,6 +234,11 @@ NOUNS = {  # of the places that are counts
     "cores": ("core",),
     "micro_batches": ("micro-batch", "es"),
 }
+
+
+def sentence(key: str, **values: object) -> Sentence:
+    """Return one of SENTENCES with its values."""
+    return say(SENTENCES[key], **values)
 
 
 def tell(finding: Finding) -> str:

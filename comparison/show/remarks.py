@@ -8,50 +8,17 @@ from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.show.phrases import quoted, tell_disturbed
-from comparison.show.reasons import tell
+from comparison.show.reasons import sentence, tell
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
-ACCOUNTING = (
-    say(
-        "Even share: the baseline's time for the same images, phase by phase, ÷ how many times as many devices (on a "
-        "CPU, threads) the row has. All parts of a difference add up to it; “outside” is what no phase contains."
-    ),
-    say(
-        "Means over the blocks in which both were measured, ± half of Student's interval on the blocks' differences: "
-        "of the difference with 95 % confidence, of the parts so much wider that all of them hold together with 95 % "
-        "(Bonferroni). A part is proved where it is larger than what follows the ±."
-    ),
-    say(
-        "The phases are those of the rank with the most to do, for which the others wait. Exchange: from its own last "
-        "gradient until the mean over all ranks is there. A run's training is the speed-up; the rest is in no speed-up."
-    ),
-)
-INTERVENTION = say(
-    "Afterwards every row with such a cause ran again, in blocks of their own, beside the same row with the cause "
-    "taken away. Milliseconds per step, for as many images; means over the blocks with 95 % intervals."
-)
-BESIDE = say(
-    "Every row beside the same one before, in the same blocks. All intervals of the table together hold the truth in "
-    "19 of 20 comparisons (Bonferroni)."
-)
-RANKS = say(
-    "Means per step. Cores it kept busy: its CPU time, of all threads, ÷ wall time. Without a core: ready to run, and "
-    "waiting in the kernel's queue, ÷ wall time; with several threads, the sum over them. Loader workers are in "
-    "neither."
-)
-CARDS = say(
-    "As NVML gave it, five times a second in the timed epochs; means over the runs. Energy: the GPU alone, by its "
-    "counter. In use by all: at most, with every program's context."
-)
-IN_TURNS = say(
-    "In turns: all rows of a block are started, one after the other; then each trains and evaluates one epoch when it "
-    "is its turn, in an order shuffled for every epoch, while the others wait without using a core. What slows the "
-    "machine down for a while then slows all rows alike."
-)
-WHOLE_RUNS = say(
-    "Whole runs: each row of a block runs from start to end, one after the other, in an order shuffled for every block."
-)
+ACCOUNTING = (sentence("even share"), sentence("accounts"), sentence("slowest rank"))
+INTERVENTION = sentence("intervention")
+BESIDE = sentence("beside")
+RANKS = sentence("ranks")
+CARDS = sentence("cards")
+IN_TURNS = sentence("in turns")
+WHOLE_RUNS = sentence("whole runs")
 
 
 def _of_row(label, words):
@@ -64,13 +31,7 @@ def warnings(analysis: Analysis) -> list[str]:
     doubts = [say("{words}.", words=noisy)] if noisy else []
     doubts += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
     doubts += [
-        say(
-            "two equal rows were told apart, “{row}” and the same again: {ratio}. Chance does that in one of 20 "
-            "comparisons; else something favours one of two equal processes here: believe no difference that is not "
-            "much larger.",
-            row=pair.row.label,
-            ratio=pair.ratio,
-        )
+        sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
         for pair in analysis.pairs[TWIN]
         if told_apart(pair.ratio)
     ]
@@ -81,14 +42,7 @@ def bandwidths(report: Report) -> list[str]:
     """Return how fast all GPUs together exchange the gradients of each model, as the probe measured it."""
     gpus, links = report.environment["gpus"], report.probe.models if report.probe else ()
     return [
-        say(
-            "An all-reduce of the {bytes:,} bytes of gradients of {model} between all {n} GPUs has a bus bandwidth of "
-            "{speed:,.1f} Gbit/s, as NCCL's tests define it, between ranks that train.",
-            bytes=link.gradient_bytes,
-            model=link.model,
-            n=len(gpus),
-            speed=link.link_gbps,
-        )
+        sentence("bandwidth", bytes=link.gradient_bytes, model=link.model, n=len(gpus), speed=link.link_gbps)
         for link in links
         if gpus and link.link_gbps
     ]
@@ -108,10 +62,8 @@ def faults(analysis: Analysis) -> list[str]:
     if aside := report.set_aside:
         most = max((report.disturbed_blocks[block] for block in aside), key=lambda foreign: foreign.share)
         sentences.append(
-            say(
-                "Block {n} of {all} does not count: other programs {what}."
-                if len(aside) == 1
-                else "Blocks {n} of {all} do not count: other programs {what}.",
+            sentence(
+                "block set aside" if len(aside) == 1 else "blocks set aside",
                 n=join(", ", map(str, aside)),
                 all=len(report.whole_blocks),
                 what=most.words,
@@ -145,9 +97,8 @@ def notes(analysis: Analysis) -> list[str]:
     if report.settings["repeats"] == 1:
         sentences.append(say("no interval: 1 run each. A difference between single runs may be chance."))
     sentences += [
-        say(
-            "{row}: it has {threads}, where a device of the other rows has {n}: it is what one would use without "
-            "training in parallel, and the only row that is exempt from the rule of equal threads.",
+        sentence(
+            "all-cores row",
             row=row.label,
             threads=count(row.results[0].threads_per_process, "thread"),
             n=report.device_threads,
@@ -156,12 +107,7 @@ def notes(analysis: Analysis) -> list[str]:
         if row.all_cores and row.results
     ]
     if any(row.simulated for row in report.rows):
-        sentences.append(
-            say(
-                "Simulated rows stand in for devices that are not there: they show that the method computes the same, "
-                "not how fast it would be, and have no speed-up."
-            )
-        )
+        sentences.append(sentence("simulated rows"))
     dataset = report.settings["dataset"]
     if dataset.startswith("synthetic"):
         sentences.append(say("{data} is synthetic: its accuracies say nothing about real images.", data=dataset))
@@ -173,102 +119,36 @@ def definitions(report: Report) -> list[str]:
     several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
     weak = report.settings["scaling"] == "weak"
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
-    memory = say(
-        "What PyTorch allocated while training."
-        if on_gpu
-        else "On a CPU, all that the device's process had in memory, with the interpreter, the libraries and the data, "
-        "and without its loader workers."
-    )
-    batches = say(
-        "Batch sizes are per device: weak scaling; workers are totals."
-        if weak
-        else "Batch sizes are totals over all devices; workers are totals."
-    )
+    memory = sentence("memory on GPU" if on_gpu else "memory on CPU")
+    batches = sentence("batches per device" if weak else "batches in total")
     sentences = [
-        say(
-            "Time per epoch: training only, from asking for the first batch until all devices are idle, of the slowest "
-            "rank; a run's mean over its epochs ({warm}), then the geometric mean over the runs, as for all times. "
-            "Where runs failed, it is adjusted to all blocks, so that the quotient of two rows' times is their "
-            "speed-up. Evaluation is not in it.",
-            warm=warm_up,
-        ),
-        say(
-            "Speed-up: the {what} of the {row} row with the same swept values, divided by the row's. The interval is "
-            "of logarithms, by randomised blocks: what all rows of a block have in common is no noise, and the noise "
-            "is that of the pair's own differences and, for a part, of the other rows. All speed-ups of the table "
-            "together are within their intervals in 19 of 20 comparisons (Dunnett); so are the ratios of each sweep. "
-            "An interval within ±{n:g} % is practically equal; else one that includes 1 is undecided.",
+        sentence("time per epoch", warm=warm_up),
+        sentence(
+            "speed-up",
             what=report.asked,
             row=report.settings["baseline"],
             n=100 * (report.settings["equal_within"] or EQUAL_WITHIN),
         ),
         IN_TURNS if report.in_turns else WHOLE_RUNS,
-        say(
-            "Accuracy: after the last epoch, mean over the runs ± their standard deviation. Every block of runs has a "
-            "seed of its own, which its rows share."
-        ),
-        say(
-            "Efficiency: speed-up ÷ devices (on a CPU, threads), relative to the baseline's. Total time: from starting "
-            "the command to its end, with imports, start-up and evaluation, without the waiting for its turns."
-        ),
-        say(
-            "Peak memory: of the device that needs most; the median over the runs. {memory} Of all devices: the sum of "
-            "their peaks, in which what processes share, such as libraries, counts for each.",
-            memory=memory,
-        ),
-        say(
-            "Disturbed: other programs kept more than {n:.0%} of the cores, or of a GPU's time, busy during a run of "
-            "the row or of its baseline; no interval covers that, so nothing is claimed from it.",
-            n=MOST_FOREIGN,
-        ),
-        say(
-            "{batches} On a CPU, a device is a fixed number of threads, the same in every row but {rows}.",
+        sentence("accuracy"),
+        sentence("efficiency"),
+        sentence("peak memory", memory=memory),
+        sentence("disturbed", n=MOST_FOREIGN),
+        sentence(
+            "device on CPU",
             batches=batches,
             rows=join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()]),
         ),
-        say(
-            "Accuracies need not coincide between methods: the order of additions differs, which Adam turns into "
-            "steps, and BatchNorm, where the model has it, keeps statistics per device (and per micro-batch)."
-        ),
+        sentence("accuracies differ"),
     ]
     if report.fitted:
-        sentences.append(
-            say(
-                "Largest batch: --batch-size times a power of two, the largest with which a row trained {n} steps and "
-                "evaluated, before the first block, with {p:.0%} of any --memory-limit to spare. If a run needs more, "
-                "all rows begin again, and that one has half the batch. An epoch has the same images in every row; its "
-                "batches, and so its steps and what is learned in it, are each row's own: speed-ups compare times, "
-                "accuracies are those of different trainings.",
-                n=TRIAL_STEPS,
-                p=TRIAL_MARGIN,
-            )
-        )
+        sentences.append(sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN))
     if on_gpu:
-        sentences.append(
-            say(
-                "Phases are measured by the GPU. Where its kernels are shorter than the host takes to launch them, as "
-                "in small networks, forward, backward, and a method's own times of stages, scatter, replicate and "
-                "gather are those of the launches."
-            )
-        )
+        sentences.append(sentence("phases on GPU"))
     if report.looks:
-        sentences.append(
-            say(
-                "Looks at the data, to end the comparison once every row is decided: {n}. So that all looks together "
-                "make a false claim in no more than 5 % of comparisons, the last intervals have {p:.2%} (O'Brien and "
-                "Fleming).",
-                n=len(report.looks),
-                p=confidence_of(report),
-            )
-        )
+        sentences.append(sentence("looks", n=len(report.looks), p=confidence_of(report)))
     if report.equivalence:
-        sentences.append(
-            say(
-                "max |Δ parameter|: the largest difference of any weight from one device's, after 20 steps of SGD from "
-                "the same weights on the same batches, without augmentation and in evaluation mode (no dropout, "
-                "BatchNorm by its stored statistics)."
-            )
-        )
+        sentences.append(sentence("parameter difference"))
     return sentences
 
 
@@ -288,11 +168,7 @@ def not_measured(report: Report) -> list[str]:
         if method.parts and method.parts.no_exchange not in methods
     ]
     sentences += [
-        say(
-            "{row}: it ran out of memory {batch}; a smaller one may fit.",
-            row=row.label,
-            batch=row.configuration.planned.batch,
-        )
+        sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch)
         for row in report.rows
         if row.out_of_memory and not row.results
     ]
@@ -301,12 +177,7 @@ def not_measured(report: Report) -> list[str]:
     elif report.first.device == "cpu":
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
     if all(outcome.foreign_cores is None for outcome in report.outcomes):
-        sentences.append(
-            say(
-                "Whether other programs disturbed the runs: this process may use a part of the machine's cores, and "
-                "cannot tell who uses those."
-            )
-        )
+        sentences.append(sentence("unknown disturbance"))
     if not report.settings["check_maths"]:
         sentences.append(say("Whether every method computes the same: --check-maths tells it."))
     return [*sentences, say("Other machines, and other programs at work on this one.")]

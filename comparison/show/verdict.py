@@ -23,7 +23,7 @@ from comparison.show.phrases import (
     time_asked,
     within,
 )
-from comparison.show.reasons import tell
+from comparison.show.reasons import sentence, tell
 from comparison.words import Sentence, count, join, named, say
 
 CLAIM_TEMPLATES = {
@@ -100,8 +100,8 @@ def recommendations(analysis: Analysis) -> list[str]:
 def _not_measured(analysis, choice):
     """With how fast the rows are that were let run although they are unequal."""
     rows = [
-        say(
-            "“{row}” is {fast}, with {settings}",
+        sentence(
+            "unequal row",
             row=entry.label,
             fast=as_fast(entry.standing.speed_up, entry.standing.baseline.label),
             settings=join(", ", entry.standing.unequal),
@@ -119,27 +119,17 @@ def _disturbed(analysis, choice):
 
 
 def _all_cores(analysis, choice):
-    return say(
-        "none. One process with all {n} cores may be faster than all of these and was not measured: add {methods} to "
-        "--methods, or see above why it has no time.",
-        n=analysis.report.environment["cores"],
-        methods=join(" or ", all_cores_methods()),
+    return sentence(
+        "no all-cores row", n=analysis.report.environment["cores"], methods=join(" or ", all_cores_methods())
     )
 
 
 def _own_batches(analysis, choice):
-    return say(
-        "none. Each row trains with a batch of its own, so that an epoch teaches each something else: images per "
-        "second do not say which one learns sooner; with --target-accuracy they are compared in that."
-    )
+    return sentence("own batches")
 
 
 def _few_runs(analysis, choice):
-    return say(
-        "none, as so few runs prove nothing; the fastest was “{row}”, {fast}. Give --repeats 3 or more.",
-        row=choice.shown.label,
-        fast=_shown(choice),
-    )
+    return sentence("few runs", row=choice.shown.label, fast=_shown(choice))
 
 
 def _stay(analysis, choice):
@@ -149,13 +139,8 @@ def _stay(analysis, choice):
     if doubts:
         words = say("{words}, but {doubts}", words=words, doubts=join(" and ", doubts))
     advice = say("More --repeats, or --check-maths, can show that.")
-    answer = say(
-        "stay with “{best}”, {time}. The best of the others against an equal baseline, “{row}”, is {fast}: {words}.",
-        best=best.label,
-        time=time_asked(analysis, best),
-        row=shown.label,
-        fast=_shown(choice),
-        words=words,
+    answer = sentence(
+        "stay", best=best.label, time=time_asked(analysis, best), row=shown.label, fast=_shown(choice), words=words
     )
     more = [advice] if shown.standing.accuracy.startswith(NOT_SHOWN) else []
     return join(" ", [answer, *more, *_ending(analysis, choice)])
@@ -166,13 +151,7 @@ def _use(analysis, choice):
     fast = _shown(choice)
     if whole and whole is not best and whole.row is not baseline:
         ratio = choice.whole_ratio
-        fast = say(
-            "{fast} and {y:.2f} times as fast{j} as “{other}”",
-            fast=fast,
-            y=ratio.value,
-            j=within(ratio),
-            other=whole.label,
-        )
+        fast = sentence("and as fast", fast=fast, y=ratio.value, j=within(ratio), other=whole.label)
     time = instead_of(analysis, best, analysis.of(baseline))
     words = say("use “{row}” on this machine: {fast}; {time}.", row=best.label, fast=fast, time=time)
     return join(" ", [words, *_ending(analysis, choice)])
@@ -244,8 +223,8 @@ def _paragraph(analysis, entry):
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = say(
-        "{time} ({low:.2f} to {high:.2f} in {runs})",
+    own = sentence(
+        "own time",
         time=time_asked(analysis, entry),
         low=numbers.fastest_epoch,
         high=numbers.slowest_epoch,
@@ -309,10 +288,8 @@ def _mean_step(analysis, entry):
     if several_baselines(analysis):
         whose = quoted([entry.standing.baseline.label])
     return [
-        say(
-            "A step takes {s:.1f} ms, {total} ms more than an even share of {whose} ({e:.1f} ms): {parts}."
-            if steps.total.value > 0
-            else "A step takes {s:.1f} ms, {total} ms less than an even share of {whose} ({e:.1f} ms): {parts}.",
+        sentence(
+            "longer step" if steps.total.value > 0 else "shorter step",
             s=steps.value,
             total=steps.total,
             whose=whose,
@@ -337,29 +314,12 @@ def _costs(entry):
     costs, ranks, sentences = entry.costs, len(entry.row.results[0].devices), []
     if costs.wrapper:
         sentences.append(
-            say(
-                "{name}'s wrapper: an epoch with one rank, divided by one without {name}, is {ratio}.",
-                name=method_of(entry.row.configuration.method).called,
-                ratio=longer(costs.wrapper),
-            )
+            sentence("wrapper", name=method_of(entry.row.configuration.method).called, ratio=longer(costs.wrapper))
         )
     if costs.contention:
-        sentences.append(
-            say(
-                "Contention: an epoch with {n} ranks that exchange nothing, divided by one with one rank, is {ratio}, "
-                "where {x:.2f} would be ideal; ranks share cores, memory and loader, and have smaller batches.",
-                n=ranks,
-                ratio=costs.contention,
-                x=1 / ranks,
-            )
-        )
+        sentences.append(sentence("contention", n=ranks, ratio=costs.contention, x=1 / ranks))
     if costs.exchange:
-        sentences.append(
-            say(
-                "Communication: an epoch with the exchange of gradients, divided by one without, is {ratio}.",
-                ratio=longer(costs.exchange),
-            )
-        )
+        sentences.append(sentence("communication", ratio=longer(costs.exchange)))
     return sentences
 
 
@@ -371,10 +331,8 @@ def _memory(analysis, entry):
     parts = [*own.parts.items(), ("the rest", own.rest)] if own.parts else []
     *sizes, rest = [say("{part} {size}", part=name, size=mebibytes(size)) for name, size in parts] or [""]
     return [
-        say(
-            "At its peak a device needs {x} MiB of memory, {p:.0%} more than the {y} MiB of “{base}”{parts}."
-            if entry.memory_ratio > 1
-            else "At its peak a device needs {x} MiB of memory, {p:.0%} less than the {y} MiB of “{base}”{parts}.",
+        sentence(
+            "more memory" if entry.memory_ratio > 1 else "less memory",
             x=mebibytes(own.peak),
             p=abs(entry.memory_ratio - 1),
             y=mebibytes(analysis.of(baseline).summary.memory.peak),
@@ -403,14 +361,9 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
     return join(
         " ",
         [
-            say(
-                "Sweep of {what}, {method}: {fastest}.", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest
-            ),
-            say(
-                "{time} as a multiple of that at {value}: {ratios}.",
-                time=analysis.report.asked.capital,
-                value=sweep.value(first),
-                ratios=join(", ", ratios),
+            sentence("sweep", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest),
+            sentence(
+                "multiples", time=analysis.report.asked.capital, value=sweep.value(first), ratios=join(", ", ratios)
             ),
             *_where_it_pays(sweep),
         ],
@@ -437,12 +390,7 @@ def tell_guesses(analysis: Analysis) -> list[str]:
     """Return what was guessed with --predict, beside what was measured."""
     guesses = [text.partition("=")[::2] for text in analysis.report.settings.get("predict") or ()]
     return [
-        say(
-            "“{row}” was guessed to be {x} times as fast as the baseline: {found}.",
-            row=entry.label,
-            x=guess,
-            found=_beside(float(guess), entry.standing.speed_up),
-        )
+        sentence("guess", row=entry.label, x=guess, found=_beside(float(guess), entry.standing.speed_up))
         for method, guess in guesses
         for entry in analysis.rows
         if entry.row.configuration.method == method and not entry.is_baseline
@@ -455,9 +403,7 @@ def _beside(guess, speed_up):
     if speed_up.disturbed or speed_up.low is None:
         return say("measured {ratio}, which proves nothing", ratio=speed_up)
     inside = speed_up.low <= guess <= speed_up.high
-    return say(
-        "measured {ratio}, in which the guess lies" if inside else "measured {ratio}, and so it is not", ratio=speed_up
-    )
+    return sentence("guess unproved" if inside else "wrong guess", ratio=speed_up)
 
 
 def resolution(analysis: Analysis) -> list[str]:
@@ -473,15 +419,7 @@ def resolution(analysis: Analysis) -> list[str]:
     for blocks, share in noise.differences.items():
         found = say("above about {x} in {blocks}", x=percent(share), blocks=count(blocks, "block"))
         shares = say("{one} and {other}", one=shares, other=found) if shares else found
-    return [
-        say(
-            "This machine, this hour: the times of runs have a standard deviation of {x}, without what rows and blocks "
-            "have in common; differences {shares} are found, in four of five cases.",
-            x=percent(noise.deviation),
-            shares=shares,
-        ),
-        *twins,
-    ]
+    return [sentence("resolution", x=percent(noise.deviation), shares=shares), *twins]
 
 
 def _twins_stand(ratio: Ratio) -> str:
@@ -515,21 +453,13 @@ def tell_proof(proof: Proof) -> str:
     remedy, measured = proof.remedy, proof.measured
     found = say("not measured undisturbed")
     if measured:
-        found = say(
-            "a step is {x} ms shorter, predicted were {y} ms: {words}"
-            if measured.value > 0
-            else "a step is {x} ms longer, predicted were {y} ms: {words}",
+        found = sentence(
+            "step shorter" if measured.value > 0 else "step longer",
             x=measured,
             y=remedy.predicted,
             words=_proved(measured, remedy.predicted),
         )
-    return say(
-        "{row}, without “{cause}” ({change}): {found}.",
-        row=remedy.label,
-        cause=remedy.cause,
-        change=named(remedy.change),
-        found=found,
-    )
+    return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)
 
 
 def _proved(measured, predicted):
@@ -539,6 +469,4 @@ def _proved(measured, predicted):
         return say("not proved")
     if predicted.low is None or (measured.high >= predicted.low and measured.low <= predicted.high):
         return say("proved")
-    return say(
-        "proved, and less than predicted" if measured.value < predicted.value else "proved, and more than predicted"
-    )
+    return sentence("proved less" if measured.value < predicted.value else "proved more")
