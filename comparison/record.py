@@ -8,7 +8,7 @@ from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.files.results import Environment, Span
 from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial, baseline_of, foreign_of
-from comparison.words import count, say
+from comparison.words import Sentence, count, say
 
 FEWEST_BLOCKS = 3  # with --budget, however short it is
 EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
@@ -189,7 +189,7 @@ class Report:
         return self.settings["fit_batch"]
 
     @property
-    def asked(self) -> str:
+    def asked(self) -> Sentence:
         """What the rows are compared by."""
         target = self.settings["target_accuracy"]
         return say("time per image") if target is None else say("training time to {n:g} %", n=100 * target)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from common.files.describe import result_name
 from common.files.results import PHASES, RunResult, Span
@@ -55,7 +56,7 @@ def show_literally(figure) -> None:
         text.set(text=printable(text.get_text()), parse_math=False)
 
 
-def phase_look(name: str) -> dict[str, object]:
+def phase_look(name: str) -> dict[str, Any]:
     """Return how the bars of a phase look, for matplotlib; grey where a part of a step is none."""
     import matplotlib
 

@@ -33,7 +33,7 @@ MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU'
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that measurements show. values: what stands in its sentence (comparison.show.reasons has the words).
+    """Something that measurements show. values: what stands in its sentence (comparison.show.sentences has the words).
 
     of: "step" or "run" where it is a part of the account of one, and its sentence only a clause. told: which sentence
     tells it, where its kind has several.

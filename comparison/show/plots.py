@@ -12,7 +12,7 @@ from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import method_of
 from comparison.rows import Row
-from comparison.show.phrases import mebibytes
+from comparison.show.sentences import mebibytes
 from comparison.words import Sentence, count, join, render, say
 
 

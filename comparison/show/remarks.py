@@ -7,8 +7,7 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
-from comparison.show.phrases import quoted, tell_disturbed
-from comparison.show.reasons import sentence, tell
+from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
@@ -121,7 +120,7 @@ def definitions(report: Report) -> list[str]:
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
     memory = sentence("memory on GPU" if on_gpu else "memory on CPU")
     batches = sentence("batches per device" if weak else "batches in total")
-    sentences = [
+    sentences: list[str] = [
         sentence("time per epoch", warm=warm_up),
         sentence(
             "speed-up",

@@ -8,7 +8,8 @@ from typing import Any
 from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
-from comparison.show import reasons, remarks, tables, verdict
+from comparison.show import remarks, tables, verdict
+from comparison.show.sentences import tell
 from comparison.words import say
 
 # What a part is made of: a text, a table as tabulate made it, a list of sentences, a program's text, paths of figures
@@ -46,8 +47,8 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     proved = _each(TEXT, verdict.tell_proofs(analysis, proofs))
     projected = (
         (TABLE, tables.projection_table(analysis, tablefmt)),
-        (LIST, list(map(reasons.tell, projection.stops))),
-        (LIST, list(map(reasons.tell, projection.assumptions))),
+        (LIST, list(map(tell, projection.stops))),
+        (LIST, list(map(tell, projection.assumptions))),
     )
     commands = "\n".join(outcome.command for outcome in report.outcomes)
     every = [

@@ -9,8 +9,8 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import projected_method
 from comparison.rows import SWEEPS
-from comparison.show.phrases import fastest_value, series_name
 from comparison.show.plots import head, speed_up_finding, style_of
+from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
 # Purple is faster and orange slower, for colour-blind readers too; twice and half as fast have the full colour.

@@ -18,7 +18,7 @@ from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, CardUse, trials_of
-from comparison.show.phrases import efficiency, longer, mebibytes
+from comparison.show.sentences import efficiency, longer, mebibytes
 from comparison.words import count, join, named, narrowed, render, say, widened
 
 DASH = "–"
@@ -287,14 +287,17 @@ def memory_table(analysis: Analysis, tablefmt: str) -> str:
         EPOCH,
         Column("All devices (MiB)", lambda entry: mebibytes(entry.summary.memory.together)),
         Column("Peak (MiB)", _memory),
-        *(Column(name.capitalize(), lambda entry, name=name: _held(entry, name)) for name in names),
+        *map(_held, names),
         Column("The rest", lambda entry: mebibytes(entry.summary.memory.rest) if entry.summary.memory.parts else None),
     ]
     return table_of(held, columns, tablefmt) if names else ""
 
 
-def _held(entry, name):
-    return mebibytes(entry.summary.memory.parts[name]) if entry.summary.memory.parts else None
+def _held(name):
+    def find(entry):
+        return mebibytes(entry.summary.memory.parts[name]) if entry.summary.memory.parts else None
+
+    return Column(name.capitalize(), find)
 
 
 def card_table(analysis: Analysis, tablefmt: str) -> str:

@@ -16,8 +16,8 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
-from comparison.show.reasons import tell
 from comparison.show.remarks import faults, warnings
+from comparison.show.sentences import tell
 from comparison.show.tables import BEFORE_COLUMNS, PROJECTED, answer_columns, cells_of, lay_out, table_of
 from comparison.show.verdict import answers
 from comparison.words import NOTHING, join, narrowed, render, say, valued, widened
@@ -92,16 +92,16 @@ def _what_is_equal(analysis):
 
 def fitted_table(header: list[str], *rows: list[str], width: int) -> str:
     """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
-    header, *rows = ([render(text) for text in row] for row in (header, *rows))
-    wide = zip(*([widened(text) for text in row] for row in (header, *rows)), strict=True)
+    cells = [[render(text) for text in row] for row in (header, *rows)]
+    wide = zip(*([widened(text) for text in row] for row in cells), strict=True)
     lines = [[(place, line) for place, text in enumerate(column) for line in text.splitlines()] for column in wide]
     columns = [max(len(line) + PADDING * (not place) for place, line in column) for column in lines]
     first, *others, last = columns
     spare = width - sum(others) - GAP * (len(columns) - 1)
-    word = max(len(word) for *_, text in (header, *rows) for word in _with_breaks(text).split())
+    word = max(len(word) for *_, text in cells for word in _with_breaks(text).split())
     last = min(last, max(3 * spare // 10, spare - first, word))
-    narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in rows]
-    return lay_out(narrow, header, "simple", left=(0, len(header) - 1))
+    narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in cells[1:]]
+    return lay_out(narrow, cells[0], "simple", left=(0, len(header) - 1))
 
 
 def _projection(analysis, width):

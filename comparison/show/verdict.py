@@ -12,19 +12,20 @@ from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDE
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.rows import SWEEPS, Trial, trials_of
-from comparison.show.phrases import (
+from comparison.show.sentences import (
     as_fast,
     fastest_value,
     instead_of,
     longer,
     mebibytes,
     quoted,
+    sentence,
     several_baselines,
+    tell,
     time_asked,
     within,
 )
-from comparison.show.reasons import sentence, tell
-from comparison.words import Sentence, count, join, named, say
+from comparison.words import count, join, named, say
 
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
@@ -87,7 +88,7 @@ def _simulated(analysis):
 
 def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
-    sentences = []
+    sentences: list[str] = []
     for choice in analysis.recommendations:
         if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
             words = say("Recommendation: {words}", words=RECOMMENDATIONS[choice.kind](analysis, choice))
@@ -408,14 +409,14 @@ def _beside(guess, speed_up):
 
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
-    twins = [
+    twins: list[str] = [
         say("Two equal rows, “{row}” and the same again: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
         for pair in analysis.pairs[TWIN]
     ]
     noise = analysis.resolution
     if not noise:
         return twins
-    shares: Sentence | str = ""
+    shares: str = ""
     for blocks, share in noise.differences.items():
         found = say("above about {x} in {blocks}", x=percent(share), blocks=count(blocks, "block"))
         shares = say("{one} and {other}", one=shares, other=found) if shares else found
@@ -426,11 +427,9 @@ def _twins_stand(ratio: Ratio) -> str:
     """How one of two equal rows stands beside the other."""
     if ratio.low is None:
         return say("{ratio} times as fast", ratio=ratio)
-    words = say("not told apart")
-    if ratio.disturbed:
-        words = ratio.words
-    elif told_apart(ratio):
-        words = say("TOLD APART, though equal")
+    words = ratio.words
+    if not ratio.disturbed:
+        words = say("TOLD APART, though equal" if told_apart(ratio) else "not told apart")
     return say("{ratio} times as fast, {words}", ratio=ratio, words=words)
 
 

@@ -28,7 +28,7 @@ from comparison.judge.statistics import (
     resolution,
     t_quantile,
 )
-from comparison.show.reasons import tell
+from comparison.show.sentences import tell
 from tests.reports import configuration, make_result, report_of, runs
 
 

@@ -17,9 +17,9 @@ from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
 from comparison.run.turns import run_once
-from comparison.show.reasons import tell
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv, write_markdown
+from comparison.show.sentences import tell
 from comparison.show.tables import card_table, main_table
 from comparison.show.terminal import terminal_text
 from tests.reports import configuration, make_result, report_of, runs

@@ -28,9 +28,9 @@ from comparison.show.diff import describe_difference
 from comparison.show.figures import FIGURES, draw_all
 from comparison.show.plots import choice_finding, curves_finding, speed_up_finding
 from comparison.show.plots import differences as differences_of
-from comparison.show.reasons import tell
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_markdown
+from comparison.show.sentences import tell
 from comparison.show.sweep_plots import axes_of, find_maps, map_finding
 from comparison.show.tables import accuracy, main_table, projection_table, settings_table, sweep_tables
 from comparison.show.terminal import terminal_text

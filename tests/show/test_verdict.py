@@ -8,8 +8,8 @@ from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.show import verdict as words
 from comparison.show.diff import describe_difference
-from comparison.show.reasons import tell
 from comparison.show.sections import sections
+from comparison.show.sentences import tell
 from comparison.show.terminal import terminal_text
 from tests.reports import ENVIRONMENT, configuration, report_of, runs
 

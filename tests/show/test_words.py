@@ -14,9 +14,9 @@ from comparison.judge.analysis import analyse
 from comparison.results_file import read_results, write_results
 from comparison.show import figures as figures_module
 from comparison.show.figures import find_font
-from comparison.show.reasons import NOUNS
 from comparison.show.report import present
 from comparison.show.sections import CODE, FIGURES, sections
+from comparison.show.sentences import NOUNS
 from comparison.show.terminal import terminal_text
 from comparison.words import LANGUAGES, count, join, key_of, named, places_of, render, say, speaking
 from tests.fixtures import PROJECT

@@ -1,7 +1,15 @@
-"""What judge found, in words: a row's causes, what makes its times doubtful, what a projection assumes."""
+"""The long sentences of a report; how findings, numbers and rows are said, wherever they are."""
 
+from collections.abc import Iterable
+
+from comparison.judge.analysis import Analysis
+from comparison.judge.choice import Sweep
 from comparison.judge.measures import Finding
-from comparison.words import Sentence, count, join, say
+from comparison.judge.row_analysis import RowAnalysis
+from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.methods import method_of
+from comparison.rows import Row
+from comparison.words import Sentence, count, join, named, say
 
 SENTENCES = {
     # where a part of a step's difference is, and how much
@@ -256,3 +264,105 @@ def _words(name: str, value: object) -> object:
         texts = [item if isinstance(item, str) else format(item, ".2f" * isinstance(item, float)) for item in value]
         return join("; " if name == "settings" else ", ", texts)
     return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, int) else value
+
+
+def as_fast(ratio: Ratio, base: str = "") -> str:
+    """Return how many times as fast a row is, as which other if that is named, with its interval if that is known."""
+    values = {"x": ratio.value, "i": within(ratio), "base": base}
+    return say("{x:.2f} times as fast{i} as “{base}”" if base else "{x:.2f} times as fast{i}", **values)
+
+
+def within(ratio: Ratio) -> str:
+    """Return a ratio's interval behind its value, if it is known."""
+    return "" if ratio.low is None else say(" (95 %: {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
+
+
+def efficiency(share: Ratio) -> str:
+    """Return an efficiency in percent, with its interval if that is known."""
+    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    return f"{share.value:.0%}{interval}"
+
+
+def longer(ratio: Ratio) -> str:
+    """Return a ratio of times with its interval and what that means: who takes longer is slower."""
+    turned: dict[str, str] = {FASTER: SLOWER, SLOWER: FASTER}
+    words = turned.get(ratio.words, ratio.words)
+    return say("{ratio} ({words})", ratio=ratio, words=words)
+
+
+def mebibytes(size: float) -> str:
+    """Return bytes in MiB, with a decimal where there are few."""
+    return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
+
+
+def quoted(labels: Iterable[str]) -> str:
+    """Return the names of rows as a list."""
+    return join(", ", [say("“{row}”", row=label) for label in labels])
+
+
+def series_name(rows: Iterable[Row], swept: str = "") -> str:
+    """Return what the rows of one method are called together, which may differ in the value of `swept`."""
+    rows = tuple(rows)
+    labels, method = {row.configuration.label for row in rows}, rows[0].configuration.method
+    name = named(labels.pop()) if len(labels) == 1 else method_of(method).called or method
+    return say("{name}{values}", name=name, values=rows[0].values(without=swept) if swept else "")
+
+
+def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
+    """Return how long a row takes for what was asked: to a target accuracy, and per epoch; with images per second where
+    epochs hold other numbers of images."""
+    numbers, parts = entry.summary, []
+    if analysis.report.settings.get("target_accuracy") is not None:
+        parts.append(_training(analysis, entry))
+    if not analysis.same_images:
+        parts.append(say("{n:,.0f} images/s", n=numbers.images_per_second))
+    return join(", ", [*parts, say("{s:.2f} s per epoch", s=numbers.epoch_seconds)])
+
+
+def _training(analysis, entry):
+    target = 100 * analysis.report.settings["target_accuracy"]
+    return say("{s:.2f} s of training to {n:g} %", s=entry.summary.training_seconds, n=target)
+
+
+def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
+    """Return how long a row takes for what was asked, beside another."""
+    own, other = entry.summary, baseline.summary
+    if analysis.report.settings.get("target_accuracy") is not None:
+        times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
+        return say("{time}, instead of {other}", **times)
+    if not analysis.same_images:
+        return say("{s:,.0f} instead of {t:,.0f} images/s", s=own.images_per_second, t=other.images_per_second)
+    return say("{s:.2f} s instead of {t:.2f} s per epoch", s=own.epoch_seconds, t=other.epoch_seconds)
+
+
+def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
+    """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
+    if not sweep.fastest:
+        return say("disturbed, nothing can be claimed from its times")
+    *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
+    if values:
+        return say("fastest at {values} or {value} (not decided)", values=join(", ", values), value=last)
+    best = sweep.fastest[0]
+    how = say("{n:,.0f} images/s", n=best.summary.images_per_second)
+    if analysis.report.settings.get("target_accuracy") is not None:
+        how = _training(analysis, best)
+    return say("fastest at {value}, {how}", value=last, how=how)
+
+
+def several_baselines(analysis: Analysis) -> bool:
+    """Whether rows are compared with different ones, so that words must say with which."""
+    return len({entry.standing.baseline.label for entry in analysis.rows if entry.standing.baseline}) > 1
+
+
+def tell_disturbed(rows: Iterable[Row]) -> str:
+    """Return that nothing can be claimed from the rows that other programs disturbed, and by how much; "" if none."""
+    noisy = [row for row in rows if row.disturbed]
+    if not noisy:
+        return ""
+    most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
+    return say(
+        "other programs {what} during runs of {rows}, so that nothing can be claimed from their times; close them and "
+        "run again",
+        what=most.words,
+        rows=quoted(row.label for row in noisy),
+    )
