@@ -31,9 +31,9 @@ HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
 
 @pytest.mark.slow
 def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported):
-    flags = "--dataset synthetic-cifar10 --model mlp --batch-size 2048 --num-workers 2 --data-root".split()
+    flags = f"--dataset synthetic-cifar10 --model mlp --batch-size 2048 --num-workers 2 --data-root {data_root}"
     shm = small_disk("8m", "/dev/shm")
-    done = project(SCRIPT, *flags, data_root, "--figure-dir", tmp_path, tiny=False, before=shm)
+    done = project(f"{SCRIPT} {flags}", "--figure-dir", tmp_path, tiny=False, before=shm)
     done.stderr = done.stderr[done.stderr.find("error: ") :]  # before it, torch says something too
     reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
@@ -42,7 +42,7 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
 @pytest.mark.parametrize("flag", [pytest.param("--save", marks=pytest.mark.slow), "--checkpoint"])
 def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
     full, file = small_disk("300k", tmp_path), tmp_path / "file"
-    done = project(SCRIPT, "--model", "mlp", flag, file, "--figure-dir", tmp_path, before=full)
+    done = project(f"{SCRIPT} --model mlp", flag, file, "--figure-dir", tmp_path, before=full)
     reported(f"disk full ({flag})", done, 1, f"cannot write all of {file}; No space left on device")
 
 
@@ -76,7 +76,7 @@ def test_a_data_set_that_is_larger_than_the_free_memory(project, mounted, tmp_pa
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100", known))  # needed: 1.4 MB
     before = mounted("--bind", tmp_path / "meminfo", "/proc/meminfo")
-    done = project(SCRIPT, "--model", "mlp", "--loader", "resident", "--figure-dir", tmp_path, before=before)
+    done = project(f"{SCRIPT} --model mlp --loader resident", "--figure-dir", tmp_path, before=before)
     reported("100 kB of memory, --loader resident", done, 3, "the data set does not fit into the memory of cpu; ")
     assert " 1 MiB needed, 0 MiB free; type --loader workers, or give a smaller --train-size" in done.stderr
 
@@ -88,7 +88,7 @@ on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reaso
 
 @on_x86
 def test_bf16_where_it_is_emulated(project, reported):
-    done = project(SCRIPT, "--model", "mlp", "--precision", "bf16", environment=NO_BFLOAT16)
+    done = project(f"{SCRIPT} --model mlp --precision bf16", environment=NO_BFLOAT16)
     reported("--precision bf16 without such instructions", done, 3, "--precision bf16 is slower than fp32 on cpu; ")
     (factor,) = re.findall(r"measured to take (\d+\.\d) times as long; .* --allow-slow-precision", done.stderr)
     assert float(factor) > 1
@@ -109,7 +109,7 @@ def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, tmp_path, keep):
 
 def test_compile_without_a_compiler(project, tmp_path, monkeypatch, reported):
     monkeypatch.delenv("CXX", raising=False)
-    done = project(SCRIPT, "--model", "mlp", "--compile", environment={"PATH": str(tmp_path)})
+    done = project(f"{SCRIPT} --model mlp --compile", environment={"PATH": str(tmp_path)})
     reported("--compile without a compiler", done, 3, "--compile needs a C++ compiler; ")
     assert "g++" in done.stderr and "leave out --compile" in done.stderr and done.stdout == ""
 
@@ -285,7 +285,7 @@ def test_a_terminal_that_knows_few_letters(encoding, said, project, request, tmp
 def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
     place = tmp_path / ("x" * 100)
     place.mkdir()
-    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
+    done = project(f"{SCRIPT} --num-workers 2", "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
     reported("TMPDIR of more than 100 characters, 2 workers", done, 1, "epoch 1: a loader worker died; OSError: AF_")
     assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
 
@@ -294,7 +294,7 @@ def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
     place = Path(tempfile.mkdtemp())
     full, environment = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place), {"TMPDIR": str(place)}
     # of the two, itself is one, a directory the other
-    done = project(SCRIPT, "--num-workers", 2, "--figure-dir", tmp_path, environment=environment, before=full)
+    done = project(f"{SCRIPT} --num-workers 2", "--figure-dir", tmp_path, environment=environment, before=full)
     reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
     place.rmdir()
 
@@ -412,7 +412,7 @@ def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
     flags, environment = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path), {"TMPDIR": str(tmp_path)}
-    done = project(SCRIPT, "--model", "mlp", *flags, before=[*read_only, *look], environment=environment)
+    done = project(f"{SCRIPT} --model mlp", *flags, before=[*read_only, *look], environment=environment)
     keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]

@@ -212,19 +212,17 @@ def shares():
     return [[sorted(share_of(os.sched_getaffinity(0), rank, 2))] for rank in (0, 1)]
 
 
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
+
+
 @HAS_SLICES
 @pytest.mark.parametrize(
     "command",
     [
         "ddp_train.py --spawn 2",
-        *(
-            pytest.param(command, marks=pytest.mark.slow)
-            for command in (
-                "fsdp_train.py --spawn 2",
-                "pipeline_train.py --spawn 2",
-                "-m torch.distributed.run --standalone --nproc_per_node=2 accelerate_train.py",
-            )
-        ),
+        pytest.param("fsdp_train.py --spawn 2", marks=pytest.mark.slow),
+        pytest.param("pipeline_train.py --spawn 2", marks=pytest.mark.slow),
+        pytest.param(f"{TORCHRUN} accelerate_train.py", marks=pytest.mark.slow),
     ],
 )
 def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
@@ -237,32 +235,15 @@ def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp
     assert result["config"]["bind"] and result["environment"]["cores"] >= 2
     _, others, _ = train(command, "--model", model)
     free = told(tmp_path)
-    assert len(free) == 2 and all(
-        SHORT_SLICE not in slices and kept == [sorted(os.sched_getaffinity(0))] for _, slices, kept in free
-    )
+    assert len(free) == 2 and not any(SHORT_SLICE in slices for _, slices, _ in free)
+    assert all(kept == [sorted(os.sched_getaffinity(0))] for _, _, kept in free)
     torch.testing.assert_close(weights, others, rtol=0, atol=0)
 
 
 @HAS_SLICES
 def test_a_link_is_measured_between_bound_ranks(project, data_root, tmp_path):
-    done = project(
-        "-m",
-        "common.programs.probe",
-        "--dataset",
-        "synthetic-mnist",
-        "--train-size",
-        48,
-        "--data-root",
-        data_root,
-        "--batch-size",
-        48,
-        "--model",
-        told_file(tmp_path),
-        "--loader",
-        "resident",
-        "--link",
-        "--bind",
-        tiny=False,
-    )
+    flags = "--dataset synthetic-mnist --train-size 48 --batch-size 48 --loader resident --link --bind"
+    command = f"-m common.programs.probe {flags} --model"
+    done = project(command, told_file(tmp_path), "--data-root", data_root, tiny=False)
     assert done.returncode == 0, done.stderr
     assert told(tmp_path) == [(None, {SHORT_SLICE}, share) for share in shares()]

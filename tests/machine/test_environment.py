@@ -45,20 +45,18 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia_smi, monkeypatch):
     """Of three GPUs two are visible, as CUDA_VISIBLE_DEVICES=2,0 shows them."""
     with pretended_gpus("last", "first"):
-        nvidia_smi({gpu_uuid(1): "575.1", "GPU-hidden": "575.1", gpu_uuid(0): "575.1"})
-        described = describe_environment()
-        assert (described["gpus"], described["links"], described["driver"]) == (
-            ["last", "first"],
-            ["GPU0-GPU1 SYS"],
-            "575.1",
-        )
-        nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1", "GPU-hidden": "575.1"})
-        assert describe_environment()["links"] == ["GPU0-GPU1 NV18"]
-        nvidia_smi({gpu_uuid(0): "575.1", "GPU-of-the-other": "575.1", "GPU-hidden": "575.1"})  # it is a part of one
-        assert describe_environment()["links"] == []
+        first, second = gpu_uuid(0), gpu_uuid(1)
+        for machine, links in (
+            ((second, "GPU-hidden", first), ["GPU0-GPU1 SYS"]),
+            ((first, second, "GPU-hidden"), ["GPU0-GPU1 NV18"]),
+            ((first, "GPU-of-the-other", "GPU-hidden"), []),  # it is a part of one
+        ):
+            nvidia_smi(dict.fromkeys(machine, "575.1"))
+            found = describe_environment()
+            assert (found["gpus"], found["links"], found["driver"]) == (["last", "first"], links, "575.1")
         monkeypatch.setenv("PATH", "/nowhere")
-        described = describe_environment()
-        assert (described["links"], described["driver"]) == ([], "")
+        found = describe_environment()
+        assert (found["links"], found["driver"]) == ([], "")
 
 
 def test_whether_processes_may_share_gpus_is_asked_of_the_visible_ones(nvidia_smi, monkeypatch):
@@ -71,26 +69,30 @@ def test_whether_processes_may_share_gpus_is_asked_of_the_visible_ones(nvidia_sm
         assert not gpus_can_be_shared()
 
 
+def before_a_run(**values):
+    """The RunResult of a run that has not begun, on what the context says."""
+    context = make_context(torch.nn.Identity(), **values)
+    context.model.precision = "fp32"
+    return common.engine.run._before(context, context.model, make_config(), make_config())
+
+
 @pytest.mark.parametrize("rank, calls", [(0, 2), (1, 0)])
 def test_one_rank_alone_asks_nvidia_smi(rank, calls, nvidia_smi):
     with pretended_gpus("first", "second"):
         log = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
-        context = make_context(torch.nn.Identity(), rank=rank, world_size=2)
-        context.model.precision = "fp32"
-        common.engine.run._before(context, context.model, make_config(), make_config())
+        before_a_run(rank=rank, world_size=2)
     assert len(log.read_text().splitlines() if log.exists() else []) == calls
 
 
 def test_a_run_on_gpus_of_two_kinds_says_so():
     with pretended_gpus("H200", "A100", "H200"):
         devices = tuple(available_devices("gpu"))
-        context = make_context(torch.nn.Identity(), devices=devices, note="a note")
-        context.model.precision = "fp32"
-        assert common.engine.run._before(context, context.model, make_config(), make_config()).reason == (
-            "a note; its devices are not alike (H200, A100), and the slowest decides"
-        )
-        alike = make_context(context.model, devices=devices[::2])
-        assert common.engine.run._before(alike, context.model, make_config(), make_config()).reason == ""
+        unlike = "a note; its devices are not alike (H200, A100), and the slowest decides"
+        assert before_a_run(devices=devices, note="a note").reason == unlike
+        assert before_a_run(devices=devices[::2]).reason == ""
+
+
+TF32 = "float32, TF32 convolutions"
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,16 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
     [
         ((7, 0), True, "float32"),
         ((7, 5), True, "float32"),
-        ((8, 0), True, "float32, TF32 convolutions"),
-        ((9, 0), True, "float32, TF32 convolutions"),
+        ((8, 0), True, TF32),
+        ((9, 0), True, TF32),
         ((9, 0), False, "float32"),
     ],
-    ids=str,
 )
 def test_tf32_is_named_where_a_gpu_has_it(capability, allowed, label, monkeypatch):
     with pretended_gpus("one"):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        context = make_context(torch.nn.Identity(), devices=tuple(available_devices("gpu")))
-        context.model.precision = "fp32"
-        assert common.engine.run._before(context, context.model, make_config(), make_config()).precision == label
+        assert before_a_run(devices=tuple(available_devices("gpu"))).precision == label
 
 
 def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path):
@@ -118,10 +117,8 @@ def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch, tmp_path
         free = {0: 6 * 2**30, 1: 5 * 2**30}
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 8 * 2**30))
         check = preflight._gpus({"gpus": ["free", "full"], "links": []})
-        assert (check.status, check.found) == (
-            BAD,
-            "3.0 GiB of cuda:1 are in use by other programs, which disturb the times",
-        )
+        found = "3.0 GiB of cuda:1 are in use by other programs, which disturb the times"
+        assert (check.status, check.found) == (BAD, found)
         free[1] = free[0]  # 2 GiB: a desktop's, and this process's own
         assert preflight._gpus({"gpus": ["free", "full"], "links": []}).status == OK
 
@@ -177,9 +174,8 @@ def test_every_gpu_computes_a_convolution_before_a_comparison(device, status, en
     (check,) = [check for check in checks if check.name == "GPUs"]
     assert check.status == status and (described is None) == ends
     if ends:
-        assert check.found == (
-            "cuda:1 (old) cannot be used; CUDA error: no kernel image is available for execution on the device"
-        )
+        cause = "CUDA error: no kernel image is available for execution on the device"
+        assert check.found == f"cuda:1 (old) cannot be used; {cause}"
         assert "CUDA_VISIBLE_DEVICES" in check.advice
 
 

@@ -15,19 +15,7 @@ from tests.reports import configuration
 
 pytestmark = pytest.mark.gpu
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-SAME_STEPS = (
-    "--device",
-    "gpu",
-    "--model",
-    "lenet",
-    "--no-augment",
-    "--optimizer",
-    "sgd",
-    "--lr",
-    0.05,
-    "--max-steps",
-    6,
-)
+SAME_STEPS = "--device gpu --model lenet --no-augment --optimizer sgd --lr 0.05 --max-steps 6".split()
 
 
 def test_phases_add_up_to_the_time_of_the_epoch(train):
@@ -74,10 +62,10 @@ def test_no_batch_of_an_evaluation_waits_for_the_device():
     assert evaluate(context, batches()).counts == [4, 4, 4, 4, 0, 0, 0, 0, 0, 0]
 
 
-def assert_same_training(train, *command):
+def assert_same_training(train, command):
     """Train on one GPU and with `command`: equal weights, which have moved by more than the tolerance."""
     _, reference, _ = train("data_parallel_train.py", *SAME_STEPS)
-    result, weights, _ = train(*command, *SAME_STEPS)
+    result, weights, _ = train(command, *SAME_STEPS)
     start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
     for name, expected in reference.items():
         assert (expected - start[name]).abs().max() > 1e-3, f"{name} was not trained"
@@ -88,22 +76,22 @@ def assert_same_training(train, *command):
 @pytest.mark.parametrize(
     "command, method, note",
     [
-        (("data_parallel_train.py", "--use-parallel", 1), "dp", "not parallel: 1 device"),
-        (("data_parallel_train.py", "--simulate-devices", 3), "dp", "3 replicas take turns on one device"),
-        (("ddp_train.py", "--spawn", 1), "ddp", ""),
-        (("fsdp_train.py", "--spawn", 1), "fsdp", "forward and backward contain what the ranks exchange in them"),
+        ("data_parallel_train.py --use-parallel 1", "dp", "not parallel: 1 device"),
+        ("data_parallel_train.py --simulate-devices 3", "dp", "3 replicas take turns on one device"),
+        ("ddp_train.py --spawn 1", "ddp", ""),
+        ("fsdp_train.py --spawn 1", "fsdp", "forward and backward contain what the ranks exchange in them"),
     ],
 )
 def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note, train):
-    result = assert_same_training(train, *command)
+    result = assert_same_training(train, command)
     assert (result["method"], result["reason"]) == (method, note)
 
 
 @pytest.mark.parametrize("model", ["lenet", "vgg"])
 def test_a_recorded_step_trains_the_same(model, train):
     # 480 images in batches of 112: the last batch has another shape and goes the usual way
-    command = "data_parallel_train.py", "--model", model, "--optimizer", "sgd", "--batch-size", 112
-    (_, reference, _), (result, weights, _) = train(*command), train(*command, "--cuda-graph")
+    command = f"data_parallel_train.py --model {model} --optimizer sgd --batch-size 112"
+    (_, reference, _), (result, weights, _) = train(command), train(f"{command} --cuda-graph")
     assert result["config"]["cuda_graph"]
     for name, expected in reference.items():
         torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=1e-4)
@@ -118,24 +106,8 @@ def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_pa
 def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.chdir(PROJECT)
-    row = configuration(
-        command=(
-            sys.executable,
-            "data_parallel_train.py",
-            "--dataset",
-            "synthetic-cifar10",
-            "--data-root",
-            str(data_root),
-            "--device",
-            "gpu",
-            "--loader",
-            "resident",
-            "--batch-size",
-            "500",
-            "--epochs",
-            "4",
-        )
-    )
+    flags = "--dataset synthetic-cifar10 --device gpu --loader resident --batch-size 500 --epochs 4 --data-root"
+    row = configuration(command=(sys.executable, "data_parallel_train.py", *flags.split(), str(data_root)))
     outcome = run_once(row, 1, 42, tmp_path)
     assert outcome.status == "ok", outcome.reason
     (card,) = outcome.cards
@@ -166,23 +138,20 @@ def test_a_recorded_step_is_refused_where_the_method_wraps_the_network(project):
 @pytest.mark.parametrize(
     "command",
     [
-        ("data_parallel_train.py", "--use-parallel", 2),
-        ("ddp_train.py", "--spawn", 2),
-        ("ddp_train.py", "--spawn", 2, "--zero"),
-        ("fsdp_train.py", "--spawn", 2),
-        ("model_parallel_train.py", "--use-model-parallel"),
-        ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
-        ("pipeline_train.py", "--spawn", 2),
-        ("pipeline_train.py", "--spawn", 2, "--pipeline-schedule", "1f1b"),
+        "data_parallel_train.py --use-parallel 2",
+        "ddp_train.py --spawn 2",
+        "ddp_train.py --spawn 2 --zero",
+        "fsdp_train.py --spawn 2",
+        "model_parallel_train.py --use-model-parallel",
+        "model_parallel_train.py --use-model-parallel --micro-batches 4",
+        "pipeline_train.py --spawn 2",
+        "pipeline_train.py --spawn 2 --pipeline-schedule 1f1b",
     ],
 )
 def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
-    result = assert_same_training(train, *command)
-    own = {
-        "data_parallel_train.py": {"scatter", "replicate", "gather"},
-        "model_parallel_train.py": {"stage 0", "stage 1"},
-    }
-    assert set(result["method_milliseconds"] or ()) == own.get(command[0], set())
+    result = assert_same_training(train, command)
+    own = {"data": {"scatter", "replicate", "gather"}, "model": {"stage 0", "stage 1"}}
+    assert set(result["method_milliseconds"] or ()) == own.get(command.partition("_")[0], set())
     assert not result["simulated"] and [name[:6] for name in result["devices"]] == ["cuda:0", "cuda:1"]
     epoch = result["epochs"][0]
     total = sum(filter(None, epoch["phases"].values())) * epoch["steps"] / 1000
@@ -196,9 +165,8 @@ def test_convolutions_are_channels_last_on_every_gpu():
     model.conv1_1[0].register_forward_hook(
         lambda _, __, features: strides.update({features.device: features.stride(1)})
     )
-    context = make_context(
-        torch.nn.DataParallel(model, devices), devices=devices, input_device=devices[0], output_device=devices[0]
-    )
+    parallel, first = torch.nn.DataParallel(model, devices), devices[0]
+    context = make_context(parallel, devices=devices, input_device=first, output_device=first)
     evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
     assert strides == dict.fromkeys(devices, 1)  # from one channel to the next
 
@@ -206,7 +174,7 @@ def test_convolutions_are_channels_last_on_every_gpu():
 def test_model_parallel_on_one_gpu_is_simulated(train):
     if torch.cuda.device_count() > 1:
         pytest.skip("this machine has more than one GPU")
-    result = assert_same_training(train, "model_parallel_train.py", "--use-model-parallel", "--micro-batches", 2)
+    result = assert_same_training(train, "model_parallel_train.py --use-model-parallel --micro-batches 2")
     assert result["simulated"] and len(result["devices"]) == 1
 
 

@@ -54,32 +54,10 @@ def train(monkeypatch, tmp_path, data_root):
 
     def train(script, *flags):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        typed = [
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            data_root,
-            "--train-size",
-            BATCH * STEPS,
-            "--batch-size",
-            BATCH,
-            "--loader",
-            "resident",
-            "--epochs",
-            1,
-            "--threads",
-            1,
-            "--device",
-            "gpu",
-            "--quiet",
-            "--output",
-            output,
-            "--save",
-            weights,
-            "--figure-dir",
-            tmp_path,
-            *flags,
-        ]
+        usual = "--dataset synthetic-mnist --loader resident --epochs 1 --threads 1 --device gpu --quiet"
+        sizes = ["--train-size", BATCH * STEPS, "--batch-size", BATCH, "--data-root", data_root]
+        files = ["--output", output, "--save", weights, "--figure-dir", tmp_path]
+        typed = [*usual.split(), *sizes, *files, *flags]
         monkeypatch.setattr(sys, "argv", [script.__file__, *map(str, typed)])
         with pretended_gpus("first", "second") as gpus:
             script.main()
@@ -120,10 +98,9 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
     if method == "single":
         assert there == back == []
     elif method == "dp":  # the other half of the images and the weights; logits and gradients
-        assert sum(there) == STEPS * (BATCH // 2 * (IMAGE + LOGITS) + sum(size.values())) + TESTS * (
-            TESTED // 2 * IMAGE + sum(size.values())
-        )
-        assert sum(back) == STEPS * (BATCH // 2 * LOGITS + sum(size.values())) + TESTS * TESTED // 2 * LOGITS
+        half, tested, whole = BATCH // 2, TESTED // 2, sum(size.values())
+        assert sum(there) == STEPS * (half * (IMAGE + LOGITS) + whole) + TESTS * (tested * IMAGE + whole)
+        assert sum(back) == STEPS * (half * LOGITS + whole) + TESTS * tested * LOGITS
     else:  # once, stage 1; then one copy of the features for each part of a batch, and one of their gradients
         parts = 4 if method == "mp-micro" else 1
         stage1 = [value for name, value in size.items() if name.split(".")[0] in ("full1", "full2", "head")]
@@ -161,12 +138,8 @@ def test_convolutions_of_every_replica_are_channels_last():
             weights[output.device] = convolution.weight.stride(1)
 
         model.conv1_1[0].register_forward_hook(look)
-        context = make_context(
-            torch.nn.DataParallel(model, [FIRST, SECOND]),
-            devices=(FIRST, SECOND),
-            input_device=FIRST,
-            output_device=FIRST,
-        )
+        parallel, devices = torch.nn.DataParallel(model, [FIRST, SECOND]), (FIRST, SECOND)
+        context = make_context(parallel, devices=devices, input_device=FIRST, output_device=FIRST)
         evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
     assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}
 
@@ -204,21 +177,20 @@ def test_a_stopwatch_must_wait_for_both_devices():
             events[0].elapsed_time(events[1])
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda value: value.sum().item(),
-        lambda value: value[value > 0],
-        lambda value: value.cpu(),
-        lambda value: torch.ones(2, 2).to(FIRST),
-        lambda value: value.nonzero(),
-        lambda value: value.tolist(),
-        lambda value: value.to("cpu").to(FIRST),
-        lambda value: bool((value > 0).all()),
-        lambda value: torch.tensor([1.0], device=FIRST),
-    ],
-    ids="item mask cpu to nonzero tolist there-and-back bool tensor".split(),
-)
+WAITS = {
+    "item": lambda value: value.sum().item(),
+    "mask": lambda value: value[value > 0],
+    "cpu": lambda value: value.cpu(),
+    "to": lambda value: torch.ones(2, 2).to(FIRST),
+    "nonzero": lambda value: value.nonzero(),
+    "tolist": lambda value: value.tolist(),
+    "there-and-back": lambda value: value.to("cpu").to(FIRST),
+    "bool": lambda value: bool((value > 0).all()),
+    "tensor": lambda value: torch.tensor([1.0], device=FIRST),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 def test_what_lets_the_host_wait_is_seen(wait):
     with pretended_gpus("first", "second") as gpus:
         value = torch.ones(2, 2, device=FIRST)
@@ -234,31 +206,11 @@ def test_what_lets_the_host_wait_is_seen(wait):
 
 
 def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
-    methods = [*COMMANDS]
-    done = project(
-        "compare_parallel.py",
-        "--methods",
-        *methods,
-        "--nproc",
-        2,
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        96,
-        "--batch-size",
-        48,
-        "--epochs",
-        2,
-        "--repeats",
-        1,
-        "--check-maths",
-        "--output-dir",
-        tmp_path / "out",
-        tiny=False,
-        environment=environment_with(2, tmp_path),
-    )
+    flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1 --check-maths"
+    places = ("--data-root", data_root, "--output-dir", tmp_path / "out")
+    methods, gpus = [*COMMANDS], environment_with(2, tmp_path)
+    command = f"compare_parallel.py {flags} --methods {' '.join(methods)}"
+    done = project(command, *places, tiny=False, environment=gpus)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = read_results(tmp_path / "out" / "results.json")
     assert stored.environment["gpus"] == ["Pretended 0", "Pretended 1"]
@@ -267,7 +219,5 @@ def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path
         devices = ("cuda:0 (Pretended 0)", "cuda:1 (Pretended 1)")[: 1 if outcome.configuration == "single" else 2]
         assert outcome.result.devices == devices and not outcome.result.simulated
         assert outcome.result.config["loader"] == "resident"
-    assert {name: result.difference < 1e-4 for name, result in stored.equivalence.items()} == dict.fromkeys(
-        methods, True
-    )
+    assert [*stored.equivalence] == methods and all(one.difference < 1e-4 for one in stored.equivalence.values())
     assert [memory.device for memory in stored.probe.memory] == ["cpu", "cuda"]

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from common.programs import check as preflight
 from common.programs.check import BAD, NOTE, OK, Check, check_all
 from tests.fixtures import child_environment, give_up_root
 
-CHECK = "common.programs.check"
+CHECK = "-m common.programs.check"
 
 
 def named(checks, name):
@@ -22,7 +21,7 @@ def named(checks, name):
 
 
 def test_a_machine_that_is_ready(project, tmp_path):
-    done = project("-m", CHECK, "--data-root", tmp_path / "data", "--output-dir", tmp_path, tiny=False)
+    done = project(CHECK, "--data-root", tmp_path / "data", "--output-dir", tmp_path, tiny=False)
     assert done.returncode == 0 and not done.stderr
     assert [line[:4] for line in done.stdout.splitlines()[:2]] == ["ok  ", "ok  "]
     assert "note  data: mnist: not in" in done.stdout and "\033" not in done.stdout
@@ -31,7 +30,7 @@ def test_a_machine_that_is_ready(project, tmp_path):
 
 @pytest.mark.slow
 def test_json(project, tmp_path):
-    done = project("-m", CHECK, "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
+    done = project(CHECK, "--json", "--data-root", tmp_path, "--output-dir", tmp_path, tiny=False)
     report = json.loads(done.stdout)
     assert report["environment"]["cores"] >= 1
     assert {"name", "status", "found", "advice"} == set(report["checks"][0])
@@ -42,7 +41,7 @@ def test_a_mixed_pair_of_packages(project, tmp_path, monkeypatch):
     metadata = tmp_path / "torch-9.9.9+cpu.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9+cpu\n")
-    done = project("-m", "common.programs.check", tiny=False, environment={"PYTHONPATH": str(tmp_path)})
+    done = project(CHECK, tiny=False, environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 3
     line = next(line for line in done.stdout.splitlines() if line.startswith("bad "))
     assert "torch 9.9.9+cpu" in line and "only torch is built for the CPU alone" in line
@@ -66,10 +65,10 @@ def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
 @pytest.mark.slow
 def test_a_directory_that_may_only_be_read(project, tmp_path):
     tmp_path.chmod(0o555)
-    done = project("-m", CHECK, "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
+    done = project(CHECK, "--output-dir", tmp_path / "below", tiny=False, preexec_fn=give_up_root)
     assert done.returncode == 3
     assert f"bad   write to {tmp_path / 'below'}: Permission denied; name another" in done.stdout
-    done = project("-m", "common.programs.check", "--data-root", tmp_path, tiny=False, preexec_fn=give_up_root)
+    done = project(CHECK, "--data-root", tmp_path, tiny=False, preexec_fn=give_up_root)
     assert done.returncode == 0 and f"note  write to {tmp_path}: Permission denied" in done.stdout
 
 
@@ -96,7 +95,6 @@ def test_processes_of_other_runs(parent, status, tmp_path):
     finally:
         left.kill()
         left.communicate()
-    assert Path("/proc/1").exists()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,6 @@ from common.errors import SuiteError
 from common.models.build import block_names, build_model
 from common.programs import probe
 from common.programs.weights import difference
-from tests.fixtures import PROJECT, child_environment
 from tests.pretended_gpus import pretended_gpus
 
 OWN = """
@@ -38,50 +36,20 @@ def network(image_shape, classes):
 """
 
 
-def test_the_probe_measures_what_it_was_asked_for(data_root, tmp_path):
+def test_the_probe_measures_what_it_was_asked_for(project, data_root, tmp_path):
     log, network = tmp_path / "steps", f"{tmp_path / 'own.py'}:network"
     (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "common.programs.probe",
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            data_root,
-            "--train-size",
-            "480",
-            "--model",
-            "lenet",
-            network,
-            "--batch-size",
-            "48",
-            "--sizes",
-            "12",
-            "48",
-            "--threads",
-            "1",
-            "--ceiling",
-            "--link",
-            "--cut",
-            "12",
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-    )
+    sizes = "--train-size 480 --batch-size 48 --sizes 12 48 --threads 1 --cut 12"
+    command = f"-m common.programs.probe --dataset synthetic-mnist {sizes} --ceiling --link --model lenet"
+    done = project(command, network, "--data-root", data_root, tiny=False)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["train_images"], measured["test_images"]) == (480, 2000)
     steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
     assert set(steps) == {("lenet", 12), ("lenet", 48), (network, 12), (network, 48)} and min(steps.values()) > 0
     parameters = sum(weight.numel() for weight in build_model("lenet", (1, 28, 28), 0).parameters())
-    assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == {
-        "lenet": 4 * parameters,
-        network: 4 * 7850,
-    }
+    gradients = {"lenet": 4 * parameters, network: 4 * 7850}
+    assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == gradients
     for model in measured["models"]:
         assert 0.01 < model["link_gbps"] < 1000
         assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
@@ -169,29 +137,8 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypat
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
 def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "probe",
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            str(data_root),
-            "--train-size",
-            "480",
-            "--model",
-            "mlp",
-            "--loader",
-            "resident",
-            "--batch-size",
-            "48",
-            "--sizes",
-            "24",
-            "48",
-            "--link",
-        ],
-    )
+    flags = "--dataset synthetic-mnist --train-size 480 --model mlp --loader resident --batch-size 48 --sizes 24 48"
+    monkeypatch.setattr(sys, "argv", ["probe", *flags.split(), "--link", "--data-root", str(data_root)])
     monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
     monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
     monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
@@ -200,24 +147,19 @@ def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_
     assert model["link_gbps"] == link
 
 
-def test_the_link_is_that_between_all_gpus(monkeypatch):
+@pytest.mark.parametrize("gpus, shared, measured", [(4, True, True), (4, False, False), (1, True, False)])
+def test_the_link_is_that_between_all_gpus(gpus, shared, measured, monkeypatch):
     def spawn(function, arguments, ranks):
         assert ranks == arguments[0] == 4
         Path(arguments[1], "seconds").write_text("[0.002, 0.0005, 0.001]")
 
     monkeypatch.setattr(probe, "spawn", spawn)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
-    images = SimpleNamespace(image_shape=(1, 28, 28), classes="0123456789")
-    gbps, *milliseconds = probe.exchange(None, "lenet", 10**6, images, "cuda")
-    assert gbps == pytest.approx(8e-3 / 0.002 * 2 * 3 / 4)  # nccl-tests: bytes ÷ seconds x 2 (N-1)/N
-    assert milliseconds == [0.5, 1.0]
-    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: False)
-    assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
-    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert probe.exchange(None, "lenet", 10**6, images, "cuda") == (None, None, None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: shared)
+    numbers = probe.exchange(None, "lenet", 10**6, IMAGES, "cuda")
+    gbps = 8e-3 / 0.002 * 2 * 3 / 4  # nccl-tests: bytes ÷ seconds x 2 (N-1)/N
+    assert numbers == ((pytest.approx(gbps), 0.5, 1.0) if measured else (None, None, None))
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg", "resnet8"])
@@ -226,9 +168,8 @@ def test_buckets_are_those_of_ddp(name, tmp_path):
     model = build_model(name, (3, 32, 32), 0)
     images = SimpleNamespace(image_shape=(3, 32, 32), classes=tuple("0123456789"))
     cpu = torch.device("cpu")
-    buckets = probe.gradient_buckets(
-        model, probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu), cpu
-    )
+    step = probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
+    buckets = probe.gradient_buckets(model, step, cpu)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     exchanged = []
 

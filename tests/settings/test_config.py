@@ -21,54 +21,24 @@ from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
 from tests.fixtures import PROJECT
 
-CHANGED = {  # a value that is not the default
-    "dataset": "synthetic-mnist",
-    "recipe": "fast",
-    "data_root": "elsewhere",
-    "data_url": "http://x",
-    "train_size": 96,
-    "image_size": 32,
-    "loader": "resident",
-    "num_workers": 4,
-    "worker_nice": 3,
-    "augment": False,
-    "crop_padding": "reflect",
-    "model": "mlp",
-    "precision": "bf16",
-    "allow_slow_precision": True,
-    "compile": True,
-    "cuda_graph": True,
-    "optimizer": "sgd",
-    "lr": 0.5,
-    "weight_decay": 0.25,
-    "schedule": "one-cycle",
-    "lr_milestones": (3,),
-    "label_smoothing": 0.125,
-    "epochs": 7,
-    "target_accuracy": 0.75,
-    "batch_size": 64,
-    "max_steps": 9,
-    "device": "cpu",
-    "eval_mode": True,
-    "seed": 5,
-    "threads": 3,
-    "memory_limit": 2**31,
-    "bind": True,
-    "profile": 2,
-    "output": "o.json",
-    "curves": False,
-    "figure_dir": "f",
-    "tensorboard": "t",
-    "save": "s",
-    "checkpoint": "c",
-    "resume": "c",
-    "quiet": True,
-    "debug": True,
-}
-SCRIPTS = [
-    *(f"{method}_train" for method in ("data_parallel", "ddp", "fsdp", "model_parallel", "pipeline")),
-    "compare_parallel",
-]
+SWITCHES = "allow_slow_precision compile cuda_graph eval_mode bind quiet debug"
+CHANGED = (  # a value that is not the default
+    dict.fromkeys(SWITCHES.split(), True)
+    | {"augment": False, "curves": False, "lr_milestones": (3,), "memory_limit": 2**31}
+    | {"dataset": "synthetic-mnist", "recipe": "fast", "data_root": "elsewhere", "data_url": "http://x"}
+    | {"loader": "resident", "crop_padding": "reflect", "model": "mlp", "precision": "bf16", "optimizer": "sgd"}
+    | {"schedule": "one-cycle", "device": "cpu", "output": "o.json", "figure_dir": "f", "tensorboard": "t"}
+    | {"save": "s", "checkpoint": "c", "resume": "c", "train_size": 96, "image_size": 32, "num_workers": 4}
+    | {"worker_nice": 3, "lr": 0.5, "weight_decay": 0.25, "label_smoothing": 0.125, "epochs": 7, "seed": 5}
+    | {"target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "threads": 3, "profile": 2}
+)
+SCRIPTS = "data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train compare_parallel".split()
+
+
+@pytest.fixture
+def type_in(monkeypatch):
+    """type_in(script, *flags): what is read from the command line from now on."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", [*words])
 
 
 def typed(name: str) -> list[str]:
@@ -83,39 +53,40 @@ def test_every_field_is_a_flag_and_every_flag_a_field():
     assert all(CHANGED[name] != getattr(RunConfig(), name) for name in FLAGS)
 
 
+def with_folder(name):
+    """What sets a flag; --image-size goes with a folder alone."""
+    return [*typed(name), *(["--dataset", "folder:x"] if name == "image_size" else [])]
+
+
 @pytest.mark.parametrize("name", FLAGS)
-def test_a_script_takes_every_flag(name, monkeypatch, tmp_path):
+def test_a_script_takes_every_flag(name, type_in, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    folder = ["--dataset", "folder:x"] if name == "image_size" else []
-    monkeypatch.setattr("sys.argv", ["x.py", *typed(name), *folder])
+    type_in("x.py", *with_folder(name))
     config, _ = parse(script_parser(""))
     assert getattr(config, name) == CHANGED[name]
     assert option(name) in script_parser("").format_help()
 
 
-@pytest.mark.parametrize("name", flags_that("shared"))
-def test_what_the_comparison_shares_reaches_every_row(name, monkeypatch):
-    folder = ["--dataset", "folder:x"] if name == "image_size" else []
-    monkeypatch.setattr("sys.argv", ["compare_parallel.py", *typed(name), *folder])
+@pytest.mark.parametrize("name", {*flags_that("shared")} - {"device"})  # that is as the machine has it
+def test_what_the_comparison_shares_reaches_every_row(name, type_in):
+    type_in("compare_parallel.py", *with_folder(name))
     arguments, shared = compare_parallel.parse()
-    if name == "device":  # as the machine has it
-        return
     for row in make_plan(arguments, Machine(0, 4), shared):
         assert shlex.join(typed(name)) in shlex.join(row.command)
 
 
 @pytest.mark.parametrize("name", flags_that("own"))
-def test_what_one_row_may_have_of_its_own_reaches_that_row(name, monkeypatch):
+def test_what_one_row_may_have_of_its_own_reaches_that_row(name, type_in):
     value = CHANGED[name]
     flag = option(name).removeprefix("--") + ("" if value is True else f"={value}")
-    monkeypatch.setattr("sys.argv", ["compare_parallel.py", "--methods", "single", f"single:{flag}"])
+    type_in("compare_parallel.py", "--methods", "single", f"single:{flag}")
     arguments, shared = compare_parallel.parse()
     usual, own = make_plan(arguments, Machine(0, 8), shared)
     assert shlex.join(typed(name)) in shlex.join(own.command) and name.replace("_", " ") in own.label
     assert usual.planned != own.planned and own.name == f"single-{name}={value}"
 
 
-def test_a_switch_takes_no_value(project):
+def test_a_switch_takes_no_value():
     with pytest.raises(Exception, match="a switch takes no value, found 'yes'"):
         parse_method("single:compile=yes")
 
@@ -195,24 +166,21 @@ def test_other_spellings_are_understood(typed, name, value, parsed):
     assert getattr(parsed(*typed.split()), name) == value
 
 
-def test_a_comparison_understands_them_too(monkeypatch):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["compare_parallel.py", *"--methods DDP:num_workers=4 Ladder --batch_size 64 128 --dataset MNIST".split()],
-    )
+def test_a_comparison_understands_them_too(type_in):
+    flags = "--methods DDP:num_workers=4 Ladder --batch_size 64 128 --dataset MNIST"
+    type_in("compare_parallel.py", *flags.split())
     arguments, shared = compare_parallel.parse()
     assert arguments.methods[0] == ("ddp", {"num_workers": 4}) and len(arguments.methods) > 4
     assert arguments.batch_size == [64, 128] and shared[:2] == ["--dataset", "mnist"]
 
 
-def test_mnist_py_trains_on_mnist_unless_told_otherwise(monkeypatch, tmp_path):
+def test_mnist_py_trains_on_mnist_unless_told_otherwise(type_in, monkeypatch, tmp_path):
     configs = []
     monkeypatch.setattr(data_parallel_train, "train", lambda config, options: configs.append(config))
     monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
     monkeypatch.setattr("common.machine.entry.run_script", lambda main: main())
     for flags in ((), ("--dataset", "fashion-mnist")):
-        monkeypatch.setattr(sys, "argv", ["mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path)])
+        type_in("mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path))
         runpy.run_path(str(PROJECT / "mnist.py"), run_name="__main__")
     assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
 

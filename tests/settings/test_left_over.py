@@ -47,14 +47,19 @@ def test_no_amount_of_memory_is_too_large_to_be_refused(amount):
     assert memory("2GiB") == 2**31
 
 
+COMPARE, DDP = compare_parallel.parse, ddp_train.main
+
+
+@pytest.fixture
+def type_in(monkeypatch, tmp_path):
+    """type_in(*flags): what is read from the command line from now on."""
+    (tmp_path / "fine").mkdir()
+    fine = ("script.py", "--figure-dir", str(tmp_path / "fine"))
+    return lambda *flags: monkeypatch.setattr("sys.argv", [*fine, *map(str, flags)])
+
+
 @pytest.mark.parametrize(
-    "main, flag",
-    [
-        (compare_parallel.parse, "--output-dir"),
-        (compare_parallel.parse, "--epochs"),
-        (ddp_train.main, "--epochs"),
-        (ddp_train.main, "--save"),
-    ],
+    "main, flag", [(COMPARE, "--output-dir"), (COMPARE, "--epochs"), (DDP, "--epochs"), (DDP, "--save")]
 )
 def test_two_dashes_are_no_value(main, flag, monkeypatch):
     monkeypatch.setattr("sys.argv", ["script.py", f"{flag}=--"])
@@ -63,19 +68,16 @@ def test_two_dashes_are_no_value(main, flag, monkeypatch):
     assert raised.value.exit_code == USAGE
 
 
-def test_what_is_no_file_is_refused_by_its_flag(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["script.py", "--figure-dir", str(tmp_path), "--save", str(tmp_path)])
+def test_what_is_no_file_is_refused_by_its_flag(type_in, tmp_path):
+    type_in("--save", tmp_path)
     with pytest.raises(SuiteError, match="it is a directory; name a file instead with --save"):
         parse(script_parser(""))
 
 
 @pytest.mark.parametrize("flag", ["--figure-dir", "--save", "--output", "--checkpoint", "--tensorboard"])
-def test_a_path_that_cannot_be_written_is_refused_by_its_flag(flag, monkeypatch, tmp_path):
+def test_a_path_that_cannot_be_written_is_refused_by_its_flag(flag, type_in, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "fine").mkdir()
     monkeypatch.setattr("common.settings.config.check_tensorboard", lambda: None)
-    monkeypatch.setattr(
-        "sys.argv", ["script.py", "--figure-dir", str(tmp_path / "fine"), flag, str(tmp_path / "file" / "below" / "x")]
-    )
+    type_in(flag, tmp_path / "file" / "below" / "x")
     with pytest.raises(SuiteError, match=f"{tmp_path / 'file'}.* with {flag}"):
         parse(script_parser(""))
