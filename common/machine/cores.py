@@ -85,11 +85,11 @@ def short_slices(wanted: bool = True) -> Iterator[None]:
     if before is None or before[POLICY] != os.SCHED_OTHER:
         yield
         return
-    _set_attributes((*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]))
+    _call(0, 0, ATTRIBUTES.pack(*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]), 0)
     try:
         yield
     finally:
-        _set_attributes(before)
+        _call(0, 0, ATTRIBUTES.pack(*before), 0)
 
 
 def slice_attributes(thread: int = 0) -> tuple[int, ...] | None:
@@ -99,11 +99,7 @@ def slice_attributes(thread: int = 0) -> tuple[int, ...] | None:
     return None if failed else ATTRIBUTES.unpack(buffer.raw)
 
 
-def _set_attributes(values):
-    _call(0, 0, ATTRIBUTES.pack(*values), 0)
-
-
 def _call(offset, *arguments):
-    """Call the kernel; return 0 if it obeyed."""
+    """Call sched_setattr(2), or the call after it; return 0 if the kernel obeyed."""
     number = SETATTR.get(platform.machine()) if sys.platform == "linux" else None
     return number is None or ctypes.CDLL(None).syscall(number + offset, *arguments)

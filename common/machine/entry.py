@@ -24,12 +24,11 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
-    """Call `main()`; on failure print one `error:` line and exit with its code (see SuiteError).
+    """Call `main()`; on failure print one `error:` line, or with --debug the traceback, and exit with its code.
 
-    `--debug` on the command line lets the traceback through instead. as_rank: this process may be one rank of several.
-    Then the line names the rank, and its launcher finds the line where it looks for it. In any other script a RANK in
-    the environment means nothing: on a cluster, all processes may have one. A signal that ends the program leaves
-    nothing behind; but not in a rank, which may wait for others where Python does not see a signal.
+    as_rank: this process may be one of several: then the line names the rank, and its launcher finds the line where
+    it looks for it. Elsewhere a RANK in the environment means nothing: on a cluster, all processes may have one. A
+    signal that ends the program leaves nothing behind, but in a rank, which may wait where Python sees no signal.
     """
     global _exit_code
     try:
@@ -42,11 +41,10 @@ def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
 
 
 def skip_teardown() -> None:
-    """Leave with run_script()'s exit code, if it is through: to be registered with atexit before torch is imported.
+    """Leave with run_script()'s exit code, if it is through: registered with atexit first, it is called last.
 
-    For then it is called last, and the interpreter does not take apart all that torch is made of, which takes a quarter
-    as long as importing it, and may abort a rank in which gloo's threads are alive (torch 2.15,
-    github.com/pytorch/pytorch/pull/179291).
+    To take apart all that torch is made of takes a quarter as long as to import it, and may abort a rank in which
+    gloo's threads are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):
         sys.stdout.flush()

@@ -2,9 +2,9 @@
 
     python common/machine/lifetime.py NAME
 
-waits until its standard input is closed, which also happens when the process that started it is killed, then kills all
-processes of that one's runs and deletes their temporary directories. It is started by guard(). Should it be killed too,
-the kernel ends the runs, and whoever next needs a temporary directory deletes those that nobody holds any more.
+is started by guard(). When its standard input is closed, by the end of whoever started it, it kills all processes of
+that one's runs and deletes their temporary directories. Should it be killed too, the kernel ends the runs, and whoever
+next needs a temporary directory deletes those that nobody holds any more.
 """
 
 import contextlib
@@ -108,20 +108,19 @@ def _locked(directory, how):
         os.close(descriptor)
 
 
-def tagged(tag: str) -> list[int]:
-    """Return the processes whose TAG begins with `tag`; a zombie, which only waits to be asked for, has none."""
-    processes = []
+def tags() -> dict[int, str]:
+    """Return the TAG of every process that has one; a zombie, which only waits to be asked for, has none."""
+    found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
-            if process.environ().get(TAG, "").startswith(tag):
-                processes.append(process.pid)
-    return processes
+            found[process.pid] = process.environ().get(TAG, "")
+    return {pid: tag for pid, tag in found.items() if tag}
 
 
 def kill_tagged(tag: str) -> None:
     """Kill the processes whose TAG begins with `tag`, again until none is left: one may start another meanwhile."""
     deadline = time.monotonic() + 5
-    while (left := tagged(tag)) and time.monotonic() < deadline:
+    while (left := [pid for pid, own in tags().items() if own.startswith(tag)]) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

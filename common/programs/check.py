@@ -7,7 +7,6 @@ use (auto, by default) have a convolution to compute.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -31,7 +30,7 @@ from common.data.archives import are_there, read_checked
 from common.errors import MACHINE, SuiteError
 from common.machine import environment as machine
 from common.machine.entry import run_script
-from common.machine.lifetime import TAG
+from common.machine.lifetime import tags
 from common.settings.datasets import DATASETS
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -167,12 +166,10 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
 def _running():
     """Processes of runs whose comparison is gone, and comparisons that are at work: both would disturb the times."""
     runs = defaultdict(list)
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
-            _, _, rest = process.environ().get(TAG, "").partition("-")
-            parent, _, _ = rest.partition("-")
-            if process.pid != os.getpid() and parent.isdecimal():
-                runs[parent].append(process.pid)
+    for pid, tag in tags().items():
+        _, parent, *_ = [*tag.split("-"), ""]
+        if pid != os.getpid() and parent.isdecimal():
+            runs[parent].append(pid)
     gone = [pids for parent, pids in runs.items() if not psutil.pid_exists(int(parent))]
     stray = " ".join(str(pid) for pids in gone for pid in pids if _same_namespace(pid))
     if stray:

@@ -29,6 +29,19 @@ LADDER = PROJECT / "figures" / "ladder-mnist" / "results.json"
 HOSTILE = "a b; touch PWNED; $(touch PWNED) 中文"
 
 
+@pytest.fixture
+def endured(project, keep):
+    """Run a command that must succeed without a complaint; return what came of it."""
+
+    def endured(fault, command, *flags, **options):
+        done = project(command, *flags, **options)
+        keep(fault, done.returncode, done.stderr, done.seconds)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done
+
+    return endured
+
+
 @pytest.mark.slow
 def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported):
     flags = f"--dataset synthetic-cifar10 --model mlp --batch-size 2048 --num-workers 2 --data-root {data_root}"
@@ -40,10 +53,10 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
 
 
 @pytest.mark.parametrize("flag", [pytest.param("--save", marks=pytest.mark.slow), "--checkpoint"])
-def test_a_full_disk(flag, project, small_disk, tmp_path, reported):
-    full, file = small_disk("300k", tmp_path), tmp_path / "file"
-    done = project(f"{SCRIPT} --model mlp", flag, file, "--figure-dir", tmp_path, before=full)
-    reported(f"disk full ({flag})", done, 1, f"cannot write all of {file}; No space left on device")
+def test_a_full_disk(flag, rejected, small_disk, tmp_path):
+    flags, message = (flag, tmp_path / "file", "--figure-dir", tmp_path), f"cannot write all of {tmp_path / 'file'}"
+    options = {"fault": f"disk full ({flag})", "before": small_disk("300k", tmp_path)}
+    rejected(f"{SCRIPT} --model mlp", 1, f"{message}; No space left on device", *flags, **options)
 
 
 WRITTEN_TWICE = """
@@ -63,21 +76,22 @@ def test_a_full_disk_leaves_nothing_half_written(project, small_disk, tmp_path):
     assert done.stdout == "['file'] {\n \"a\": 1\n}\n", done.stderr
 
 
-@pytest.mark.parametrize("command", [(SCRIPT, "--figure-dir"), ("compare_parallel.py", "--output-dir")])
-def test_an_output_directory_that_may_only_be_read(command, project, tmp_path, reported):
+@pytest.mark.parametrize("command", [f"{SCRIPT} --figure-dir", "compare_parallel.py --output-dir"])
+def test_an_output_directory_that_may_only_be_read(command, rejected, tmp_path):
     tmp_path.chmod(0o555)
-    done = project(*command, tmp_path, preexec_fn=give_up_root)
+    fault = f"read-only output directory ({command.split()[0]})"
+    message = f"cannot write to {tmp_path}; Permission denied"
+    done = rejected(command, 2, message, tmp_path, fault=fault, preexec_fn=give_up_root)
     tmp_path.chmod(0o755)
-    reported(f"read-only output directory ({command[0]})", done, 2, f"cannot write to {tmp_path}; Permission denied")
     assert done.stdout == ""
 
 
-def test_a_data_set_that_is_larger_than_the_free_memory(project, mounted, tmp_path, reported):
+def test_a_data_set_that_is_larger_than_the_free_memory(rejected, mounted, tmp_path):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100", known))  # needed: 1.4 MB
-    before = mounted("--bind", tmp_path / "meminfo", "/proc/meminfo")
-    done = project(f"{SCRIPT} --model mlp --loader resident", "--figure-dir", tmp_path, before=before)
-    reported("100 kB of memory, --loader resident", done, 3, "the data set does not fit into the memory of cpu; ")
+    before, message = mounted("--bind", tmp_path / "meminfo", "/proc/meminfo"), "the data set does not fit into the "
+    options = {"fault": "100 kB of memory, --loader resident", "before": before}
+    done = rejected(f"{SCRIPT} --model mlp --loader resident", 3, f"{message}memory of cpu; ", **options)
     assert " 1 MiB needed, 0 MiB free; type --loader workers, or give a smaller --train-size" in done.stderr
 
 
@@ -87,30 +101,28 @@ on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reaso
 
 
 @on_x86
-def test_bf16_where_it_is_emulated(project, reported):
-    done = project(f"{SCRIPT} --model mlp --precision bf16", environment=NO_BFLOAT16)
-    reported("--precision bf16 without such instructions", done, 3, "--precision bf16 is slower than fp32 on cpu; ")
+def test_bf16_where_it_is_emulated(rejected):
+    options = {"fault": "--precision bf16 without such instructions", "environment": NO_BFLOAT16}
+    message = "--precision bf16 is slower than fp32 on cpu; "
+    done = rejected(f"{SCRIPT} --model mlp --precision bf16", 3, message, **options)
     (factor,) = re.findall(r"measured to take (\d+\.\d) times as long; .* --allow-slow-precision", done.stderr)
     assert float(factor) > 1
 
 
 @on_x86
 @pytest.mark.slow
-def test_bf16_where_it_is_emulated_goes_on_if_told_to(project, tmp_path, keep):
-    flags = ("--model", "mlp", "--precision", "bf16", "--allow-slow-precision", "--train-size", 96)
-    output = tmp_path / "result.json"
-    done = project(SCRIPT, *flags, "--output", output, "--figure-dir", tmp_path, environment=NO_BFLOAT16)
-    keep(
-        "--precision bf16 without such instructions, --allow-slow-precision", done.returncode, done.stderr, done.seconds
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"precision": "bfloat16 autocast"' in output.read_text()
+def test_bf16_where_it_is_emulated_goes_on_if_told_to(endured, tmp_path):
+    fault = "--precision bf16 without such instructions, --allow-slow-precision"
+    command = f"{SCRIPT} --model mlp --precision bf16 --allow-slow-precision --train-size 96"
+    files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    endured(fault, command, *files, environment=NO_BFLOAT16)
+    assert '"precision": "bfloat16 autocast"' in (tmp_path / "result.json").read_text()
 
 
-def test_compile_without_a_compiler(project, tmp_path, monkeypatch, reported):
+def test_compile_without_a_compiler(rejected, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    done = project(f"{SCRIPT} --model mlp --compile", environment={"PATH": str(tmp_path)})
-    reported("--compile without a compiler", done, 3, "--compile needs a C++ compiler; ")
+    options = {"fault": "--compile without a compiler", "environment": {"PATH": str(tmp_path)}}
+    done = rejected(f"{SCRIPT} --model mlp --compile", 3, "--compile needs a C++ compiler; ", **options)
     assert "g++" in done.stderr and "leave out --compile" in done.stderr and done.stdout == ""
 
 
@@ -169,10 +181,10 @@ def test_cuda_graphs_without_cuda(refused):
         ("is missing", "raise ImportError('no such file')"),
     ],
 )
-def test_a_torchvision_that_does_not_fit_is_named(fault, content, project, tmp_path, reported):
+def test_a_torchvision_that_does_not_fit_is_named(fault, content, rejected, tmp_path):
     (tmp_path / "torchvision.py").write_text(content)
-    done = project(SCRIPT, environment={"PYTHONPATH": str(tmp_path)})
-    reported(f"torchvision that {fault}", done, 3, "torchvision cannot be imported; torch ")
+    options = {"fault": f"torchvision that {fault}", "environment": {"PYTHONPATH": str(tmp_path)}}
+    done = rejected(SCRIPT, 3, "torchvision cannot be imported; torch ", **options)
     assert "pip install -r requirements.txt" in done.stderr
 
 
@@ -186,57 +198,57 @@ def copied(tmp_path):
 
 
 INSTALL = "; type: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt\n"
-PROGRAMS = [*([script.name] for script in sorted(PROJECT.glob("*.py"))), ["-m", "common.programs.check"]]
+PROGRAMS = [*(script.name for script in sorted(PROJECT.glob("*.py"))), "-m common.programs.check"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=" ".join)
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("prepared", [True, False], ids=["not activated", "not made"])
-def test_without_the_virtual_environment(prepared, program, project, copied, reported):
+def test_without_the_virtual_environment(prepared, program, rejected, copied):
     if prepared:
         (copied / ".venv" / "bin").mkdir(parents=True)
         (copied / ".venv" / "bin" / "activate").touch()
-    done = project("-S", *program, tiny=False, cwd=copied)  # without site-packages
-    fault = f"{' '.join(program)}, virtual environment {'not activated' if prepared else 'not made'}"
+    fault = f"{program}, virtual environment {'not activated' if prepared else 'not made'}"
     missing = f"error: not installed: {', '.join(PACKAGES)}; this Python is {sys.executable}; type: "
-    reported(fault, done, 3, missing)
+    done = rejected(f"-S {program}", 3, missing, fault=fault, tiny=False, cwd=copied)  # without site-packages
     assert done.stderr.endswith("; type: . .venv/bin/activate\n" if prepared else INSTALL)
 
 
-def test_a_virtual_environment_that_lacks_a_package(project, copied, reported):
+def test_a_virtual_environment_that_lacks_a_package(rejected, copied):
     (copied / ".venv").symlink_to(sys.prefix)
     (copied / "sitecustomize.py").write_text(
         "import importlib.util as util\nfind = util.find_spec\n"
         "util.find_spec = lambda name: name != 'tabulate' and find(name)"
     )
-    done = project(SCRIPT, cwd=copied, environment={"PYTHONPATH": str(copied)})
-    reported("tabulate missing in the virtual environment", done, 3, "error: not installed: tabulate; this Python is ")
+    options = {"fault": "tabulate missing in the virtual environment", "environment": {"PYTHONPATH": str(copied)}}
+    done = rejected(SCRIPT, 3, "error: not installed: tabulate; this Python is ", cwd=copied, **options)
     assert done.stderr.endswith(INSTALL)
 
 
-def test_an_import_for_which_there_is_no_memory(project, tmp_path, reported):
+def test_an_import_for_which_there_is_no_memory(rejected):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))  # libtorch_cpu.so alone is larger
 
-    done = project(SCRIPT, "--figure-dir", tmp_path, preexec_fn=limit)
-    reported("256 MiB of address space", done, 3, "error: torch cannot be imported; ")
-    assert "ulimit -v" in done.stderr
+    options = {"fault": "256 MiB of address space", "preexec_fn": limit}
+    assert "ulimit -v" in rejected(SCRIPT, 3, "error: torch cannot be imported; ", **options).stderr
 
 
-def test_a_variable_that_torch_does_not_understand(project, tmp_path, reported):
-    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"TORCH_LOGS": "nonsense"})
-    reported("TORCH_LOGS=nonsense", done, 3, "error: torch cannot be imported; ValueError: Invalid log settings: nons")
+def test_a_variable_that_torch_does_not_understand(rejected):
+    message = "error: torch cannot be imported; ValueError: Invalid log settings: nons"
+    options = {"fault": "TORCH_LOGS=nonsense", "environment": {"TORCH_LOGS": "nonsense"}}
+    done = rejected(SCRIPT, 3, message, **options)
     assert done.stderr.endswith("; unset the environment variable by which torch was told so\n")
 
 
-def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, tmp_path, reported):
+def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, rejected, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
     hidden = {"PYTHONPATH": str(tmp_path)}
     for flags in (("--from", LADDER, "--output-dir", tmp_path / "shown"), ("--diff", LADDER, LADDER)):
         done = project("compare_parallel.py", *flags, tiny=False, environment=hidden)
         assert done.returncode == 0 and not done.stderr and "one device" in done.stdout, done.stderr
     assert (tmp_path / "shown" / "curves.png").stat().st_size > 1e4
-    done = project("compare_parallel.py", "--output-dir", tmp_path / "new", tiny=False, environment=hidden)
-    reported("torch missing, a new comparison", done, 3, "error: not installed: torch, torchvision; this Python is ")
+    message = "error: not installed: torch, torchvision; this Python is "
+    options = {"fault": "torch missing, a new comparison", "tiny": False, "environment": hidden}
+    rejected("compare_parallel.py --output-dir", 3, message, tmp_path / "new", **options)
 
 
 def test_the_packages_that_are_looked_for_are_the_required_ones():
@@ -244,17 +256,16 @@ def test_the_packages_that_are_looked_for_are_the_required_ones():
     assert [line.partition(">=")[0] for line in lines] == [*PACKAGES]
 
 
-def test_accelerate_missing(project, tmp_path, reported):
+def test_accelerate_missing(rejected, tmp_path):
     (tmp_path / "accelerate.py").write_text("raise ImportError('not here')")
-    done = project("accelerate_train.py", environment={"PYTHONPATH": str(tmp_path)})
-    reported("accelerate missing", done, 3, "type: pip install accelerate")
+    options = {"fault": "accelerate missing", "environment": {"PYTHONPATH": str(tmp_path)}}
+    rejected("accelerate_train.py", 3, "type: pip install accelerate", **options)
 
 
 @pytest.mark.parametrize("backend", ["TkAgg", "nonsense"])
-def test_figures_need_no_display(backend, project, tmp_path, keep):
-    done = project(SCRIPT, "--figure-dir", tmp_path, environment={"MPLBACKEND": backend, "DISPLAY": ""})
-    keep(f"MPLBACKEND={backend} without a display", done.returncode, done.stderr, done.seconds)
-    assert done.returncode == 0, done.stderr
+def test_figures_need_no_display(backend, endured, tmp_path):
+    environment = {"MPLBACKEND": backend, "DISPLAY": ""}
+    endured(f"MPLBACKEND={backend} without a display", SCRIPT, "--figure-dir", tmp_path, environment=environment)
     assert (tmp_path / "synthetic-mnist-lenet-single.png").stat().st_size > 10_000
 
 
@@ -273,29 +284,29 @@ ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
 @pytest.mark.parametrize("encoding, said", [("ascii", "DDP ?2"), ("gbk", "DDP ×2")])
-def test_a_terminal_that_knows_few_letters(encoding, said, project, request, tmp_path, keep):
+def test_a_terminal_that_knows_few_letters(encoding, said, endured, request, tmp_path):
     environment = request.getfixturevalue("gbk") if encoding == "gbk" else ASCII
-    flags, there = ("--from", LADDER, "--output-dir"), tmp_path / ("中文" if encoding == "gbk" else "shown")
-    done = project("compare_parallel.py", *flags, there, tiny=False, environment=environment, encoding=encoding)
-    keep(f"LC_ALL={environment['LC_ALL']}", done.returncode, done.stderr, done.seconds)
-    assert (done.returncode, done.stderr) == (0, "")
+    there = tmp_path / ("中文" if encoding == "gbk" else "shown")
+    options = {"tiny": False, "environment": environment, "encoding": encoding}
+    fault = f"LC_ALL={environment['LC_ALL']}"
+    done = endured(fault, f"compare_parallel.py --from {LADDER} --output-dir", there, **options)
     assert said in done.stdout and "DDP ×2" in (there / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_tmpdir_that_is_too_long_for_sockets(project, tmp_path, reported):
+def test_a_tmpdir_that_is_too_long_for_sockets(rejected, tmp_path):
     place = tmp_path / ("x" * 100)
     place.mkdir()
-    done = project(f"{SCRIPT} --num-workers 2", "--figure-dir", tmp_path, environment={"TMPDIR": str(place)})
-    reported("TMPDIR of more than 100 characters, 2 workers", done, 1, "epoch 1: a loader worker died; OSError: AF_")
+    options = {"fault": "TMPDIR of more than 100 characters, 2 workers", "environment": {"TMPDIR": str(place)}}
+    done = rejected(f"{SCRIPT} --num-workers 2", 1, "epoch 1: a loader worker died; OSError: AF_", **options)
     assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
 
 
-def test_a_tmpdir_that_becomes_full(project, mounted, tmp_path, reported):
+def test_a_tmpdir_that_becomes_full(rejected, mounted):
     place = Path(tempfile.mkdtemp())
-    full, environment = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place), {"TMPDIR": str(place)}
-    # of the two, itself is one, a directory the other
-    done = project(f"{SCRIPT} --num-workers 2", "--figure-dir", tmp_path, environment=environment, before=full)
-    reported("TMPDIR without room for sockets", done, 1, "epoch 1: a loader worker died; OSError: [Errno 28] No space")
+    full = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place)  # itself, and one directory
+    options = {"fault": "TMPDIR without room for sockets", "environment": {"TMPDIR": str(place)}, "before": full}
+    message = "epoch 1: a loader worker died; OSError: [Errno 28] No space"
+    rejected(f"{SCRIPT} --num-workers 2", 1, message, **options)
     place.rmdir()
 
 
@@ -344,27 +355,19 @@ def one_and_a_half_cores():
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core is no quota")
-def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, project, tmp_path, keep):
-    flags, missing = ("--max-steps", 1, "--output", tmp_path / "result.json"), {"TMPDIR": str(tmp_path / "missing")}
-    child = {"preexec_fn": one_and_a_half_cores, "environment": missing}
-    done = project(SCRIPT, *flags, "--figure-dir", tmp_path, **child)
-    keep("a quota of 1.5 cores, TMPDIR missing", done.returncode, done.stderr, done.seconds)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_quota_of_one_and_a_half_cores(one_and_a_half_cores, endured, tmp_path):
+    child = {"preexec_fn": one_and_a_half_cores, "environment": {"TMPDIR": str(tmp_path / "missing")}}
+    files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    endured("a quota of 1.5 cores, TMPDIR missing", f"{SCRIPT} --max-steps 1", *files, **child)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["environment"]["cores"], result["threads_per_process"]) == (1, 1)
 
 
-def test_a_clock_that_steps_back(project, tmp_path, keep):
-    fault = {
-        "PYTHONPATH": str(Path(__file__).parent / "injected"),
-        "FAULT_EPOCH": "1",
-        "FAULT_RANK": "0",
-        "FAULT_TIME": str(tmp_path / "time"),
-        "FAULT": "setattr(time, 'time', lambda now=time.time: now() - 3600)",
-    }
-    done = project(SCRIPT, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, environment=fault)
-    keep("the clock steps back by an hour", done.returncode, done.stderr, done.seconds)
-    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "time").exists()
+def test_a_clock_that_steps_back(endured, injected, tmp_path):
+    back = injected("setattr(time, 'time', lambda now=time.time: now() - 3600)")
+    files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    done = endured("the clock steps back by an hour", SCRIPT, *files, environment=back)
+    assert (tmp_path / "time").exists()
     result = json.loads((tmp_path / "result.json").read_text())
     assert 0 < result["startup_seconds"] < result["total_seconds"] < done.seconds
     assert 0 < result["epochs"][0]["train_seconds"] < result["total_seconds"]
@@ -381,40 +384,26 @@ def read_only(mounted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fault, flags, temporary, code, message",
+    "command, temporary, code, message",
     [
-        (
-            "no data set",
-            ("data_parallel_train.py", "--data-root", "nowhere"),
-            "{}",
-            4,
-            "cannot put data into nowhere; Read-only file system; name another directory with --data-root",
-        ),
-        (
-            "no temporary directory",
-            ("ddp_train.py", "--spawn", 2),
-            "/nowhere",
-            3,
-            "there is no place for temporary files; No usable temporary directory found in [",
-        ),
+        (f"{SCRIPT} --data-root nowhere", "{}", 4, "cannot put data into nowhere; Read-only file system; name another"),
+        ("ddp_train.py --spawn 2", "/nowhere", 3, "there is no place for temporary files; No usable temporary "),
     ],
 )
-def test_a_machine_that_may_only_be_read(
-    fault, flags, temporary, code, message, read_only, project, data_root, tmp_path, reported
-):
+def test_a_machine_that_may_only_be_read(command, temporary, code, message, read_only, rejected, data_root, tmp_path):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
-    environment = {"TMPDIR": temporary.format(tmp_path)}
-    done = project(*flags, "--model", "mlp", "--figure-dir", tmp_path, before=read_only, environment=environment)
-    reported(f"all disks may only be read, {fault}", done, code, message)
+    options = {"before": read_only, "environment": {"TMPDIR": temporary.format(tmp_path)}}
+    fault = f"all disks may only be read, {message.partition(';')[0]}"
+    rejected(f"{command} --model mlp", code, message, "--figure-dir", tmp_path, fault=fault, **options)
 
 
-def test_a_machine_that_may_only_be_read_can_train(read_only, project, data_root, tmp_path, keep):
+def test_a_machine_that_may_only_be_read_can_train(read_only, endured, data_root, tmp_path):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
-    flags, environment = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path), {"TMPDIR": str(tmp_path)}
-    done = project(f"{SCRIPT} --model mlp", *flags, before=[*read_only, *look], environment=environment)
-    keep("all disks may only be read but that of the results", done.returncode, done.stderr, done.seconds)
-    assert (done.returncode, done.stderr) == (0, "")
+    files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    options = {"before": [*read_only, *look], "environment": {"TMPDIR": str(tmp_path)}}
+    fault = "all disks may only be read but that of the results"
+    done = endured(fault, f"{SCRIPT} --model mlp", *files, **options)
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
