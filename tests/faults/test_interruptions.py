@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,53 +13,29 @@ import pytest
 from comparison.results_file import read_results
 from comparison.run.turns import run_once
 from comparison.run.usage import busy_seconds
-from tests.fixtures import PROJECT, alive, child_environment
-from tests.reports import configuration
+from tests.fixtures import PROJECT, alive, child, child_environment
+
+PIPES = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+SMALL = "--methods single --repeats 2 --model mlp --dataset synthetic-mnist --train-size 480 --batch-size 48"
+SMALL += " --num-workers 0 --epochs 2"
 
 
 @pytest.fixture
 def comparison(data_root, tmp_path):
-    """Start a comparison of one row, twice; wait until its first run is on disk; return the process."""
+    """comparison("--resume"): start a comparison of one row, twice; ignored: signals. All that it starts is marked."""
     started = []
 
-    def start(*flags, ignored=()):
+    def start(flags="", ignored=()):
         def handle_signals():  # tests that run in the background may have been told to ignore them
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "compare_parallel.py",
-                "--methods",
-                "single",
-                "--repeats",
-                "2",
-                "--model",
-                "mlp",
-                "--output-dir",
-                tmp_path,
-                "--dataset",
-                "synthetic-mnist",
-                "--data-root",
-                data_root,
-                "--train-size",
-                "480",
-                "--batch-size",
-                "48",
-                "--num-workers",
-                "0",
-                "--epochs",
-                "2",
-                *flags,
-            ],
-            cwd=PROJECT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**child_environment(), "INTERRUPTED": str(tmp_path)},
-            preexec_fn=handle_signals,
-        )
+        places = ("--output-dir", tmp_path, "--data-root", data_root)
+        command = [sys.executable, "compare_parallel.py", *SMALL.split(), *places, *flags.split()]
+        mark = {**child_environment(), "INTERRUPTED": str(tmp_path)}
+        process = subprocess.Popen(command, cwd=PROJECT, env=mark, preexec_fn=handle_signals, **PIPES)
         started.append(process)
         return process
 
@@ -68,19 +45,26 @@ def comparison(data_root, tmp_path):
         process.communicate()
 
 
-def wait_for_a_run(process, directory, count=1):
-    deadline, file = time.time() + 60, directory / "results.json"
-    while not (file.exists() and len(json.loads(file.read_text())["outcomes"]) >= count):
+def wait_until(true, process):
+    """Wait until it is true, as long as a process runs; return when it was."""
+    deadline = time.time() + 100
+    while not true():
         assert process.poll() is None and time.time() < deadline, process.communicate()
-        time.sleep(0.05)
+        time.sleep(0.02)
+    return time.perf_counter()
+
+
+def outcomes_in(directory):
+    """How many runs are on disk; None before the first results.json."""
+    file = directory / "results.json"
+    return len(json.loads(file.read_text())["outcomes"]) if file.exists() else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal(number, comparison, tmp_path, keep):
     process = comparison()
-    wait_for_a_run(process, tmp_path)
-    start = time.perf_counter()
+    start = wait_until(lambda: outcomes_in(tmp_path), process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     keep(f"{number.name} to the comparison", process.returncode, err, time.perf_counter() - start)
@@ -92,19 +76,12 @@ def test_a_signal(number, comparison, tmp_path, keep):
 
 
 def test_ctrl_c_while_torch_is_imported(keep):
+    command, listens = [sys.executable, "data_parallel_train.py", "--help"], (signal.SIGINT, signal.SIG_DFL)
+    environment = child_environment()
     process = subprocess.Popen(
-        [sys.executable, "data_parallel_train.py", "--help"],
-        cwd=PROJECT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=child_environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        command, cwd=PROJECT, env=environment, preexec_fn=partial(signal.signal, *listens), **PIPES
     )
-    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
-        assert process.poll() is None
-        time.sleep(0.01)
-    start = time.perf_counter()
+    start = wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text(), process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     keep("SIGINT while torch is imported", process.returncode, err, time.perf_counter() - start)
@@ -132,13 +109,8 @@ def test_a_signal_where_python_drops_what_it_raises(number, place, tmp_path, kee
 
         run_script(main)
     """)
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, program],
-        capture_output=True,
-        text=True,
-        env={**child_environment(), "PYTHONPATH": str(PROJECT)},
-    )
+    start, environment = time.perf_counter(), {**child_environment(), "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, program], env=environment, **PIPES)
     keep(f"{number.name} in {place}", done.returncode, done.stderr, time.perf_counter() - start)
     assert (done.returncode, done.stderr) == (128 + number, "")
 
@@ -146,7 +118,7 @@ def test_a_signal_where_python_drops_what_it_raises(number, place, tmp_path, kee
 @pytest.mark.slow
 def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path, keep):
     process = comparison(ignored=[signal.SIGHUP])
-    wait_for_a_run(process, tmp_path)
+    wait_until(lambda: outcomes_in(tmp_path), process)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):  # it goes on
         process.wait(1)
@@ -167,13 +139,9 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
-    flags = ("--methods", "single", "ddp", "--repeats", "1", "--epochs", "12")
-    process = comparison(*flags)
-    deadline = time.time() + 100
-    while not all(trained(tmp_path / "runs" / f"{name}-1.json") for name in ("single", "ddp")):
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.02)
-    start = time.perf_counter()
+    flags, files = "--methods single ddp --repeats 1 --epochs 12", [f"runs/{name}-1.json" for name in ("single", "ddp")]
+    process = comparison(flags)
+    start = wait_until(lambda: all(trained(tmp_path / file) for file in files), process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     while number == signal.SIGKILL and alive(f"INTERRUPTED={tmp_path}"):
@@ -183,7 +151,7 @@ def test_a_signal_while_rows_take_turns(number, comparison, tmp_path, keep):
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     report = read_results(tmp_path / "results.json")
     assert not report.outcomes
-    again = comparison(*flags, "--resume")
+    again = comparison(f"{flags} --resume")
     _, err = again.communicate(timeout=300)  # three blocks, if another program disturbs them
     assert again.returncode == 0, err
     report = read_results(tmp_path / "results.json")
@@ -199,11 +167,8 @@ def trained(file):
 def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path, keep):
     if busy_seconds() is None:
         pytest.skip("what other programs use of this machine is not known")
-    process = comparison("--repeats", "1", "--epochs", "1")
-    deadline = time.time() + 60
-    while not (tmp_path / "runs" / "single-1.log").exists():
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.02)
+    process = comparison("--repeats 1 --epochs 1")
+    wait_until((tmp_path / "runs" / "single-1.log").exists, process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(2)
     start = time.perf_counter()
@@ -220,8 +185,7 @@ def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path, keep):
 @pytest.mark.slow
 def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path, keep):
     process = comparison()
-    wait_for_a_run(process, tmp_path, count=0)
-    start = time.perf_counter()
+    start = wait_until(lambda: outcomes_in(tmp_path) is not None, process)
     second = comparison()
     _, err = second.communicate(timeout=60)
     keep("two comparisons in one directory", second.returncode, err, time.perf_counter() - start)
@@ -233,10 +197,6 @@ def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path, keep):
     assert process.poll() is None
 
 
-def child(code):
-    return configuration("single", command=(sys.executable, "-c", code))
-
-
 def test_a_run_that_takes_too_long(tmp_path, keep):
     outcome = run_once(child("import time; time.sleep(60)"), 1, 42, tmp_path, timeout=0.5)
     keep("--timeout 0.5", outcome.exit_code, outcome.reason, outcome.wall_seconds)
@@ -244,22 +204,21 @@ def test_a_run_that_takes_too_long(tmp_path, keep):
     assert outcome.reason == f"stopped after 0.5 s, before its first epoch (log: {tmp_path / 'single-1.log'})"
 
 
-@pytest.mark.parametrize(
-    "fault, code, message",
-    [
-        ("no result file", "pass", "it ended without writing a result, before its first epoch"),
-        ("empty result file", "open(path, 'w')", "cannot read the result file"),
-        ("truncated result file", "open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
-        (
-            "result file without its fields",
-            "open(path, 'w').write('{\"schema_version\": 2}')",
-            "cannot read the result",
-        ),
-        ("result file of another program", "open(path, 'w').write('[1, 2]')", "cannot read the result file"),
-    ],
-)
-def test_a_result_that_is_missing_or_broken(fault, code, message, tmp_path, keep):
-    outcome = run_once(child(f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {code}"), 1, 42, tmp_path)
+BROKEN = {
+    "no result file": "pass",
+    "empty result file": "open(path, 'w')",
+    "truncated result file": "open(path, 'w').write('{\"method\": \"sing')",
+    "result file without its fields": "open(path, 'w').write('{\"schema_version\": 2}')",
+    "result file of another program": "open(path, 'w').write('[1, 2]')",
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_result_that_is_missing_or_broken(fault, tmp_path, keep):
+    code = f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {BROKEN[fault]}"
+    outcome = run_once(child(code), 1, 42, tmp_path)
     keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
     assert (outcome.status, outcome.result) == ("failed", None)
+    without = fault == "no result file"
+    message = "it ended without writing a result, before its first epoch" if without else "cannot read the result file"
     assert message in outcome.reason and f"(log: {tmp_path / 'single-1.log'})" in outcome.reason

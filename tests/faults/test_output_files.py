@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -68,13 +67,10 @@ def test_two_flags_that_name_one_file(first, second, parsed, tmp_path, monkeypat
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to("a")
     for flags in ((first, second), (second, first)):
-        with refused(
-            f"{' '.join((*flags[0], *flags[1]))} are one file",
-            USAGE,
-            f"{first[0]} and {second[0]} need a ",
-            f"file each; both are {tmp_path}",
-        ):
-            parsed(*flags[0], *flags[1])
+        typed = (*flags[0], *flags[1])
+        said = (f"{first[0]} and {second[0]} need a ", f"file each; both are {tmp_path}")
+        with refused(f"{' '.join(typed)} are one file", USAGE, *said):
+            parsed(*typed)
     parsed("--checkpoint", "a", "--resume", "a")  # which is what going on needs
 
 
@@ -86,15 +82,14 @@ def test_a_file_that_may_only_be_read_is_refused(project, tmp_path, reported):
     reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
 
 
-@pytest.mark.parametrize("leads_to", ["there", "nowhere yet"])
-def test_a_link_stays_one(leads_to, tmp_path):
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_one(there, tmp_path):
     (tmp_path / "below").mkdir()
-    if leads_to == "there":
+    if there:
         (tmp_path / "below" / "file").write_text("old")
     (tmp_path / "link").symlink_to("below/file")
     write_json({}, tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "below" / "file").read_text() == "{}"
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "below" / "file").read_text() == "{}"
     assert len([*tmp_path.rglob("*")]) == 3
 
 
@@ -108,8 +103,7 @@ def test_a_file_keeps_its_mode_and_its_owner(mode, tmp_path):
     before = path.stat()
     write_json({}, path)
     after = path.stat()
-    assert stat.S_IMODE(after.st_mode) == mode
-    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert stat.S_IMODE(after.st_mode) == mode and (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino  # it was replaced
 
 
@@ -140,27 +134,20 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name,
         "import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
         "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)"
     )
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, path],
-            cwd=PROJECT,
-            stdout=subprocess.PIPE,
-            env={**child_environment(), "PYTHONPATH": str(PROJECT)},
-        )
-        for _ in range(2)
-    ]
+    command, environment = [sys.executable, "-c", code, path], {**child_environment(), "PYTHONPATH": str(PROJECT)}
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     try:
         for writer in writers:
             writer.stdout.readline()
         (tmp_path / f"{name[:200]}.part").touch()  # a person's own
         assert len([*tmp_path.iterdir()]) == 3
-        writers[0].send_signal(signal.SIGKILL)
+        writers[0].kill()
         writers[0].wait()
         with replacing(path) as file:
             file.write(b"new")
             assert len([*tmp_path.iterdir()]) == 3  # the killed writer's is gone
         assert path.read_bytes() == b"new"
-        writers[1].send_signal(signal.SIGKILL)
+        writers[1].kill()
         writers[1].wait()
         write_json({}, path)
         keep(f"SIGKILL to a writer of a file whose name has {len(os.fsencode(name))} bytes", -9, "", 0.0)

@@ -106,14 +106,8 @@ def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
     def refuse(card):
         raise NVMLError
 
-    for name in (
-        "UtilizationRates",
-        "MemoryInfo",
-        "PowerUsage",
-        "TotalEnergyConsumption",
-        "CurrentClocksThrottleReasons",
-    ):
-        setattr(nvml, f"nvmlDeviceGet{name}", refuse)
+    for function, _ in cards.QUESTIONS.values():
+        setattr(nvml, function, refuse)
     watch, result = watched()
     assert watch.uses(result) == (CardUse("cuda:0", megahertz=1001),)
     old = replace(result, epochs=tuple(replace(epoch, start=None) for epoch in result.epochs))
@@ -131,18 +125,18 @@ def test_clocks_are_held_down_by_heat_or_power_and_not_by_idleness_or_on_purpose
 
 
 def test_who_else_computes(nvml):
-    def foreign(**programs):
-        nvml.programs = {int(pid[1:]): share for pid, share in programs.items()}
-        watch, result = watched(0.1)
-        return watch.uses(result)[0].foreign
-
     with subprocess.Popen(["sleep", "60"]) as child:
-        own, other = f"_{child.pid}", f"_{os.getppid()}"
-        assert foreign(**{own: 50}) == 0
-        assert foreign(**{own: 50, other: 30}) == 1
-        assert foreign(**{own: 50, other: 0}) == 0  # it is there, and does nothing
-        assert foreign(**{other: 30}) is None  # the driver's numbers may not be this container's
-        assert foreign() is None
+        own, other = child.pid, os.getppid()
+        for programs, foreign in (
+            ({own: 50}, 0),
+            ({own: 50, other: 30}, 1),
+            ({own: 50, other: 0}, 0),  # it is there, and does nothing
+            ({other: 30}, None),  # the driver's numbers may not be this container's
+            ({}, None),
+        ):
+            nvml.programs = programs
+            watch, result = watched(0.1)
+            assert watch.uses(result)[0].foreign == foreign
         child.kill()
 
 
@@ -190,12 +184,14 @@ def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml
         {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None},
     ]
     report = report_of((configuration("single"), runs()), probe={"models": links})
-    for gpus, bandwidth in (([], ""), (["H200"] * 8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gbit/s")):
-        write_markdown(
-            analyse(replace(report, environment={**report.environment, "gpus": gpus})), tmp_path / "report.md", []
-        )
+    for gpus, told in (
+        (0, "GPUs while they trained"),
+        (8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gb"),
+    ):
+        environment = {**report.environment, "gpus": ["H200"] * gpus}
+        write_markdown(analyse(replace(report, environment=environment)), tmp_path / "report.md", [])
         text = (tmp_path / "report.md").read_text()
-        assert text.count("bus bandwidth") == text.count(bandwidth or "GPUs while they trained") == len(gpus) // 8
+        assert text.count("bus bandwidth") == text.count(told) == gpus // 8
     assert bandwidths(replace(report, probe=None)) == []
 
 

@@ -1,24 +1,18 @@
 """One child and its files: nothing is written elsewhere, what vanishes costs no result, and an end comes soon."""
 
 import contextlib
-import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 import compare_parallel
-from common.data import archives
 from common.errors import SuiteError
 from common.files.results import write_result
-from common.files.writing import replacing, write_text
-from common.machine.entry import explained
 from comparison.results_file import write_results
 from comparison.run import launch
 from comparison.run.launch import GRACE, end_together, run_child, started
@@ -32,13 +26,8 @@ PRINTS = (sys.executable, "-c", "print('said')")
 
 def child(code, tmp_path, name="log"):
     """A child that has begun to wait, with what ends it."""
-    stack = contextlib.ExitStack()
-    process = stack.enter_context(
-        started(
-            (sys.executable, "-c", f"{code}; print('ready', flush=True); __import__('time').sleep(600)"),
-            tmp_path / name,
-        )
-    )
+    stack, code = contextlib.ExitStack(), f"{code}; print('ready', flush=True); __import__('time').sleep(600)"
+    process = stack.enter_context(started((sys.executable, "-c", code), tmp_path / name))
     while "ready" not in (tmp_path / name).read_text():
         assert process.poll() is None
     return process, stack
@@ -118,51 +107,6 @@ def test_children_that_do_not_end_share_the_time_that_they_get(tmp_path, monkeyp
         assert process.returncode == -signal.SIGKILL
 
 
-# ---- files
-
-
-def test_a_directory_is_on_disk_when_a_file_in_it_has_been_replaced(tmp_path, monkeypatch):
-    synced, replace, sync = [], os.replace, os.fsync
-    monkeypatch.setattr(os, "replace", lambda *names: synced.append("replaced") or replace(*names))
-    monkeypatch.setattr(
-        os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")) or sync(number)
-    )
-    write_text("text", tmp_path / "file")
-    assert synced[1:] == ["replaced", str(tmp_path)]
-
-
-@pytest.mark.parametrize("hidden", [False, True])
-def test_who_cannot_write_names_the_file(hidden, tmp_path):
-    with pytest.raises((OSError, RuntimeError)) as raised, replacing(tmp_path / "weights.pt"):
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            if not hidden:
-                raise
-            raise RuntimeError("unexpected pos 64") from error  # as torch.save does
-    assert str(explained(raised.value)).startswith(f"cannot write all of {tmp_path / 'weights.pt'}; No space left")
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_wait_for_the_data_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(archives, "PATIENCE", 0.05)
-    held = threading.Event()
-
-    def hold():
-        with FileLock(tmp_path / ".lock"):
-            held.set()
-            time.sleep(0.5)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait()
-    with archives.only_one_process(tmp_path):
-        assert str(tmp_path) in capsys.readouterr().err
-    other.join()
-    with archives.only_one_process(tmp_path):
-        assert capsys.readouterr().err == ""
-
-
 # ---- its comparison
 
 
@@ -181,16 +125,8 @@ def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, tmp_path, 
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
     monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: made)
     monkeypatch.setattr(compare_parallel, "present", present)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "compare_parallel.py",
-            "--output-dir",
-            str(directory),
-            *(["--from", str(tmp_path / "results.json")] if source else []),
-        ],
-    )
+    again = ["--from", str(tmp_path / "results.json")] if source else []
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory), *again])
     compare_parallel.main()
     assert seen
 
@@ -209,10 +145,7 @@ def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch,
 
 def test_a_copy_of_results_has_every_byte_of_them(tmp_path, monkeypatch):
     write_results(report_of((configuration(), runs())), tmp_path)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["compare_parallel.py", "--from", str(tmp_path / "results.json"), "--output-dir", str(tmp_path / "copy")],
-    )
+    flags = ["--from", str(tmp_path / "results.json"), "--output-dir", str(tmp_path / "copy")]
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
     compare_parallel.main()
     assert (tmp_path / "copy" / "results.json").read_bytes() == (tmp_path / "results.json").read_bytes()

@@ -35,27 +35,23 @@ def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
         torch.empty(2**50)
     with pytest.raises(MemoryError) as in_python:
         bytearray(2**60)
-    libraries = map(
-        RuntimeError,
-        (
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-            "GET was unable to find an engine to execute this computation",
-            "FIND was unable to find an engine to execute this computation after trying 3 plans.",
-        ),
+    said = (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "GET was unable to find an engine to execute this computation",
+        "FIND was unable to find an engine to execute this computation after trying 3 plans.",
+        "CUDA error: out of memory",
     )
-    for error in (
-        on_cpu.value,
-        in_python.value,
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
-        torch.OutOfMemoryError(),
-        RuntimeError("CUDA error: out of memory"),
-        *libraries,
-    ):
+    gpus = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), torch.OutOfMemoryError()]
+    for error in (on_cpu.value, in_python.value, *gpus, *map(RuntimeError, said)):
         assert is_out_of_memory(error) and str(explained(error)).startswith("out of memory; "), repr(error)
     for words in ("the loss is no number", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"):
         assert not is_out_of_memory(RuntimeError(words))
+
+
+def python(row, code):
+    return replace(row, command=(sys.executable, "-c", f"import os, sys; {code}"))
 
 
 @pytest.mark.parametrize(
@@ -68,11 +64,7 @@ def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
     ],
 )
 def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
-    row = replace(
-        configuration("ddp", batch_size=4096, per_device_batch_size=2048),
-        command=(sys.executable, "-c", f"import sys; print({f'error: {line}'!r}, file=sys.stderr); sys.exit(1)"),
-    )
-    outcome = run_once(row, 1, 42, tmp_path)
+    outcome = run_once(python(DDP[0], f"sys.exit({f'error: {line}'!r})"), 1, 42, tmp_path)
     assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
     assert outcome.reason == (
         ("at a batch of 4,096, 2,048 per device: " if memory else "")
@@ -97,12 +89,8 @@ def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
 def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
     counts = iter(kills)
     monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
-    row = replace(
-        configuration(batch_size=64, per_device_batch_size=64),
-        command=(sys.executable, "-c", f"import os, sys; {code}"),
-    )
-    outcome = run_once(row, 1, 42, tmp_path)
-    killed = "at a batch of 64: the kernel killed a process for its memory: "
+    outcome = run_once(python(SINGLE[0], code), 1, 42, tmp_path)
+    killed = "at a batch of 4,096: the kernel killed a process for its memory: "
     assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
 
 

@@ -50,28 +50,12 @@ def rows(tmp_path):
     """rows(a={}, b={"fault": …}): Runs of such rows; what they wrote, as (name, rank, PID, what) in time's order."""
     events = tmp_path / "events"
 
+    def run(name, ranks=1, fault="", timeout=None):
+        command = (sys.executable, "-c", ROW, name, str(ranks), fault, str(events))
+        return Run(configuration(name=name, command=command), 1, 42, tmp_path / "runs", timeout)
+
     def runs(**rows):
-        return [
-            Run(
-                configuration(
-                    name=name,
-                    command=(
-                        sys.executable,
-                        "-c",
-                        ROW,
-                        name,
-                        str(row.get("ranks", 1)),
-                        row.get("fault", ""),
-                        str(events),
-                    ),
-                ),
-                1,
-                42,
-                tmp_path / "runs",
-                row.get("timeout"),
-            )
-            for name, row in rows.items()
-        ]
+        return [run(name, **row) for name, row in rows.items()]
 
     def written():
         lines = sorted(events.read_text().splitlines(), key=lambda line: float(line.split()[0]))
@@ -119,10 +103,8 @@ def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
 )
 def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, rows):
     runs, written = rows
-    outcomes = {
-        outcome.configuration: outcome
-        for outcome in take_turns(runs(a={}, b={"fault": fault, "timeout": 3}, c={}), seed=1)
-    }
+    going = take_turns(runs(a={}, b={"fault": fault, "timeout": 3}, c={}), seed=1)
+    outcomes = {outcome.configuration: outcome for outcome in going}
     assert outcomes["b"].status == status and outcomes["b"].reason.startswith(reason)
     assert {name: outcomes[name].exit_code for name in "ac"} == {"a": 0, "c": 0}
     assert [what for name, _, _, what in written() if name == "b"] == ["start", "begin 1", "end 1", "begin 2"]
@@ -184,10 +166,9 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
         configuration("mp", skip="it cannot run"),
     ]
     # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
-    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 11 * GIB))) == ""
-    assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 10 * GIB))) == (
-        "together they could need 11.0 GiB of the machine's memory, 10.0 are free"
-    )
+    words = "together they could need 11.0 GiB of the machine's memory, 10.0 are free"
+    for free, why in ((11, ""), (10, words)):
+        assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, free * GIB))) == why
     assert "not known" in why_not_in_turns(plan, probe_of())
     plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3, and what launches them
     assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
@@ -195,34 +176,13 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
 
 def test_rows_on_gpus_also_need_room_there():
     plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
-    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 6 * GIB))) == ""
-    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 5 * GIB))) == (
-        "together they could need 6.0 GiB of a GPU's memory, 5.0 are free"
-    )
+    words = "together they could need 6.0 GiB of a GPU's memory, 5.0 are free"
+    for free, why in ((6, ""), (5, words)):
+        assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, free * GIB))) == why
     assert "the machine's" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, 9 * GIB)))
 
 
-TRAINING = (
-    "--dataset",
-    "synthetic-mnist",
-    "--model",
-    "mlp",
-    "--train-size",
-    "480",
-    "--batch-size",
-    "48",
-    "--num-workers",
-    "2",
-    "--epochs",
-    "2",
-    "--max-steps",
-    "3",
-)
-
-
-def training(script, data_root, directory):
-    command = (sys.executable, *script, *TRAINING, "--data-root", str(data_root))
-    return Run(configuration(command=command), 1, 42, directory)
+TRAINING = "--dataset synthetic-mnist --model mlp --train-size 480 --batch-size 48 --num-workers 2 --epochs 2"
 
 
 def cpu_seconds(tag):
@@ -234,11 +194,10 @@ def cpu_seconds(tag):
 @pytest.mark.parametrize(
     "script",
     [
-        ("data_parallel_train.py",),
-        ("ddp_train.py", "--spawn", "2"),
-        ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "accelerate_train.py"),
+        "data_parallel_train.py",
+        "ddp_train.py --spawn 2",
+        "-m torch.distributed.run --standalone --nproc_per_node=2 accelerate_train.py",
     ],
-    ids=["one device", "spawn", "torchrun"],
 )
 def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
     script, data_root, tmp_path, monkeypatch
@@ -248,8 +207,9 @@ def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
     monkeypatch.chdir(PROJECT)
     for name, value in child_environment().items():
         monkeypatch.setenv(name, value)
+    command = (sys.executable, *f"{script} {TRAINING} --max-steps 3 --data-root".split(), str(data_root))
     waits, used = 4, []
-    with training(script, data_root, tmp_path) as run:
+    with Run(configuration(command=command), 1, 42, tmp_path) as run:
         while not (outcome := run.take_turn()):
             before = cpu_seconds(f"{TAG}={own_tag()}")
             time.sleep(waits)
