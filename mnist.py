@@ -1,14 +1,8 @@
 """data_parallel_train.py --dataset mnist, by the name that many a tutorial gives it: python mnist.py --epochs 3"""
 
+import runpy
 import sys
-
-from common.machine.begin import begin
-
-begin(__name__)
-
-from common.machine.entry import run_script
-from data_parallel_train import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["--dataset", "mnist"]
-    run_script(main)
+    runpy.run_module("data_parallel_train", run_name="__main__", alter_sys=False)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(PROJECT))
 
 from torch.utils.data import DistributedSampler  # noqa: E402
 
-from common.engine.loop import ParallelContext  # noqa: E402
+from common.engine.place import ParallelContext, Place  # noqa: E402
 from common.engine.step import build_loss, to_device  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.writing import write_json  # noqa: E402
@@ -116,8 +116,8 @@ def one_device(model, config: RunConfig, device, sampler=None) -> tuple[Parallel
         mark("backward")
         return loss
 
-    shuffle = {"before_epoch": sampler.set_epoch} if sampler else {}
-    return ParallelContext("single", model, (device,), device, device, **shuffle), train_step
+    sampler = sampler or DistributedSampler(range(1), 1, 0)
+    return ParallelContext("single", Place([device]), sampler, model, model), train_step
 
 
 def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:

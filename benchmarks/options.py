@@ -68,7 +68,8 @@ def run_one(arguments) -> None:
     device = available_devices("auto")[0]
     if arguments.glibc_defaults:
         process.keep_freed_memory = lambda: None
-    process.prepare_process(config_of(), device, tune=not arguments.untuned)
+    process.prepare_process(config_of(), device)
+    torch.backends.cudnn.benchmark = not arguments.untuned
     case, plain = (arguments.case[0], int(arguments.case[1]), device), {"layout": torch.contiguous_format}
     rivals = {
         "defaults": steps_of(*case),

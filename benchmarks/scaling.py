@@ -30,10 +30,12 @@ import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine.loop import ParallelContext, train_one_epoch
+from common.engine.loop import train_one_epoch
+from common.engine.place import ParallelContext, Place
 from common.engine.setup import prepare_process
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import synchronize
@@ -44,8 +46,8 @@ from common.machine.environment import keep_on
 from common.machine.lifetime import end_with_parent
 from common.models.build import build_model
 from common.ranks.group import gather, shutdown
+from common.ranks.pipeline import Pipeline, choose_cut, find_borders, to_rows
 from common.settings.schedules import build_schedule
-from pipeline_train import Pipeline, choose_cut, find_borders, to_rows
 
 GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4
 KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
@@ -160,10 +162,10 @@ def rivals_of(config, image_set, device, rank):
 def pipeline_of(model, config, image_shape, device, rank) -> Pipeline:
     """Return one rank's stage, cut as pipeline_train.py cuts the network."""
     options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
-    cut = choose_cut(model, image_shape, device, rank, RANKS, config, options)
-    borders = find_borders(model, cut, image_shape, device)[rank : rank + 2]
-    place = SimpleNamespace(rank=rank, world_size=RANKS)
-    return Pipeline(model[cut[rank] : cut[rank + 1]], borders, place, device, options)
+    place = Place([device])
+    place.rank, place.ranks, place.gather = rank, RANKS, gather
+    cut = choose_cut(model, image_shape, place, config, options)
+    return Pipeline(model[cut[rank] : cut[rank + 1]], find_borders(model, cut, image_shape, place), place, options)
 
 
 def one_stage(pipeline, config, device):
@@ -179,7 +181,9 @@ def one_stage(pipeline, config, device):
         mark("exchange")
         return torch.stack(losses).sum() if losses else None
 
-    return ParallelContext("pipeline", pipeline, (device,), device, device), train_step
+    return ParallelContext(
+        "pipeline", pipeline.place, DistributedSampler(range(1), 1, 0), pipeline, pipeline
+    ), train_step
 
 
 def train_as_rank(rank, arguments, directory, on_gpu):

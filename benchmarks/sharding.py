@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import network
 import torch
@@ -31,9 +32,9 @@ from common.files.writing import write_json
 from common.machine.entry import run_script
 from common.machine.lifetime import end_with_parent
 from common.models.build import build_network
+from common.ranks.exchange import COMPRESS, share_out
 from common.ranks.group import gather, join_group, shutdown
-from common.ranks.start import find_ranks
-from ddp_train import COMPRESS, share_out
+from common.ranks.meet import find_ranks
 from fsdp_train import shard
 
 MODEL, SHAPE, BATCH, STEPS, RANKS, PORT = "resnet18", (3, 32, 32), 16, 2, 2, 29555
@@ -55,7 +56,7 @@ def ddp(compress=None, zero=False):
 
 
 def fsdp(model, device, config):
-    shard(model, device, dist.get_world_size())
+    shard(model, SimpleNamespace(device=device, ranks=dist.get_world_size()))
     return model, build_optimizer(model.parameters(), config)
 
 
@@ -74,7 +75,7 @@ def train_as_rank(arguments) -> None:
     place, device = find_ranks("env://", 300), torch.device("cpu")
     config = config_of(model=MODEL, optimizer="adam", threads=1)
     prepare_process(config, device)
-    join_group(place, device, config.bind)
+    join_group(place.store, place.rank, place.world_size, device, place.timeout)
     torch.manual_seed(place.rank)
     size, rivals, models = BATCH // place.world_size, {}, {}
     images, labels = torch.randn(size, *SHAPE), torch.randint(10, (size,))

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.utils.data import DistributedSampler
 
 from common.data import loaders
 from common.data.image_set import ImageSet
-from common.engine.loop import ParallelContext
+from common.engine.place import ParallelContext, Place
 from common.engine.step import build_loss, to_device
 from common.settings.config import RunConfig, script_parser
 from comparison.methods import METHODS, Machine
@@ -90,10 +91,24 @@ def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
     return ImageSet("test", images, labels, images, labels, tuple("0123456789"), **norm)
 
 
-def make_context(model, **values) -> ParallelContext:
+def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelContext:
+    """The context of a method; values: of its fields, or of its place's attributes."""
+    place, fields = Place(devices), ParallelContext.__dataclass_fields__
+    for name in values.keys() - fields.keys():
+        setattr(place, name, values[name])
+    sampler = sampler or DistributedSampler(range(1), 1, 0)
+    own = {name: value for name, value in values.items() if name in fields}
     return ParallelContext(
-        **{"method": "single", "model": model, "devices": (CPU,), "input_device": CPU, "output_device": CPU, **values}
+        **{"method": "single", "place": place, "sampler": sampler, "network": model, "model": model, **own}
     )
+
+
+def start_here(monkeypatch, script: str) -> None:
+    """Do what `python script` would, with sys.argv as it is, in this process; errors pass through."""
+    for module in ("start", "accelerated"):
+        monkeypatch.setattr(f"common.ranks.{module}.run_script", lambda main, as_rank=False: main())
+    monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
+    runpy.run_path(str(PROJECT / script), run_name="__main__")
 
 
 def make_step(model, config):

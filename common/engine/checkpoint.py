@@ -4,7 +4,7 @@ import hashlib
 import pickle
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -270,6 +270,24 @@ def part_of_states(states: dict[str, dict], part: nn.Module, before: int) -> dic
         "model": {name: states["model"][name] for name in part.state_dict()},
         "optimizer": {"state": state, "param_groups": [{**group, "params": [*numbers]}]},
     }
+
+
+class PartialStates:
+    """The states of a network of which each rank has a part, and an optimizer for it.
+
+    before: how many parameters precede the part. gather(value): returns those of all ranks, in the parts' order.
+    """
+
+    def __init__(self, part: nn.Module, optimizer, before: int, gather: Callable[[object], list]):
+        self.part, self.optimizer, self.before, self.gather = part, optimizer, before, gather
+
+    def whole(self) -> dict[str, dict]:
+        """Return the state_dicts of the whole "model" and "optimizer"; all ranks call it."""
+        return join_states(self.gather(states_on_cpu(self.part, self.optimizer)))
+
+    def load(self, states: dict[str, dict]) -> None:
+        """Put them back."""
+        load_states(self.part, self.optimizer, part_of_states(states, self.part, self.before))
 
 
 def random_state(gpus: list[torch.device]) -> dict:

@@ -24,7 +24,7 @@ def replace_network(context, batch_shape: tuple[int, int, int, int], config: Run
         _compile(context)
     if config.cuda_graph:
         context.model.train(not config.eval_mode)  # a graph replays in the mode in which it was recorded alone
-        _capture(context, torch.zeros(batch_shape, device=context.input_device))
+        _capture(context, torch.zeros(batch_shape, device=context.place.device))
 
 
 def _compile(context):

@@ -2,20 +2,20 @@
 
 What a method does with one batch is its script's own train_step(images, labels, mark) → loss: images (B, C, H, W)
 float32 and labels (B,) int64 come from the loader; mark(phase) ends a phase of the step (see PhaseTimer); the loss is a
-scalar tensor on the context's output_device, the mean over the rank's images, with the gradients already in place. A
-step may leave a phase out, which is then not known. A rank that has no loss, as the first stage of a pipeline, returns
-None.
+scalar tensor, the mean over the rank's images, with the gradients already in place. A step may leave a phase out, which
+is then not known. A rank that has no loss, as the first stage of a pipeline, returns None. Of several ranks that see
+the same images the last one's counts are taken, so that every image counts once.
 """
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from common.engine.place import ParallelContext
+from common.engine.progress import Progress
 from common.engine.shares import Evaluation, Training, merge, once_each
 from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
@@ -23,51 +23,6 @@ from common.errors import add_error_context
 from common.files.results import EpochRecord
 from common.machine.ending import told
 from common.settings.config import RunConfig
-
-
-@dataclass(frozen=True)
-class ParallelContext:
-    """How a method places a model, as values. The engine uses them without knowing which method they come from.
-
-    model: what train_step trains; it, or evaluation_model in its place, maps images (B, C, H, W) on input_device to
-    logits (B, classes) on output_device (or to None, see above). devices: those of this process. rank, world_size:
-    among the processes; data_rank, data_ranks: which share of every batch this process sees, of how many. Of several
-    ranks that see the same images the last one's counts are taken, so that every image counts once.
-    data_parallel_size: how many parts a global batch is cut into, over all devices of all processes. launched: whether
-    a launcher, this process's parent, started it as a rank. simulated, note: see RunResult (`note` becomes its
-    `reason`). before_epoch(epoch): shuffles the training images anew. gather(value): the list of all ranks' values, on
-    every rank. before_evaluation(): makes all ranks hold the same model. shutdown(): the last thing that the ranks do
-    together. whole_states(): where each rank has some of the blocks, the state_dicts of the whole "model" and
-    "optimizer"; all ranks call it. load_states(states): puts them back. all_end_after(step): whether all ranks end
-    after this step of an epoch; asked after each step by a rank that was told to end. after_batch(): called after each
-    batch of a training or an evaluation, by the host, which may be ahead of its GPU. method_milliseconds(): see
-    RunResult. uncompilable: why torch.compile may not rewrite the network, if so.
-    """
-
-    method: str
-    model: nn.Module
-    devices: tuple[torch.device, ...]
-    input_device: torch.device
-    output_device: torch.device
-    evaluation_model: nn.Module | None = None  # the same as model
-    rank: int = 0
-    world_size: int = 1
-    data_rank: int = 0
-    data_ranks: int = 1
-    data_parallel_size: int = 1
-    launched: bool = False
-    simulated: bool = False
-    note: str = ""
-    before_epoch: Callable[[int], None] = lambda epoch: None
-    gather: Callable[[object], list] = lambda value: [value]
-    before_evaluation: Callable[[], None] = lambda: None
-    shutdown: Callable[[], None] = lambda: None
-    whole_states: Callable[[], dict[str, dict]] | None = None
-    load_states: Callable[[dict[str, dict]], None] | None = None
-    all_end_after: Callable[[int], bool] = lambda step: True
-    after_batch: Callable[[], None] = lambda: None
-    method_milliseconds: Callable[[], dict[str, float] | None] = lambda: None
-    uncompilable: str = ""
 
 
 def steps_of(loader, config: RunConfig) -> int:
@@ -83,6 +38,7 @@ def train_one_epoch(
     loader,
     config: RunConfig,
     begun: Training | None = None,
+    progress: Progress | None = None,
     timer: PhaseTimer | None = None,
 ) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
@@ -93,12 +49,12 @@ def train_one_epoch(
     """
     context.model.train(not config.eval_mode)
     start = None if begun else time.monotonic()
-    begun = begun or Training(context.data_rank, 0.0, 0.0, 0, 0, {}, 0.0, None)
+    begun = begun or Training(context.sampler.rank, 0.0, 0.0, 0, 0, {}, 0.0, None)
     step, steps = begun.steps, steps_of(loader, config)
-    timer = timer or PhaseTimer(context.devices)
-    loss_sum, samples = torch.full((), begun.loss_sum, device=context.output_device), begun.samples
+    place, timer = context.place, timer or PhaseTimer(context.place.devices)
+    loss_sum, samples = None, begun.samples
     rest = _after(loader, step) if step else None
-    with CoreClock() as cores, Stopwatch(context.devices) as watch:
+    with CoreClock() as cores, Stopwatch(place.devices) as watch:
         timer.start()
         batches = rest or iter(loader)
         for step in range(begun.steps + 1, steps + 1):
@@ -110,27 +66,26 @@ def train_one_epoch(
             optimizer.zero_grad()
             schedule.step()
             if loss is not None:
+                if loss_sum is None:
+                    loss_sum = torch.full((), begun.loss_sum, device=loss.device)
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
-            context.after_batch()
-            if told() and context.all_end_after(step):
+            if progress:
+                progress.after_step()
+            place.after_batch()
+            if told() and place.all_end_after(step):
                 break
-    now = timer.milliseconds()
-    milliseconds = {
-        name: begun.phase_milliseconds.get(name, 0.0) + now.get(name, 0.0)
-        for name in {**begun.phase_milliseconds, **now}
-    }
-    queue_seconds = cores.queue_seconds
+    before, now, queue_seconds = begun.phase_milliseconds, timer.milliseconds(), cores.queue_seconds
     if begun.queue_seconds is not None and queue_seconds is not None:
         queue_seconds += begun.queue_seconds
     return Training(
-        context.data_rank,
+        begun.data_rank,
         begun.seconds + watch.seconds,
-        loss_sum.item(),
+        begun.loss_sum if loss_sum is None else loss_sum.item(),
         samples,
         step,
-        milliseconds,
+        {name: before.get(name, 0.0) + now.get(name, 0.0) for name in {**before, **now}},
         begun.cpu_seconds + cores.cpu_seconds,
         queue_seconds,
         start,
@@ -153,22 +108,22 @@ def evaluate(context: ParallelContext, loader) -> Evaluation:
     That is why images are counted by scatter_add_: what a boolean index or bincount returns has a size that the host
     must ask the GPU for.
     """
-    model = (context.evaluation_model or context.model).eval()
-    loss_sum = torch.zeros((), device=context.output_device)
-    correct = counts = torch.zeros(0, dtype=torch.int64, device=context.output_device)  # as long as the logits are wide
-    with Stopwatch(context.devices) as watch:
+    model, place = (context.evaluation_model or context.model).eval(), context.place
+    loss_sum, correct, counts = torch.zeros(()), torch.zeros(0), torch.zeros(0)
+    with Stopwatch(place.devices) as watch:
         for images, labels in loader:
-            labels = labels.to(context.output_device, non_blocking=True)
-            logits = model(to_device(images, context.input_device))  # (B, classes)
-            context.after_batch()
+            logits = model(to_device(images, place.device))  # (B, classes)
+            place.after_batch()
             if logits is None:
                 continue
+            labels = labels.to(logits.device, non_blocking=True)
             if not len(counts):
-                correct, counts = counts.new_zeros(2, logits.shape[1])
+                loss_sum = torch.zeros((), device=logits.device)
+                correct, counts = torch.zeros(2, logits.shape[1], dtype=torch.int64, device=logits.device)
             loss_sum += F.cross_entropy(logits.float(), labels, reduction="sum")
             correct.scatter_add_(0, labels, (logits.argmax(1) == labels).long())
             counts.scatter_add_(0, labels, torch.ones_like(labels))
-    return Evaluation(context.data_rank, watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
+    return Evaluation(context.sampler.rank, watch.seconds, loss_sum.item(), correct.tolist(), counts.tolist())
 
 
 def fit(
@@ -183,6 +138,7 @@ def fit(
     wait_for_turn: Callable[[], None] = lambda: None,
     begun: Training | None = None,
     when_told=None,
+    progress: Progress | None = None,
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
@@ -194,11 +150,11 @@ def fit(
     `config.target_accuracy`.
     """
     train_loader, test_loader = loaders
-    records, evaluations = [*earlier], None
+    place, records, evaluations = context.place, [*earlier], None
 
     def end_if_told(training):
         """Return every rank's Training, unless any of them was told to end."""
-        numbers, trainings = zip(*context.gather((told(), training)), strict=True)
+        numbers, trainings = zip(*place.gather((told(), training)), strict=True)
         if max(numbers):
             when_told(max(numbers), records, [part for part in trainings if part])
         return trainings
@@ -209,16 +165,19 @@ def fit(
         with add_error_context(f"epoch {epoch}"):
             end_if_told(begun)  # this also waits for rank 0, or its writing would count as the others' epoch
             wait_for_turn()
-            context.before_epoch(epoch)
+            if progress:
+                progress.begin(epoch)
+            context.sampler.set_epoch(epoch)
             trainings = end_if_told(
-                train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun)
+                train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun, progress)
             )
             begun = None
-            context.before_evaluation()
-            evaluations = context.gather(evaluate(context, test_loader))
+            if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, and all must test one model
+                place.share_buffers(context.network)
+            evaluations = place.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
-    return records, once_each(evaluations or context.gather(evaluate(context, test_loader)))
+    return records, once_each(evaluations or place.gather(evaluate(context, test_loader)))
 
 
 def is_finite(record: EpochRecord) -> bool:

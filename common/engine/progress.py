@@ -13,21 +13,20 @@ class Progress:
 
     def __init__(self, epochs: int, steps: int, say: Callable[[str], None]):
         self._epochs, self._steps, self._say = epochs, steps, say
-        self._step = steps  # a training that is resumed at its end only evaluates
 
     def begin(self, epoch: int) -> None:
         """To be called before an epoch."""
-        self._epoch, self._step, self._begun = epoch, 0, time.monotonic()
-        self._next, self._wait = self._begun + FIRST, FIRST
+        self._epoch, self._done, self._begun, self._wait = epoch, 0, time.monotonic(), FIRST
+        self._next = self._begun + FIRST
 
-    def after_batch(self) -> None:
-        """To be called after every batch of it; what comes after its last step, as evaluation, is not counted."""
-        self._step += 1
-        if self._step >= self._steps or (now := time.monotonic()) < self._next:
+    def after_step(self) -> None:
+        """To be called after each of its steps."""
+        self._done += 1
+        if self._done >= self._steps or (now := time.monotonic()) < self._next:
             return
-        left = (now - self._begun) / self._step * (self._steps - self._step)
+        left = (now - self._begun) / self._done * (self._steps - self._done)
         self._say(
-            f"Epoch [{self._epoch}/{self._epochs}], step {self._step} of {self._steps}, about {duration(left)} left"
+            f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}, about {duration(left)} left"
         )
         self._wait *= 2
         self._next = now + self._wait

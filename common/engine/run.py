@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
@@ -24,8 +23,9 @@ from common.engine.checkpoint import (
     save_checkpoint,
 )
 from common.engine.compiled import replace_network
-from common.engine.loop import ParallelContext, fit, is_finite, reached, steps_of
+from common.engine.loop import fit, is_finite, reached, steps_of
 from common.engine.memory import held_to, memory_parts, peak_memory, reserved_memory
+from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start
@@ -46,194 +46,206 @@ from common.settings.totals import total_workers
 from common.words import count
 
 
-def run(
-    context: ParallelContext, train_step, model: nn.Module, optimizer, loaders, image_set: ImageSet, config, options
-) -> RunResult:
+def run(context: ParallelContext, train_step, optimizer, loaders, image_set: ImageSet, config, options) -> RunResult:
     """Announce, train, and let rank 0 print, write and draw what was found; return it.
 
-    train_step: what the method does with one batch (see common.engine.loop). model: the plain network inside
-    `context.model`; its weights are what `--save` writes. options: the Namespace of the script's own flags, kept in the
-    result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if training diverged;
-    SystemExit if a signal told it to end, after the checkpoint is.
+    train_step: what the method does with one batch (see common.engine.loop). options: the Namespace of the script's own
+    flags, kept in the result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if
+    training diverged; SystemExit if a signal told it to end, after the checkpoint is.
     """
     with end_after_step(ctrl_c=config.checkpoint is not None):
-        return _run(context, train_step, model, optimizer, loaders, image_set, config, options)
+        this = _Run(context, train_step, optimizer, loaders, image_set, config, options)
+        begun = this.resume()
+        this.announce()
+        this.train(begun)
+        this.save()
+        this.trace()
+        this.show()
+        context.place.leave()
+        this.complain()
+        return this.result
 
 
-def _run(context, train_step, model, optimizer, loaders, image_set, config, options):
-    say = partial(print, flush=True) if context.rank == 0 and not config.quiet else lambda *_: None
-    if config.memory_limit:
-        train_step = held_to(config.memory_limit, train_step)
-    result = _before(context, model, config, options)
-    schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
-    torch.manual_seed(config.seed + 1 + context.rank)  # ranks that draw random numbers in training draw different ones
-    gpus = [device for device in context.devices if device.type == "cuda"]
-    content = content_of(config, image_set) if config.checkpoint or config.resume else {}
-    records, begun, state = [], None, read_checkpoint(config, options, content, context.world_size)
-    place = place_of(len(state["records"]), state["begun"]) if state else "missing"
-    if len(set(context.gather(place))) > 1:
-        raise SuiteError(
-            "the ranks found different checkpoints",
-            f"{config.resume} on rank {context.rank} is {place}",
-            "put the file where all machines see it",
-            USAGE,
-        )
-    if state:
-        if context.data_ranks > 1:
-            _settle(context, train_step, image_set.image_shape, optimizer)
-        load = context.load_states or partial(load_states, model, optimizer)
-        records, begun = restore(config, state, context.rank, gpus, load, schedule)
-        note = f"resumed {place}, whose times and those before are of the earlier run"
+class _Run:
+    """A run and what is known of it by now. All ranks take each step together; rank 0 alone prints and writes."""
+
+    def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
+        self.context, self.place, self.network = context, context.place, context.network
+        self.optimizer, self.loaders, self.image_set = optimizer, loaders, image_set
+        self.config, self.options = config, options
+        self.train_step = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
+        self.first = self.place.rank == 0
+        self.says = self.first and not config.quiet
+        self.gpus = [device for device in self.place.devices if device.type == "cuda"]
+        self.result, self.records = _before(context, config, options), []
+        self.schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
+        torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
+        self.content = content_of(config, image_set) if config.checkpoint or config.resume else {}
+        self.log = EpochLog(config.tensorboard) if config.tensorboard else None
+
+    def say(self, text):
+        if self.says:
+            print(text, flush=True)
+
+    def resume(self):
+        """Go back to where --resume says; return what this rank had done of an epoch that was not over."""
+        config, place = self.config, self.place
+        state = read_checkpoint(config, self.options, self.content, place.ranks)
+        found = place_of(len(state["records"]), state["begun"]) if state else "missing"
+        if len(set(place.gather(found))) > 1:
+            raise SuiteError(
+                "the ranks found different checkpoints",
+                f"{config.resume} on rank {place.rank} is {found}",
+                "put the file where all machines see it",
+                USAGE,
+            )
+        if not state:
+            return None
+        if self.context.sampler.num_replicas > 1:
+            self._settle()
+        load = self.context.states.load if self.context.states else partial(load_states, self.network, self.optimizer)
+        self.records, begun = restore(config, state, place.rank, self.gpus, load, self.schedule)
+        note = f"resumed {found}, whose times and those before are of the earlier run"
         if begun:
-            note = f"resumed {place}, whose times are sums of both runs' parts; those before are of the earlier run"
-        result = replace(result, reason="; ".join(filter(None, (result.reason, note))))
-    if context.rank == 0 and not config.quiet:
-        context = _with_progress(context, Progress(config.epochs, steps_of(loaders[0], config), say))
-    images = min(config.batch_size, len(image_set.train_labels))
-    replace_network(context, (images, *image_set.image_shape), config)
-    for device in gpus:
-        torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
-    result = replace(result, startup_seconds=time.time() - command_start(context.launched))
-    if context.rank == 0:
-        say(describe_start(result))
-        _write_unfinished(result, records, config)
+            note = f"resumed {found}, whose times are sums of both runs' parts; those before are of the earlier run"
+        self.result = replace(self.result, reason="; ".join(filter(None, (self.result.reason, note))))
+        return begun
 
-    log = config.tensorboard and EpochLog(config.tensorboard)
+    def _settle(self):
+        """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
+        self.context.model.train()
+        images = torch.zeros(2, *self.image_set.image_shape)
+        self.train_step(images, torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
+        self.optimizer.zero_grad()
 
-    def keep(records, begun=()):
-        """Write what is needed to go on from here; all ranks have to take part."""
-        random_states = context.gather(random_state(gpus))
-        first = context.rank == 0
-        if context.whole_states:
-            states = context.whole_states()
-        else:
-            states = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=first)
-        if first:
-            save_checkpoint(config, options, content, states, schedule, records, random_states, begun)
+    def announce(self):
+        images = min(self.config.batch_size, len(self.image_set.train_labels))
+        replace_network(self.context, (images, *self.image_set.image_shape), self.config)
+        for device in self.gpus:
+            torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
+        self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
+        if self.first:
+            self.say(describe_start(self.result))
+            self._write_unfinished()
 
-    def after_epoch(records):
+    def train(self, begun):
+        """Train, and put together what was found."""
+        turns, progress = Turns(self.place.rank, self.place.ranks), None
+        if self.says:
+            progress = Progress(self.config.epochs, steps_of(self.loaders[0], self.config), self.say)
+        with end_workers_of(self.loaders[0]):
+            self.records, evaluations = fit(
+                self.context,
+                self.train_step,
+                self.optimizer,
+                self.schedule,
+                self.loaders,
+                self.config,
+                self.records,
+                self._after_epoch,
+                turns.wait,
+                begun,
+                self._end,
+                progress,
+            )
+        result = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.result)
+        self.result = _judged(replace(result, epochs=tuple(self.records)), self.config)
+        self.diverged = self.result.status == "diverged"
+
+    def _after_epoch(self, records):
         """Say what the epoch was, and put on disk what would be needed if it was the last."""
-        if config.memory_limit:
-            hold_to(config.memory_limit)  # evaluation needs some too
-        say(describe_epoch(records[-1], config.epochs))
+        self.records = records
+        if self.config.memory_limit:
+            hold_to(self.config.memory_limit)  # evaluation needs some too
+        self.say(describe_epoch(records[-1], self.config.epochs))
         if not is_finite(records[-1]):
             return
-        if context.rank == 0:
-            _write_unfinished(result, records, config)
-            if log:
-                log.add(records[-1])
-        if config.checkpoint:
-            keep(records)
+        if self.first:
+            self._write_unfinished()
+            if self.log:
+                self.log.add(records[-1])
+        if self.config.checkpoint:
+            self._keep_state()
 
-    def when_told(number, records, begun):
-        """Put on disk what is needed to go on from this step, and end."""
-        name, place = signal.Signals(number).name, place_of(len(records), begun)
-        kept = config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
+    def _end(self, number, records, begun):
+        """Put on disk what is needed to go on from this step, and end; begun: every rank's Training of the epoch."""
+        name, where, self.records = signal.Signals(number).name, place_of(len(records), begun), records
+        kept = self.config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
         if kept:
-            keep(records, begun)
-        if context.rank == 0:
-            _write_unfinished(result, records, config, f"{name} ended it {place}")
-            advice = f"go on with --resume {config.checkpoint}" if kept else "there is no checkpoint to go on from"
+            self._keep_state(begun)
+        if self.first:
+            self._write_unfinished(f"{name} ended it {where}")
+            advice = f"go on with --resume {self.config.checkpoint}" if kept else "there is no checkpoint to go on from"
             with contextlib.suppress(OSError):  # its terminal is gone
-                print(f"Ended by {name} {place}; {advice}", file=sys.stderr, flush=True)
-        context.shutdown()
+                print(f"Ended by {name} {where}; {advice}", file=sys.stderr, flush=True)
+        self.place.leave()
         sys.exit(128 + number)
 
-    turns = Turns(context.rank, context.world_size)
-    with end_workers_of(loaders[0]):
-        records, evaluations = fit(
-            context,
-            train_step,
-            optimizer,
-            schedule,
-            loaders,
-            config,
-            records,
-            after_epoch,
-            turns.wait,
-            begun,
-            when_told,
-        )
-    result = _after(context, model, optimizer, image_set, evaluations, turns, result)
-    result = replace(result, epochs=tuple(records))
-    if not is_finite(records[-1]):
-        last = records[-1]
-        reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
-        result = replace(result, status="diverged", reason=reason)
-    elif config.target_accuracy is not None and not reached(records[-1], config):
-        best = max(record.test_accuracy for record in records)
-        reason = f"the best test accuracy of {count(len(records), 'epoch')} was {best:.2%}"
-        result = replace(result, status="not reached", reason=reason)
-    saves = context.gather(config.save)[0]  # what rank 0 is to do concerns all: each may hold a share of the weights
-    weights = None
-    if saves and result.status != "diverged":
-        weights = plain_state(model, context.whole_states and context.whole_states()["model"])
-    if context.rank == 0:
-        _keep(result, weights, config)
-    if config.profile and result.status != "diverged":
-        with end_workers_of(loaders[0]):
-            traces = trace_steps(context, train_step, optimizer, loaders[0], config)
-        result = replace(result, timeline=spans_of(traces))
-        if context.rank == 0:
-            _keep(result, None, config)
-            file = Path(config.figure_dir, f"{result_name(result)}.trace.json.gz")
-            say(f"Trace:         {write_trace(traces, file)}")
-    if context.rank == 0 and result.status != "diverged":
-        say(describe_end(result))
-        if config.curves:
-            say(f"Curves:        {draw_curves(result, config.figure_dir)}")
-    context.shutdown()
-    if context.rank == 0 and result.status == "diverged":
-        raise SuiteError("training diverged", result.reason, "try a smaller --lr", FAILED)
-    if context.rank == 0 and result.status == "not reached":
-        raise SuiteError(
-            f"--target-accuracy {config.target_accuracy} was not reached",
-            result.reason,
-            "give more --epochs, or a lower target",
-            FAILED,
-        )
-    return result
+    def _keep_state(self, begun=()):
+        """Write what is needed to go on from here; all ranks have to take part."""
+        random_states = self.place.gather(random_state(self.gpus))
+        if self.context.states:
+            states = self.context.states.whole()
+        else:
+            states = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+            states = whole(states, keep=self.first)
+        if self.first:
+            save_checkpoint(
+                self.config, self.options, self.content, states, self.schedule, self.records, random_states, begun
+            )
+
+    def _write_unfinished(self, reason="it ended early"):
+        """Should the run be killed, its result file says so, and which epochs were over."""
+        self._write(replace(self.result, status="failed", reason=reason, epochs=tuple(self.records)))
+
+    def _write(self, result):
+        if self.config.output:
+            write_result(result, self.config.output)
+
+    def save(self):
+        """Write the result and the weights: what rank 0 is to do concerns all, as each may hold a share of these."""
+        saves, weights = self.place.gather(self.config.save)[0], None
+        if saves and not self.diverged:
+            weights = plain_state(self.network, self.context.states and self.context.states.whole()["model"])
+        if self.first:
+            self._write(self.result)
+            if weights:
+                with replacing(self.config.save) as file:
+                    torch.save(weights, file)
+
+    def trace(self):
+        """Trace the steps that --profile asks for."""
+        if not self.config.profile or self.diverged:
+            return
+        with end_workers_of(self.loaders[0]):
+            traces = trace_steps(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
+        self.result = replace(self.result, timeline=spans_of(traces))
+        if self.first:
+            self._write(self.result)
+            file = Path(self.config.figure_dir, f"{result_name(self.result)}.trace.json.gz")
+            self.say(f"Trace:         {write_trace(traces, file)}")
+
+    def show(self):
+        if not self.first or self.diverged:
+            return
+        self.say(describe_end(self.result))
+        if self.config.curves:
+            self.say(f"Curves:        {draw_curves(self.result, self.config.figure_dir)}")
+
+    def complain(self):
+        """Raise SuiteError (FAILED), on rank 0, for a training that did not do what was asked for."""
+        if self.first and self.diverged:
+            raise SuiteError("training diverged", self.result.reason, "try a smaller --lr", FAILED)
+        if self.first and self.result.status == "not reached":
+            what = f"--target-accuracy {self.config.target_accuracy} was not reached"
+            raise SuiteError(what, self.result.reason, "give more --epochs, or a lower target", FAILED)
 
 
-def _settle(context, train_step, image_shape, optimizer):
-    """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
-    context.model.train()
-    train_step(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
-    optimizer.zero_grad()
-
-
-def _with_progress(context, progress):
-    """The same context, but `progress` is told of every epoch and batch."""
-
-    def before_epoch(epoch):
-        progress.begin(epoch)
-        context.before_epoch(epoch)
-
-    def after_batch():
-        progress.after_batch()
-        context.after_batch()
-
-    return replace(context, before_epoch=before_epoch, after_batch=after_batch)
-
-
-def _write_unfinished(result, records, config, reason="it ended early"):
-    """Should the run be killed, its result file says so, and which epochs were over."""
-    if config.output:
-        write_result(replace(result, status="failed", reason=reason, epochs=tuple(records)), config.output)
-
-
-def _keep(result, weights, config):
-    if config.output:
-        write_result(result, config.output)
-    if weights:
-        with replacing(config.save) as file:
-            torch.save(weights, file)
-
-
-def _before(context, model, config, options):
-    workers = total_workers(config.num_workers, context.data_ranks)
-    own = [(device_name(device), gpu_uuid(device) if device.type == "cuda" else "") for device in context.devices]
-    names, uuids = zip(*(place for places in context.gather(own) for place in places), strict=True)
+def _before(context, config, options):
+    place, ranks = context.place, context.sampler.num_replicas
+    workers = total_workers(config.num_workers, ranks)
+    own = [(device_name(device), gpu_uuid(device) if device.type == "cuda" else "") for device in place.devices]
+    names, uuids = zip(*(device for devices in place.gather(own) for device in devices), strict=True)
     return RunResult(
         method=context.method,
         status="ok",
@@ -241,17 +253,17 @@ def _before(context, model, config, options):
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
-        environment=describe_environment() if context.rank == 0 else {},  # it asks nvidia-smi, which takes its time
-        world_size=context.world_size,
+        environment=describe_environment() if place.rank == 0 else {},  # it asks nvidia-smi, which takes its time
+        world_size=place.ranks,
         devices=names,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in context.network.parameters()),
         global_batch_size=config.batch_size,
-        per_device_batch_size=math.ceil(config.batch_size / context.data_parallel_size),
-        workers_per_process=workers // context.data_ranks,
-        data_ranks=context.data_ranks,
+        per_device_batch_size=math.ceil(config.batch_size / (ranks * context.replicas)),
+        workers_per_process=workers // ranks,
+        data_ranks=ranks,
         gpu_uuids=tuple(filter(None, uuids)),
         threads_per_process=torch.get_num_threads(),
-        precision=_precision(model, context.devices),
+        precision=_precision(context.network, place.device),
     )
 
 
@@ -261,30 +273,43 @@ def _unlike(devices):
     return f"its devices are not alike ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
-def _precision(model, devices):
+def _precision(model, device):
     """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32."""
     if model.precision != "fp32":
         return {"bf16": "bfloat16 autocast", "fp64": "float64"}[model.precision]
-    return "float32, TF32 convolutions" if rounds_to_tf32(devices[0]) else "float32"
+    return "float32, TF32 convolutions" if rounds_to_tf32(device) else "float32"
 
 
-def _after(context, model, optimizer, image_set, evaluations, turns, result):
+def _after(context, optimizer, image_set, evaluations, turns, result):
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
     own = [
-        (peak_memory(device), reserved_memory(device), memory_parts(model, optimizer, device))
-        for device in context.devices
+        (peak_memory(device), reserved_memory(device), memory_parts(context.network, optimizer, device))
+        for device in context.place.devices
     ]
-    memory = [numbers for every in context.gather(own) for numbers in every]
+    memory = [numbers for every in context.place.gather(own) for numbers in every]
     peaks, reserved, parts = zip(*memory, strict=True)
     return replace(
         result,
-        total_seconds=time.time() - command_start(context.launched) - turns.waited_seconds,
+        total_seconds=time.time() - command_start(context.place.launched) - turns.waited_seconds,
         class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
         peak_memory_bytes=peaks,
         reserved_memory_bytes=tuple(filter(None, reserved)),
         memory_parts=parts[peaks.index(max(peaks))],
-        method_milliseconds=context.method_milliseconds(),
+        method_milliseconds=context.timers.milliseconds() if context.timers else None,
     )
+
+
+def _judged(result, config):
+    """The result, whose status says whether the training did what was asked for."""
+    last = result.epochs[-1]
+    if not is_finite(last):
+        reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
+        return replace(result, status="diverged", reason=reason)
+    if config.target_accuracy is not None and not reached(last, config):
+        best = max(record.test_accuracy for record in result.epochs)
+        reason = f"the best test accuracy of {count(len(result.epochs), 'epoch')} was {best:.2%}"
+        return replace(result, status="not reached", reason=reason)
+    return result

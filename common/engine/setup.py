@@ -14,9 +14,7 @@ from common.machine.environment import available_cores, device_name
 from common.settings.config import RunConfig
 
 
-def prepare_process(
-    config: RunConfig, device: torch.device, number: int = 0, processes: int = 1, tune: bool = True
-) -> RunConfig:
+def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> RunConfig:
     """Make this process ready to train on `device`; return what it is to do.
 
     It is number `number` of `processes` that may use the same cores. What it is to do is `config`, but without loader
@@ -24,9 +22,8 @@ def prepare_process(
     they cost lenet more time than they save (benchmarks/loaders.py).
 
     It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
-    where there are several processes, and one alone would keep all cores. With `tune`, cuDNN tries out its algorithms
-    in the first steps and keeps the fastest, for one thread alone (github.com/pytorch/pytorch/pull/191744): not where
-    every step has new threads. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
+    where there are several processes, and one alone would keep all cores. cuDNN tries out its algorithms in the first
+    steps and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
     if a process on a GPU is to be held to --memory-limit, or one to have too many threads.
     """
     check_memory_limit(config, device)
@@ -34,7 +31,7 @@ def prepare_process(
     if config.bind:
         bind(device, number, processes)
     torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = tune
+    torch.backends.cudnn.benchmark = True
     keep_freed_memory()
     check_precision(config, device)
     crowded = device.type == "cpu" and available_cores() < processes + max(2, processes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.engine.loop import ParallelContext, train_one_epoch
+from common.engine.loop import train_one_epoch
+from common.engine.place import ParallelContext
 from common.engine.timing import PhaseTimer
 from common.files.results import Span
 from common.files.writing import replacing
@@ -38,9 +39,9 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
-    if context.devices[0].type == "cuda":
+    if context.place.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    timer, few = PhaseTimer(context.devices), replace(config, max_steps=config.profile + WARM_UP)
+    timer, few = PhaseTimer(context.place.devices), replace(config, max_steps=config.profile + WARM_UP)
     still = SimpleNamespace(step=lambda: None)  # the learning rate stays: a schedule has no steps left
     with profile(activities=activities) as profiler:
         train_one_epoch(context, train_step, optimizer, still, loader, few, timer=timer)
@@ -54,7 +55,7 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
         trace.get("baseTimeNanoseconds", 0),
         trace["traceEvents"],
     )
-    return context.gather(own)
+    return context.place.gather(own)
 
 
 def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:

@@ -12,14 +12,70 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.engine.place import Place
 from common.engine.timing import synchronize
 from common.machine.cores import short_slices
 from common.machine.lifetime import has_launcher
+from common.ranks.agree import refuse_different_ranks
 from common.ranks.heartbeat import Heartbeat, process_key
-from common.ranks.start import GRACE_SECONDS, Place, of_attempt
+from common.ranks.meet import of_attempt
+
+GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
 
 
-def join_group(place: Place, device: torch.device, bound: bool) -> None:
+class Rank(Place):
+    """One rank of several, on a device of its own.
+
+    store: through which the ranks talk until there is a group. config: what this process is to do; options: the
+    script's own flags.
+    """
+
+    def __init__(self, rank: int, ranks: int, device: torch.device, store: dist.Store, config, options):
+        super().__init__([device])
+        self.rank, self.ranks, self.launched = rank, ranks, has_launcher()
+        self.store, self.config, self.options = store, config, options
+        self.all_end_after = end_together(rank, ranks, device)
+        self.after_batch = lambda: None
+
+    def agree(self, image_set) -> None:
+        """Refuse ranks that have other flags, data or code than this one: see refuse_different_ranks()."""
+        refuse_different_ranks(self.store, self.rank, self.ranks, self.device, self.config, self.options, image_set)
+
+    def join(self) -> None:
+        """Join the process group, through which the ranks exchange tensors."""
+        timeout = timedelta(seconds=self.options.dist_timeout)
+        join_group(self.store, self.rank, self.ranks, self.device, timeout, self.config.bind)
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the others where this rank runs, and, where they run ahead of their GPUs, how far it has come."""
+        process = psutil.Process()
+        where = [socket.gethostname(), process.pid, process.create_time()]
+        group_store().set(process_key(self.rank), json.dumps(where))
+        if self.device.type == "cuda" and self.ranks > 1:
+            heartbeat = Heartbeat(group_store(), self.rank, self.ranks)
+            heartbeat.start()
+            self.after_batch = heartbeat.beat
+
+    def gather(self, value) -> list:
+        self.after_batch()
+        return gather(value)
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """DistributedDataParallel would do it in every training step, where nothing reads them, but not after the last:
+        the scripts switch that off (its argument has another name since torch 2.13, its attribute has not).
+        """
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+    def leave(self) -> None:
+        self.after_batch()
+        shutdown()
+
+
+def join_group(
+    store: dist.Store, rank: int, ranks: int, device: torch.device, timeout: timedelta, bound: bool = False
+) -> None:
     """Join the process group: NCCL between GPUs, gloo between CPU processes; bound: see short_slices()."""
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -27,10 +83,10 @@ def join_group(place: Place, device: torch.device, bound: bool) -> None:
     with short_slices(bound and not on_gpu):
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=place.store,
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=group_timeout(place.timeout, on_gpu),
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=group_timeout(timeout, on_gpu),
             device_id=device if on_gpu else None,
         )
     group_store()  # now, while all ranks are here
@@ -44,49 +100,6 @@ def group_timeout(timeout: timedelta, on_gpu: bool) -> timedelta:
     return timeout + timedelta(seconds=2 * GRACE_SECONDS if on_gpu else 0)
 
 
-def rank_traits(model: nn.Module, rank: int, world_size: int) -> dict:
-    """Return what a ParallelContext says of ranks that each train on a share of every batch.
-
-    They evaluate the plain `model`, after rank 0's buffers went to all.
-    """
-    return {
-        **group_traits(rank, world_size, next(model.parameters()).device),
-        "data_rank": rank,
-        "data_ranks": world_size,
-        "data_parallel_size": world_size,
-        "evaluation_model": model,
-        "before_evaluation": lambda: broadcast_buffers(model),
-    }
-
-
-def group_traits(rank: int, world_size: int, device: torch.device) -> dict:
-    """Return what a ParallelContext says of ranks, whatever each does with a batch; tell the others where this runs."""
-    process, beat = psutil.Process(), lambda: None
-    group_store().set(process_key(rank), json.dumps([socket.gethostname(), process.pid, process.create_time()]))
-    if device.type == "cuda" and world_size > 1:
-        heartbeat = Heartbeat(group_store(), rank, world_size)
-        heartbeat.start()
-        beat = heartbeat.beat
-
-    def beat_and_gather(value):
-        beat()
-        return gather(value)
-
-    def beat_and_shut_down():
-        beat()
-        shutdown()
-
-    return {
-        "rank": rank,
-        "world_size": world_size,
-        "launched": has_launcher(),
-        "gather": beat_and_gather,
-        "shutdown": beat_and_shut_down,
-        "all_end_after": end_together(rank, world_size, device),
-        "after_batch": beat,
-    }
-
-
 def group_store() -> dist.Store:
     """Return the store of the process group that this rank has joined; the first call waits for all ranks."""
     return _own_part(dist.distributed_c10d._get_default_store())  # there is no public way to it
@@ -98,7 +111,7 @@ def _own_part(store):
 
 
 def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[int], bool]:
-    """Return what tells a rank that was told to end whether all ranks end after this step: see ParallelContext.
+    """Return what tells a rank that was told to end whether all ranks end after this step: see Place.
 
     Each rank puts into the store after which step it was told; all end after the step that follows the last of those.
     No rank is beyond it then, as no step is over before all ranks have begun it, nor comes to its end without knowing,
@@ -136,13 +149,3 @@ def shutdown() -> None:
     dist.barrier()
     time.sleep(0.2)
     dist.destroy_process_group()
-
-
-def broadcast_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers: BatchNorm's statistics differ by rank, and all must test one and the same model.
-
-    DistributedDataParallel would do it in every training step, where nothing reads them, but not after the last: the
-    scripts switch that off (its argument has another name since torch 2.13, its attribute has not).
-    """
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)

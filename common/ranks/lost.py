@@ -1,53 +1,45 @@
 """Who is to blame where ranks lose contact: the one that says nothing is named, and killed if it hangs."""
 
 import atexit
-import functools
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
 from common.errors import FAILED, SuiteError
 from common.machine.ending import told
-from common.ranks.group import group_store
+from common.ranks.group import GRACE_SECONDS, group_store
 from common.ranks.heartbeat import kill_ranks
-from common.ranks.start import GRACE_SECONDS, plain_cause
+from common.ranks.meet import plain_cause
 
 
-def name_lost_ranks(train: Callable) -> Callable:
-    """Decorate a function so that a collective which fails in it names the ranks that did not take part.
+@contextlib.contextmanager
+def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
+    """Let a collective that fails in the `with` name the ranks that did not take part.
 
-    train(config, options, …): options has dist_timeout. Those which wait for a rank that hangs give up after
-    --dist-timeout, and tell one another; who says nothing is the one, and is killed, as a launcher would wait for it.
-    If a rank died instead, its launcher stops all others meanwhile, and they say nothing.
+    Those which wait for a rank that hangs give up after dist_timeout, in seconds, and tell one another; who says
+    nothing is the one, and is killed, as a launcher would wait for it. If a rank died instead, its launcher stops all
+    others meanwhile, and they say nothing.
     """
-
-    @functools.wraps(train)
-    def wrapped(*arguments):
-        try:
-            train(*arguments)
-        except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-                raise
-            cause = f"{type(error).__name__}: {plain_cause(error)}"
-            missing = _missing_ranks(arguments[1].dist_timeout) if dist.is_initialized() else []
-            if told():  # so was the other rank, or its launcher has noticed what became of it
-                sys.exit(128 + told())
-            if missing:
-                atexit.register(kill_ranks, group_store(), missing)  # after the line about it
-                cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
-            lost = SuiteError(
-                "lost contact with another rank",
-                cause,
-                "see the log of that rank, or give it more time with --dist-timeout",
-                FAILED,
-            )
-            for note in getattr(error, "__notes__", ()):
-                lost.add_note(note)
-            raise lost from error
-
-    return wrapped
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        cause = f"{type(error).__name__}: {plain_cause(error)}"
+        missing = _missing_ranks(dist_timeout) if dist.is_initialized() else []
+        if told():  # so was the other rank, or its launcher has noticed what became of it
+            sys.exit(128 + told())
+        if missing:
+            atexit.register(kill_ranks, group_store(), missing)  # after the line about it
+            cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
+        advice = "see the log of that rank, or give it more time with --dist-timeout"
+        lost = SuiteError("lost contact with another rank", cause, advice, FAILED)
+        for note in getattr(error, "__notes__", ()):
+            lost.add_note(note)
+        raise lost from error
 
 
 def _missing_ranks(dist_timeout):

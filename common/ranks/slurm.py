@@ -43,5 +43,5 @@ def srun(nodes: int, tasks: int) -> tuple[str, ...]:
 
 def first_host(hosts: str) -> str:
     """Return the first name of a list as SLURM writes it, e.g. "n07" of "n[07-09,12],m3"."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)[0]
+    first = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", hosts)[0]
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)

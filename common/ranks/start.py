@@ -1,43 +1,116 @@
-"""Starting ranks, one process for each device, and how each finds the others."""
+"""Starting a script's training: on one device, or in ranks, one process for each device."""
 
-import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
-import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from common.data.image_set import load_image_set
 from common.engine.checkpoint import content_of, read_checkpoint
-from common.engine.setup import check_memory_limit, check_precision
+from common.engine.place import Place
+from common.engine.setup import check_memory_limit, check_precision, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.ending import end_after_step, told
 from common.machine.entry import run_script
-from common.machine.environment import available_cores, available_devices, free_memory, usable_cores
+from common.machine.environment import available_cores, available_devices, free_memory
 from common.machine.lifetime import end_with_parent, temporary_directory
-from common.ranks.agree import tell_all
+from common.ranks.group import GRACE_SECONDS, Rank
+from common.ranks.lost import name_lost_ranks
+from common.ranks.meet import find_ranks, rank_device
 from common.ranks.slurm import become_rank
-from common.settings.config import RunConfig
+from common.settings.arguments import one_of, positive_float, positive_int
+from common.settings.config import RunConfig, parse, script_parser
 from common.settings.totals import per_process, total_workers
 from common.words import count
 
-# what init_process_group's env:// needs, with an example of each
-ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)))
-GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
+
+
+def switch(help: str) -> dict:
+    """Return a flag that is on where it is typed."""
+    return {"action": "store_true", "help": help}
+
+
+def value(help: str, parse: Callable = positive_int, metavar: str = "N", **settings) -> dict:
+    """Return a flag with a value; settings: what else add_argument() takes."""
+    return {"help": help, "type": parse, "metavar": metavar, **settings}
+
+
+def choice(help: str, names: Iterable[str], metavar: str) -> dict:
+    """Return a flag whose value is one of some names, by default the first."""
+    return value(help, one_of([*names]), metavar, default=next(iter(names)))
+
+
+SPAWN = value("start N ranks here, without torchrun")
+WAITING = "give up when another rank does not answer for so many seconds (%(default)g)"
+DIST_TIMEOUT = value(WAITING, positive_float, "S", default=120.0)
+
+
+def start_one(train: Callable, description: str, flags: dict, choose_devices: Callable | None = None) -> None:
+    """Parse the command line and call train(config, options, place), in a process that trains alone.
+
+    flags: the script's own, as add_argument() takes them. choose_devices(config, options): returns those that it
+    trains on, by default the first that there is.
+    """
+    run_script(partial(_train_alone, train, description, flags, choose_devices or _first_device))
+
+
+def start_ranks(
+    train: Callable,
+    description: str,
+    flags: dict | None = None,
+    refuse: Callable = lambda *_: None,
+    share_batches: bool = True,
+) -> None:
+    """Parse the command line and call train(config, options, place) as a rank, or in --spawn N new ones.
+
+    refuse(config, options): raises what the flags contradict. share_batches: each rank gets a share of every batch.
+    """
+    run_script(partial(_train_in_ranks, train, description, flags or {}, refuse, share_batches), as_rank=True)
+
+
+def _train_alone(train, description, flags, choose_devices):
+    config, options = parse_flags(description, flags)
+    place = Place(choose_devices(config, options))
+    train(prepare_process(config, place.device), options, place)
+
+
+def _first_device(config, options):
+    return available_devices(config.device)[:1]
+
+
+def _train_in_ranks(train, description, flags, refuse, share_batches):
+    config, options = parse_flags(description, {"--spawn": SPAWN, **flags, "--dist-timeout": DIST_TIMEOUT})
+    refuse(config, options)
+    refuse_without_ranks(options)
+    if options.spawn:
+        spawn_ranks(options.spawn, train, config, options, None if share_batches else 1)
+    else:  # this process is a rank, which torchrun or somebody else has started
+        _train_as_rank(train, config, options)
+
+
+def parse_flags(description: str, flags: dict) -> tuple:
+    """Return the RunConfig and the Namespace of the script's own flags that were typed."""
+    parser = script_parser(description)
+    for name, settings in flags.items():
+        parser.add_argument(name, **settings)
+    return parse(parser)
+
+
+def _train_as_rank(train, config, options, init_method="env://"):
+    with name_lost_ranks(options.dist_timeout):
+        found = find_ranks(init_method, options.dist_timeout)
+        device = rank_device(config.device, found.local_rank, found.local_world_size)
+        config = prepare_process(config, device, *found.sharing)
+        train(config, options, Rank(found.rank, found.world_size, device, found.store, config, options))
 
 
 def refuse_without_ranks(options) -> None:
@@ -58,28 +131,8 @@ def refuse_without_ranks(options) -> None:
         )
 
 
-def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: bool = False) -> torch.device:
-    """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
-
-    Where a launcher shows each rank one GPU alone (srun --gpus-per-task=1), it is that one; whether it is another for
-    each, refuse_different_ranks() finds out. all_visible: each rank sees all of them. Raises SuiteError (MACHINE) if
-    this machine has fewer GPUs than ranks.
-    """
-    devices = available_devices(kind)
-    if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
-        return devices[0]
-    if local_world_size > len(devices):
-        raise SuiteError(
-            "every rank needs a GPU of its own",
-            f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
-            "start fewer ranks, or type --device cpu",
-            MACHINE,
-        )
-    return devices[local_rank]
-
-
 def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int | None = None) -> None:
-    """Call `train(config, options, init_method)` in `world_size` new processes, with torchrun's environment variables.
+    """Call `train(config, options, place)` in `world_size` new processes, with torchrun's environment variables.
 
     data_ranks: among how many of them each batch is divided, all by default.
     What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
@@ -156,119 +209,9 @@ def _start_rank(rank, train, config, options, directory, parent):
     if os.getppid() != parent:  # it was killed before the kernel knew
         os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
-    run_script(lambda: train(config, options, f"file://{directory}/rendezvous"), as_rank=True)
+    meet = f"file://{directory}/rendezvous"
+    run_script(lambda: _train_as_rank(train, config, options, meet), as_rank=True)
 
 
 def _error_file(directory, rank):
     return Path(directory, f"rank-{rank}.json")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among the ranks, and the store through which they talk until there is a group.
-
-    sharing: see sharing_cores().
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    sharing: tuple[int, int]
-    store: dist.Store
-    timeout: timedelta
-
-
-def find_ranks(init_method: str, timeout_seconds: float) -> Place:
-    """Find the other ranks; return this one's Place among them.
-
-    The store is what init_process_group takes. The numbers come from the environment; a launcher that sets no local
-    ones, among the ranks of this machine, is fine: then the ranks count themselves by the names of their hosts. Raises
-    SuiteError (USAGE) if a variable is missing or no number, or names a place where ranks cannot meet; (FAILED) if not
-    all of them come.
-    """
-    rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
-    if rank >= world_size:
-        raise SuiteError(
-            "RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}", "number the ranks from 0", USAGE
-        )
-    if init_method == "env://":
-        _variable("MASTER_ADDR")
-        _whole_number("MASTER_PORT")
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if init_method == "env://" else init_method
-    try:
-        store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
-        store.set_timeout(timeout)  # a file's store has not been told
-        store = of_attempt(store, rank, world_size)
-    except (RuntimeError, ValueError) as error:
-        if isinstance(error, dist.DistStoreError):
-            advice = "start the missing ones, or give them more time with --dist-timeout"
-            raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
-        advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
-        raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
-    hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
-    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
-    if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        local = _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE")
-    return Place(rank, world_size, *local, sharing_cores(store, rank, world_size), store, timeout)
-
-
-def sharing_cores(store: dist.Store, rank: int, world_size: int) -> tuple[int, int]:
-    """Return which of the ranks that may use this one's CPU cores it is, and how many they are.
-
-    All ranks of a machine, unless a launcher has given each cores of its own, as srun can: then (0, 1).
-    """
-    own_host, own_cores = socket.gethostname(), usable_cores()
-    told = tell_all(store, "cores", json.dumps([own_host, [*own_cores]]), rank, world_size)
-    sharing = [
-        other
-        for other, (host, cores) in enumerate(map(json.loads, told))
-        if host == own_host and not own_cores.isdisjoint(cores)
-    ]
-    return sharing.index(rank), len(sharing)
-
-
-def plain_cause(error: Exception) -> str:
-    """Return what an error of torch's says, without the C++ frames that may follow."""
-    return str(error).partition("Exception raised from")[0].strip()
-
-
-def _variable(name):
-    if not os.environ.get(name):
-        raise SuiteError(f"a rank needs {', '.join(ENVIRONMENT)}", f"{name} is not set", _setting(name), USAGE)
-    return os.environ[name]
-
-
-def _whole_number(name):
-    if not _variable(name).isdecimal():
-        raise SuiteError(f"{name} must be a whole number", f"found {os.environ[name]!r}", _setting(name), USAGE)
-    return int(os.environ[name])
-
-
-def _setting(name):
-    return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
-
-
-def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
-    """Return the part of a store that is this attempt's own, once all of its ranks have come.
-
-    After a restart by torchrun, a store still holds what the ranks put there which are gone
-    (github.com/pytorch/pytorch/issues/135712), and no number tells the attempts apart: each agent counts its own
-    failures alone. So rank 0 names the part, and answers every rank under a name that only this attempt's rank knows.
-    Raises DistStoreError where a rank does not come within the store's timeout.
-    """
-    own, end = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
-    if rank:
-        store.set(f"asks-{rank}", own)
-        part = dist.PrefixStore(store.get(own).decode(), store)
-        part.set(f"here-{rank}", "")
-        return part
-    part, missing = dist.PrefixStore(own, store), [*range(1, world_size)]
-    while missing := [other for other in missing if not part.check([f"here-{other}"])]:
-        for other in missing:
-            if store.check([f"asks-{other}"]):  # one that is gone may have asked: the answer hurts nobody
-                store.set(store.get(f"asks-{other}").decode(), own)
-        if time.monotonic() > end:
-            raise dist.DistStoreError(f"rank {', '.join(map(str, missing))} did not come in time")
-        time.sleep(0.01)
-    return part

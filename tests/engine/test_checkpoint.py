@@ -43,9 +43,9 @@ def train(data_root, tmp_path):
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
         sampler = make_sampler(image_set, config)
         loaders = make_loaders(image_set, config, CPU, sampler)
-        context = make_context(model, before_epoch=sampler.set_epoch)
+        context = make_context(model, sampler=sampler)
         optimizer = build_optimizer(model.parameters(), config)
-        run(context, make_step(model, config), model, optimizer, loaders, image_set, config, Namespace())
+        run(context, make_step(model, config), optimizer, loaders, image_set, config, Namespace())
         return learned(config.output), torch.load(config.checkpoint, weights_only=True)
 
     return train

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.engine.compiled import replace_network
 from common.errors import USAGE, SuiteError
 from common.models.build import Network, build_model
-from model_parallel_train import TwoStage
+from common.ranks.stages import TwoStage
 from tests.fixtures import CPU, make_config, make_context
 
 SCRIPT = "data_parallel_train.py"

@@ -12,13 +12,13 @@ from common.engine.loop import train_one_epoch
 from common.engine.step import build_optimizer
 from common.errors import FAILED, SuiteError
 from common.models.build import build_model
+from common.ranks.replicas import SimulatedDataParallel
+from common.ranks.stages import TwoStage
 from common.settings.schedules import build_schedule
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from comparison.run import equivalence
 from comparison.run.equivalence import TOLERANCE, _judge, check_equivalence
-from data_parallel_train import SimulatedDataParallel
-from model_parallel_train import TwoStage
 from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step, plan_arguments
 
 RANDOM = """import torch.nn.functional as F

@@ -14,6 +14,7 @@ from torch import nn
 import data_parallel_train
 from common.engine import run, setup
 from common.engine.memory import memory_parts
+from common.engine.place import Place
 from common.errors import SuiteError
 from common.machine.memory import hold_to
 from common.settings.arguments import memory
@@ -134,9 +135,9 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
         for flags in (("--memory-limit", "1GiB"), ())
     )
     options = Namespace(use_parallel=None, simulate_devices=None)
-    data_parallel_train.train(parsed(*limited), options)
+    data_parallel_train.train(parsed(*limited), options, Place([CPU]))
     assert asked == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # each of three epochs has three
-    data_parallel_train.train(parsed(*free), options)
+    data_parallel_train.train(parsed(*free), options, Place([CPU]))
     assert len(asked) == 7 and len(steps) == 18
 
 

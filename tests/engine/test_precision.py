@@ -15,8 +15,8 @@ from common.engine.setup import check_bf16
 from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_model
+from common.ranks.stages import TwoStage
 from common.settings.schedules import build_schedule
-from model_parallel_train import TwoStage
 from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step
 
 SCRIPT = "data_parallel_train.py"

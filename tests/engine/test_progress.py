@@ -16,9 +16,9 @@ def steps(monkeypatch):
         watched = Progress(3, planned, said.append)
         for epoch in (1, 2):
             watched.begin(epoch)
-            for _ in range(count):
+            for _ in range(planned):
                 now[0] += seconds
-                watched.after_batch()
+                watched.after_step()
         return said
 
     return run
@@ -38,12 +38,6 @@ def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
 def test_a_short_one_says_nothing(steps):
     assert steps(0.1, 120, planned=99) == []
     assert steps(1.0, 10, planned=10) == []  # its own line comes now
-
-
-def test_an_evaluation_without_an_epoch_says_nothing():
-    said = []
-    Progress(3, 5, said.append).after_batch()
-    assert said == []
 
 
 def test_a_script_says_it(train, tmp_path):

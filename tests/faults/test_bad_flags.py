@@ -12,7 +12,7 @@ import torch
 
 from common.engine.compiled import replace_network
 from common.errors import MACHINE, USAGE
-from common.ranks.start import rank_device
+from common.ranks.meet import rank_device
 from common.settings.config import MODELS
 from comparison.plan.flags import parse_method
 from comparison.run import session

@@ -25,7 +25,7 @@ from common.data.image_set import load_image_set
 from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
 from common.ranks.agree import refuse_different_ranks
-from common.ranks.start import find_ranks, of_attempt, rank_device
+from common.ranks.meet import find_ranks, of_attempt, rank_device
 from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set, small
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

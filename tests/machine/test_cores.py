@@ -15,7 +15,7 @@ from common.engine.setup import prepare_process
 from common.errors import MACHINE, SuiteError
 from common.machine import cores, environment
 from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
-from common.ranks.start import find_ranks
+from common.ranks.meet import find_ranks
 from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
 LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)

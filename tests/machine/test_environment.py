@@ -73,14 +73,14 @@ def before_a_run(**values):
     """The RunResult of a run that has not begun, on what the context says."""
     context = make_context(torch.nn.Identity(), **values)
     context.model.precision = "fp32"
-    return common.engine.run._before(context, context.model, make_config(), make_config())
+    return common.engine.run._before(context, make_config(), make_config())
 
 
 @pytest.mark.parametrize("rank, calls", [(0, 2), (1, 0)])
 def test_one_rank_alone_asks_nvidia_smi(rank, calls, nvidia_smi):
     with pretended_gpus("first", "second"):
         log = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
-        before_a_run(rank=rank, world_size=2)
+        before_a_run(rank=rank, ranks=2)
     assert len(log.read_text().splitlines() if log.exists() else []) == calls
 
 

@@ -9,22 +9,20 @@ import torch
 
 import common.engine.loop
 import common.engine.run
-import data_parallel_train
-import model_parallel_train
 from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, Stopwatch, synchronize
 from common.models.build import build_model
 from comparison.results_file import read_results
-from tests.fixtures import make_context
+from tests.fixtures import make_context, start_here
 from tests.pretended_gpus import environment_with, pretended_gpus
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05)
 COMMANDS = {
-    "single": (data_parallel_train,),
-    "dp": (data_parallel_train, "--use-parallel"),
-    "mp": (model_parallel_train, "--use-model-parallel", "--split-at", "full1"),
-    "mp-micro": (model_parallel_train, "--use-model-parallel", "--split-at", "full1", "--micro-batches", 4),
+    "single": ("data_parallel_train.py",),
+    "dp": ("data_parallel_train.py", "--use-parallel"),
+    "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
+    "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1", "--micro-batches", 4),
 }
 OWN_TIMES = {"dp": {"scatter", "replicate", "gather"}, "mp": {"stage 0", "stage 1"}, "mp-micro": {"stage 0", "stage 1"}}
 BATCH, STEPS = 48, 6
@@ -58,9 +56,9 @@ def train(monkeypatch, tmp_path, data_root):
         sizes = ["--train-size", BATCH * STEPS, "--batch-size", BATCH, "--data-root", data_root]
         files = ["--output", output, "--save", weights, "--figure-dir", tmp_path]
         typed = [*usual.split(), *sizes, *files, *flags]
-        monkeypatch.setattr(sys, "argv", [script.__file__, *map(str, typed)])
+        monkeypatch.setattr(sys, "argv", [script, *map(str, typed)])
         with pretended_gpus("first", "second") as gpus:
-            script.main()
+            start_here(monkeypatch, script)
         return json.loads(output.read_text()), torch.load(weights, weights_only=True), gpus.copies
 
     return train
@@ -111,7 +109,7 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
 
 
 def test_workers_images_go_to_the_gpu_once(train):
-    _, _, copies = train(data_parallel_train, *SAME_STEPS, "--loader", "workers", "--num-workers", 0)
+    _, _, copies = train("data_parallel_train.py", *SAME_STEPS, "--loader", "workers", "--num-workers", 0)
     count = Counter(sizes(copies, "cpu", "cuda:0"))
     assert (count[BATCH * IMAGE], count[BATCH * LABEL]) == (STEPS, STEPS)
 

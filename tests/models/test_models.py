@@ -8,9 +8,9 @@ from common.engine.timing import SAMPLE_FIRST, block_seconds
 from common.errors import SuiteError
 from common.models.build import build_model, split_index
 from common.models.cuts import balanced_cut
+from common.ranks.replicas import SimulatedDataParallel
+from common.ranks.stages import TwoStage
 from common.settings.config import MODELS
-from data_parallel_train import SimulatedDataParallel
-from model_parallel_train import TwoStage
 
 CPU = torch.device("cpu")
 

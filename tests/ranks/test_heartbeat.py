@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import accelerate_train
 from common.engine.loop import evaluate, train_one_epoch
+from common.ranks import accelerated, heartbeat
 from common.ranks import group as distributed
-from common.ranks import heartbeat
+from common.ranks.group import Rank
 from common.ranks.heartbeat import Heartbeat
 from common.settings.schedules import build_schedule
 from tests.fixtures import make_config, make_context, make_step
@@ -109,7 +109,9 @@ def test_gloo_says_itself_which_rank_is_lost(device, ranks, starts, monkeypatch)
     started = []
     monkeypatch.setattr(distributed, "group_store", dist.HashStore)
     monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
-    distributed.group_traits(0, ranks, torch.device(device))["after_batch"]()
+    place = Rank(0, ranks, torch.device(device), None, None, None)
+    place.tell()
+    place.after_batch()
     assert [beat.beats for beat in started] == ([1] if starts else [])
 
 
@@ -120,9 +122,10 @@ def test_a_rank_that_waits_for_all_others_is_further_than_one_that_has_not_come_
     monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
     monkeypatch.setattr(distributed, "gather", lambda value: seen.append(started[0].beats) or [value] * 2)
     monkeypatch.setattr(distributed, "shutdown", lambda: seen.append(started[0].beats))
-    traits = distributed.group_traits(0, 2, torch.device("cuda"))
-    assert traits["gather"]("epoch") == ["epoch"] * 2
-    traits["shutdown"]()
+    place = Rank(0, 2, torch.device("cuda"), None, None, None)
+    place.tell()
+    assert place.gather("epoch") == ["epoch"] * 2
+    place.leave()
     assert seen == [1, 2]
 
 
@@ -131,11 +134,11 @@ def test_nccls_watchdog_comes_later(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(distributed, "group_store", dist.HashStore)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: groups.append((backend, timeout)))
-    place = SimpleNamespace(store=None, rank=0, world_size=2, timeout=timedelta(seconds=60))
+    timeout = timedelta(seconds=60)
     for device in ("cuda:0", "cpu"):
-        distributed.join_group(place, torch.device(device), False)
+        distributed.join_group(None, 0, 2, torch.device(device), timeout)
     (nccl, later), (gloo, usual) = groups
-    assert (nccl, gloo, usual) == ("nccl", "gloo", place.timeout) and later > usual + timedelta(seconds=5)
+    assert (nccl, gloo, usual) == ("nccl", "gloo", timeout) and later > usual + timedelta(seconds=5)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
@@ -152,10 +155,10 @@ def test_nccls_watchdog_comes_later_where_accelerate_makes_the_group(kind, monke
             stores[0][1].set_timeout(group.timeout)
 
     monkeypatch.setattr(accelerate, "Accelerator", Joining)
-    monkeypatch.setattr(accelerate_train, "rank_device", lambda *_, **__: torch.device(kind))
-    monkeypatch.setattr(accelerate_train, "group_store", lambda: dist.PrefixStore("attempt", stores[0][1]))
+    monkeypatch.setattr(accelerated, "rank_device", lambda *_, **__: torch.device(kind))
+    monkeypatch.setattr(accelerated, "group_store", lambda: dist.PrefixStore("attempt", stores[0][1]))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    accelerate_train.make_accelerator(make_config(), SimpleNamespace(dist_timeout=60))
+    accelerated.make_accelerator(make_config(), SimpleNamespace(dist_timeout=60))
     ((watchdog, store),) = stores
     assert store.timeout == timedelta(seconds=60)
     assert watchdog > timedelta(seconds=65) if kind == "cuda" else watchdog == timedelta(seconds=60)

@@ -12,12 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import data_parallel_train
 from common.data.image_set import load_image_set
 from common.machine.environment import available_cores
 from common.models.build import build_model
-from data_parallel_train import SimulatedDataParallel
-from tests.fixtures import PROJECT, child_environment, make_config, make_loaders
+from common.ranks import replicas
+from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, start_here
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
@@ -258,8 +257,8 @@ import torch.distributed as dist
 leave = dist.destroy_process_group
 dist.destroy_process_group = lambda: print("left", dist.get_world_size(), leave() or "")
 del sys.argv[0]
-import accelerate_train
-accelerate_train.main()
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -419,15 +418,11 @@ def test_data_parallel_prints_what_each_replica_sees(train):
     ],
 )
 def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
-    contexts, cpu = [], torch.device("cpu")
+    contexts = []
+    monkeypatch.setattr("common.engine.run.run", lambda context, *_: contexts.append(context))
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
-    monkeypatch.setattr(data_parallel_train, "choose_devices", lambda *_: [cpu] * count)  # for so many GPUs
-    monkeypatch.setattr(
-        data_parallel_train,
-        "TimedDataParallel",
-        lambda model, devices: SimulatedDataParallel(model, len(devices), devices[0]),
-    )
-    monkeypatch.setattr(data_parallel_train, "run", lambda context, *_: contexts.append(context))
+    monkeypatch.setattr(replicas, "choose_devices", lambda *_: [torch.device("cpu", index) for index in range(count)])
+    monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda self, model, devices: torch.nn.Module.__init__(self))
     monkeypatch.setattr(
         sys,
         "argv",
@@ -445,7 +440,7 @@ def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch,
             str(tmp_path),
         ],
     )
-    data_parallel_train.main()
+    start_here(monkeypatch, "data_parallel_train.py")
     assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 
@@ -470,64 +465,6 @@ def test_real_mnist_is_learned(real_data, project, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
     assert len(result["class_accuracy"]) == 10
-
-
-# ---- the scripts as lessons
-
-MARKS = {
-    "data_parallel_train.py": "DP",
-    "ddp_train.py": "DDP",
-    "fsdp_train.py": "FSDP|DDP",
-    "model_parallel_train.py": "MP",
-    "pipeline_train.py": "Pipeline",
-    "accelerate_train.py": "ACC",
-}
-
-
-def body(script: str) -> list[tuple[str, bool]]:
-    """The lines of a script without its docstring and imports, each with whether it bears a mark of the method's.
-
-    A function or class whose first line bears it does so as a whole.
-    """
-    text = (PROJECT / script).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
-    text = re.sub(r"^from [\w.]+ import \([^)]*\)\n", "", text, flags=re.MULTILINE)
-    lines, inside, mark = [], False, re.compile(rf"# ({MARKS[script]}):")
-    for line in text.splitlines():
-        if line and not line.startswith((" ", ")")):
-            inside = line.startswith(("def ", "class ", "@")) and bool(mark.search(line)) and "train(" not in line
-        if line.strip() and not re.match(r"(import|from) ", line):
-            lines.append((line, inside or bool(mark.search(line))))
-    return lines
-
-
-def test_the_scripts_have_one_order_of_statements():
-    order = (
-        "prepare_process(",
-        "load_image_set(",
-        "DistributedSampler(",
-        "make_loaders(",
-        "build_model(",
-        ".to(device)",
-        "parallel",
-        "build_loss(",
-        "def train_step(",
-        'mark("transfer")',
-        "loss_function(parallel(images)",
-        'mark("forward")',
-        "backward(",
-        "mark(",
-        "return loss",
-        "ParallelContext(",
-        "before_epoch=sampler.set_epoch",
-        "run(context, train_step",
-    )
-    passes = ("loss_function(parallel(images)", 'mark("forward")', "backward(", "mark(")  # a pipeline's interleave
-    for script in MARKS:
-        text = (PROJECT / script).read_text(encoding="utf-8")
-        place = text.index("def train(")
-        for statement in order:
-            if script != "pipeline_train.py" or statement not in passes:
-                place = text.index(statement, place)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where forking is not safe, workers are spawned")

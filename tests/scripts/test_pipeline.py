@@ -11,8 +11,8 @@ from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
 from common.engine.loop import evaluate, train_one_epoch
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
+from common.ranks.pipeline import from_rows, to_rows
 from common.settings.schedules import build_schedule
-from pipeline_train import from_rows, to_rows
 from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_image_set, make_loaders
 
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images

@@ -1,8 +1,6 @@
 """What a flag means is said once, at its field of RunConfig: these tests go through every field."""
 
-import importlib
 import re
-import runpy
 import shlex
 import sys
 from dataclasses import fields, replace
@@ -10,7 +8,6 @@ from dataclasses import fields, replace
 import pytest
 
 import compare_parallel
-import data_parallel_train
 from common.engine import checkpoint
 from common.errors import SuiteError
 from common.settings.arguments import ELSEWHERE, OneLineParser
@@ -19,7 +16,7 @@ from comparison.methods import Machine
 from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
-from tests.fixtures import PROJECT
+from tests.fixtures import start_here
 
 SWITCHES = "allow_slow_precision compile cuda_graph eval_mode bind quiet debug"
 CHANGED = (  # a value that is not the default
@@ -119,7 +116,7 @@ def help_of(monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
         with pytest.raises(SystemExit):
-            importlib.import_module(script).main()
+            compare_parallel.main() if script == "compare_parallel" else start_here(monkeypatch, f"{script}.py")
         return capsys.readouterr().out
 
     return help_of
@@ -176,12 +173,12 @@ def test_a_comparison_understands_them_too(type_in):
 
 def test_mnist_py_trains_on_mnist_unless_told_otherwise(type_in, monkeypatch, tmp_path):
     configs = []
-    monkeypatch.setattr(data_parallel_train, "train", lambda config, options: configs.append(config))
-    monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
-    monkeypatch.setattr("common.machine.entry.run_script", lambda main: main())
+    monkeypatch.setattr("common.ranks.start.prepare_process", lambda config, *_: configs.append(config))
+    monkeypatch.setattr("common.data.image_set.load_image_set", lambda config: exit())
     for flags in ((), ("--dataset", "fashion-mnist")):
         type_in("mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path))
-        runpy.run_path(str(PROJECT / "mnist.py"), run_name="__main__")
+        with pytest.raises(SystemExit):
+            start_here(monkeypatch, "mnist.py")
     assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
 
 

@@ -1,12 +1,14 @@
 """What another program left in the environment, and values that are none, are ignored or refused; nothing is left."""
 
+from functools import partial
+
 import pytest
 
 import compare_parallel
-import ddp_train
 from common.errors import USAGE, SuiteError
 from common.machine.environment import command_line
 from common.machine.turns import TURNS, Turns
+from common.ranks.start import parse_flags
 from common.settings.arguments import memory
 from common.settings.config import parse, script_parser
 
@@ -47,7 +49,7 @@ def test_no_amount_of_memory_is_too_large_to_be_refused(amount):
     assert memory("2GiB") == 2**31
 
 
-COMPARE, DDP = compare_parallel.parse, ddp_train.main
+COMPARE, DDP = compare_parallel.parse, partial(parse_flags, "", {})
 
 
 @pytest.fixture

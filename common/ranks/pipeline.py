@@ -1,0 +1,261 @@
+"""One rank's stage of a network, through which batches go in micro-batches, by torch.distributed.pipelining."""
+
+import copy
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from common.engine.checkpoint import PartialStates
+from common.engine.place import Place
+from common.engine.timing import block_seconds
+from common.errors import USAGE, SuiteError
+from common.files.results import RunResult
+from common.models.build import block_names, refuse_uncut, split_index
+from common.models.cuts import balanced_cut
+from common.ranks.stages import refuse_shared_weights, refuse_small_batch, where_cut
+from common.words import count
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """kind: the library's. about: what --help says. filled: needs a micro-batch for every stage."""
+
+    kind: type
+    about: str
+    filled: bool = False
+
+
+SCHEDULES = {
+    "gpipe": Schedule(ScheduleGPipe, "all forward passes, then all backward passes"),
+    "1f1b": Schedule(Schedule1F1B, "in turn", filled=True),
+}
+
+
+class Rows(nn.Module):
+    """The blocks of one stage, between contiguous rows: one row is what one image is there.
+
+    Gloo sends nothing that is not contiguous, and features are channels-last: a row holds them as they lie in memory,
+    (H, W, C). A stage's buffers have the size of the first micro-batch, and torch 2.15 fills them only in part with a
+    smaller one, without a word: so all micro-batches of a batch travel as equally many rows, of which the last may
+    stand for no image.
+    """
+
+    def __init__(self, blocks: nn.Module, shape_in: tuple[int, ...]):
+        super().__init__()
+        self.blocks, self.shape_in = blocks, shape_in
+
+    def expect(self, sizes: tuple[int, ...], mark) -> None:
+        """Say how many images the coming micro-batches have, and what to call with a phase's name at its end."""
+        self.sizes, self.mark = iter(sizes), mark
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map rows (R, features) to rows (R, features behind this stage)."""
+        self.size = next(self.sizes)
+        return to_rows(self.blocks(from_rows(rows, self.size, self.shape_in)), (self.size,), len(rows))
+
+
+def to_rows(features: torch.Tensor, sizes: tuple[int, ...], count: int) -> torch.Tensor:
+    """Return micro-batches of these sizes, one after the other, as `count` contiguous rows each, filled up with zeros.
+
+    features: (B, C, H, W), or any other shape (B, …).
+    """
+    if features.dim() == 4:
+        features = features.permute(0, 2, 3, 1)  # of what is channels-last, nothing is copied
+    rows = features.flatten(1).contiguous()
+    if min(sizes) == count:
+        return rows
+    return torch.cat([F.pad(part, (0, 0, 0, count - len(part))) for part in rows.split(sizes)])
+
+
+def from_rows(rows: torch.Tensor, size: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the first `size` rows as features (size, *shape), channels-last where the shape is (C, H, W)."""
+    rows = rows if len(rows) == size else rows[:size]
+    if len(shape) != 3:
+        return rows.unflatten(1, shape)
+    channels, height, width = shape
+    return rows.unflatten(1, (height, width, channels)).permute(0, 3, 1, 2)
+
+
+class Stage(PipelineStage):
+    """A stage that marks the ends of its phases: what is in none of its own passes, it waits for the other stages."""
+
+    def forward_one_chunk(self, *arguments, **options):
+        self._mark_waiting()
+        try:
+            outputs = super().forward_one_chunk(*arguments, **options)
+        except RuntimeError as error:
+            raise (error.__cause__ or error) from None  # the library hides it, and that memory ran out
+        self.submod.mark("forward")
+        return outputs
+
+    def backward_one_chunk(self, *arguments, **options):
+        self._mark_waiting()
+        super().backward_one_chunk(*arguments, **options)
+        self.submod.mark("backward")
+
+    def _mark_waiting(self):
+        if self.num_stages > 1:
+            self.submod.mark("exchange")
+
+
+class Pipeline(nn.Module):
+    """This rank's stage, and the library's schedule for every size of a batch. As a module, it classifies images.
+
+    borders: (shape, dtype) of what one image is in front of the stage, and behind it. options: with micro_batches, into
+    how many a batch is cut, and pipeline_schedule.
+    """
+
+    def __init__(self, blocks: nn.Module, borders: list[tuple], place: Place, options):
+        super().__init__()
+        self.rows = Rows(blocks, borders[0][0])
+        self.borders, self.place, self.options = borders, place, options
+        self.first, self.last = place.rank == 0, place.rank == place.ranks - 1
+        self.schedule = functools.cache(self._make_schedule)
+
+    def begin(self, images: torch.Tensor, labels: torch.Tensor | None, loss_function, mark):
+        """Return the schedule that a batch goes through, and what this stage puts in: (images,) or (), labels or None.
+
+        images: (B, C, H, W), put in at the first stage. labels: (B,), put in at the last; None, with no loss_function,
+        to classify only. mark: see PhaseTimer.
+        """
+        self.sizes = sizes = tuple(map(len, images.tensor_split(min(self.options.micro_batches, len(images)))))
+        self.rows.expect(sizes, mark)
+        inputs = (to_rows(images, sizes, max(sizes)),) if self.first else ()
+        target = to_rows(labels[:, None], sizes, max(sizes))[:, 0] if self.last and labels is not None else None
+        return self.schedule(sizes, loss_function), inputs, target
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor | None:
+        """Map images (B, C, H, W) at the first stage to logits (B, classes) at the last; None at the others."""
+        schedule, inputs, _ = self.begin(images, None, None, lambda phase: None)
+        outputs = schedule.step(*inputs)
+        if not self.last:
+            return None
+        parts = zip(outputs.split(max(self.sizes)), self.sizes, strict=True)
+        return torch.cat([part[:size] for part, size in parts])
+
+    def _make_schedule(self, sizes, loss_function):
+        """One for batches of this size; shapes are given, or torch 2.11 finds them out with a step of BatchNorm's."""
+        before, behind = (
+            torch.empty(max(sizes), math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
+            for shape, dtype in self.borders
+        )
+        before.requires_grad_(not self.first)
+        place = self.place
+        stage = Stage(self.rows, place.rank, place.ranks, place.device, input_args=before, output_args=behind)
+
+        def loss_of_part(rows, labels):
+            """Return a micro-batch's share of the mean over the batch: a mean of means weighs unequal ones wrongly."""
+            size = self.rows.size
+            loss = loss_function(rows[:size], labels[:size]) * size / sum(sizes)
+            self.rows.mark("forward")
+            return loss
+
+        chosen = SCHEDULES[self.options.pipeline_schedule]
+        kind = ScheduleGPipe if chosen.filled and len(sizes) < place.ranks else chosen.kind
+        return kind(stage, len(sizes), loss_fn=loss_function and loss_of_part, scale_grads=False)
+
+
+def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
+    """Raise SuiteError (USAGE) if the network cannot be cut into so many stages, or the batch for them."""
+    if stages > 1:
+        refuse_uncut(model)
+    if stages > len(model):
+        found = f"{count(stages, 'rank')}, and {config.model} has {count(len(model), 'block')}"
+        raise SuiteError("every stage needs a block", found, "start fewer ranks", USAGE)
+    refuse_small_batch(config, options)
+    if SCHEDULES[options.pipeline_schedule].filled and options.micro_batches < stages:
+        raise SuiteError(
+            f"{options.pipeline_schedule} needs a micro-batch for every stage",
+            f"--micro-batches {options.micro_batches}, {count(stages, 'stage')}",
+            "give more --micro-batches, or type --pipeline-schedule gpipe",
+            USAGE,
+        )
+    if options.split_at:
+        cut = [split_index(model, block) for block in options.split_at]
+        if len(cut) != stages - 1 or cut != sorted({*cut}):
+            raise SuiteError(
+                "--split-at names the first block of every stage but the first, in their order",
+                f"found {' '.join(options.split_at)} for {count(stages, 'stage')}",
+                f"choose {stages - 1} of {', '.join(block_names(model)[1:])}",
+                USAGE,
+            )
+
+
+def choose_cut(model: nn.Sequential, image_shape, place: Place, config, options) -> list[int]:
+    """Return the indices at which the stages begin, and the number of blocks: --split-at, or what rank 0 measures."""
+    inner = [split_index(model, block) for block in options.split_at or ()]
+    if not inner and place.rank == 0:
+        images = torch.zeros(math.ceil(config.batch_size / options.micro_batches), *image_shape, device=place.device)
+        inner = balanced_cut(block_seconds(model, images), place.ranks)
+    if place.rank == 0:  # who says for all what is wrong with it
+        cut = [0, *inner, len(model)]
+        refuse_shared_weights(model, cut)
+        trained = (
+            any(weight.requires_grad for weight in model[start:end].parameters())
+            for start, end in itertools.pairwise(cut)
+        )
+        if not all(trained):
+            advice = "start fewer ranks, or give another --split-at"
+            raise SuiteError("every stage needs weights to train", where_cut(model, cut), advice, USAGE)
+    return [0, *place.gather(inner)[0], len(model)]
+
+
+@torch.no_grad()
+def find_borders(model: nn.Sequential, cut: list[int], image_shape, place: Place) -> list[tuple]:
+    """Return (shape, dtype) of what one image is in front of this rank's stage, and behind it.
+
+    Found out with copies, in evaluation mode: BatchNorm's statistics stay, and one stage at a time is on the device.
+    """
+    features = torch.zeros(2, *image_shape, device=place.device)
+    borders = [(tuple(image_shape), features.dtype)]
+    for start, end in itertools.pairwise(cut):
+        features = copy.deepcopy(model[start:end]).to(place.device).eval()(features)
+        if not isinstance(features, torch.Tensor) or features.dim() < 2 or len(features) != 2:
+            found = getattr(features, "shape", type(features).__name__)
+            raise SuiteError(
+                "stages hand on one tensor, with a row for each image",
+                f"two images come out of block {block_names(model)[end - 1]} as {found}",
+                "give another --split-at, or mend the model",
+                USAGE,
+            )
+        borders.append((tuple(features.shape[1:]), features.dtype))
+    return borders[place.rank : place.rank + 2]
+
+
+def own_stage(model: nn.Sequential, cut: list[int], place: Place) -> nn.Sequential:
+    """Return this rank's blocks, on its device; those of other stages keep names and shapes, without memory."""
+    start, end = cut[place.rank : place.rank + 2]
+    for block in (*model[:start], *model[end:]):
+        block.to("meta")
+    return model[start:end].to(place.device)
+
+
+def describe_stages(model: nn.Sequential, cut: list[int], stage, optimizer, place: Place, options) -> dict:
+    """Return what a ParallelContext says of the method: all ranks see the same images."""
+    before = sum(1 for _ in model[: cut[place.rank]].parameters())
+    stages = count(place.ranks, "stage") + "".join(f", from {block_names(model)[index]}" for index in cut[1:-1])
+    return {
+        "method": "pipeline",
+        "states": PartialStates(stage, optimizer, before, place.gather),
+        "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",
+    }
+
+
+def say_bubble(result: RunResult, place: Place, config) -> None:
+    """Print which part of the schedule's time the stages did not compute, in the last epoch, beside the formula."""
+    if place.rank > 0 or place.ranks == 1 or config.quiet:
+        return
+    phases = [rank.phases for rank in result.epochs[-1].ranks]
+    busy = sum(times.forward + times.backward for times in phases)
+    waiting = sum(times.exchange or 0.0 for times in phases)
+    stages, parts = len(phases), result.config["micro_batches"]
+    print(
+        f"Bubble:        {waiting / (busy + waiting):.0%} of the stages' time was measured to be idle or spent on "
+        f"sending; (P-1)/(M+P-1) with P = {stages} and M = {parts} is {(stages - 1) / (parts + stages - 1):.0%}"
+    )

@@ -1,0 +1,85 @@
+"""A network cut into stages: what cuts refuse, and two stages in one process."""
+
+import itertools
+
+import torch
+from torch import nn
+
+from common.engine.timing import SampledTimers, block_seconds
+from common.errors import USAGE, SuiteError
+from common.machine.environment import available_devices
+from common.models.build import block_names, refuse_uncut, split_index
+from common.models.cuts import balanced_cut
+
+
+def refuse_small_batch(config, options) -> None:
+    """Raise SuiteError (USAGE) if a batch has fewer images than --micro-batches."""
+    if options.micro_batches > config.batch_size:
+        found = f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}"
+        raise SuiteError("a micro-batch needs an image", found, "give fewer micro-batches", USAGE)
+
+
+def refuse_shared_weights(model: nn.Sequential, cut: list[int], which: str = "two") -> None:
+    """Raise SuiteError (USAGE) if stages would have a weight in common; which: how a sentence calls them."""
+    weights = [{*model[start:end].parameters()} for start, end in itertools.pairwise(cut)]
+    if len(set.union(*weights)) < sum(map(len, weights)):
+        advice = "give each part weights of its own, or another --split-at"
+        raise SuiteError(f"{which} stages would have the same weights", where_cut(model, cut), advice, USAGE)
+
+
+def where_cut(model: nn.Sequential, cut: list[int]) -> str:
+    """Return in words in front of which blocks the stages but the first begin."""
+    return f"it is cut before {', '.join(block_names(model)[index] for index in cut[1:-1])}"
+
+
+class TwoStage(nn.Module):
+    """Two stages with one transfer between them; cuts a batch into `micro_batches` parts, whose outputs it joins."""
+
+    def __init__(self, stage0: nn.Module, stage1: nn.Module, devices, micro_batches: int):
+        super().__init__()
+        self.stage0, self.stage1 = stage0.to(devices[0]), stage1.to(devices[-1])
+        self.device1, self.micro_batches = devices[-1], micro_batches
+        self.timers = SampledTimers(devices[:1], devices[-1:])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        timer0, timer1 = self.timers.of_batch(self.training)
+        outputs = []
+        for part in images.tensor_split(min(self.micro_batches, len(images))):  # M x (B/M, C, H, W) on device 0
+            # On GPUs these calls only queue work: device 0 turns to the next part while device 1 does this one.
+            timer0.start()
+            features = self.stage0(part)
+            timer0.mark("stage 0")
+            features = features.to(self.device1, non_blocking=True)
+            timer1.start()
+            outputs.append(self.stage1(features))
+            timer1.mark("stage 1")
+        return torch.cat(outputs)  # (B, classes) on device 1
+
+
+def choose_two(config, options) -> list[torch.device]:
+    """Return the devices of the two stages: one where there is one, or only a control is wanted."""
+    refuse_small_batch(config, options)
+    return available_devices(config.device)[: 2 if options.use_model_parallel else 1]
+
+
+def cut_in_two(model: nn.Sequential, images: torch.Tensor, block: str | None) -> int:
+    """Return the index of the second stage's first block: `block`, or where the stages' times are most equal.
+
+    images: (B, C, H, W), by which they are measured.
+    """
+    refuse_uncut(model)
+    cut = split_index(model, block) if block else balanced_cut(block_seconds(model, images), 2)[0]
+    refuse_shared_weights(model, [0, cut, len(model)], "both")
+    return cut
+
+
+def describe_two(parallel: TwoStage, model: nn.Sequential, cut: int, devices, options) -> dict:
+    """Return what a ParallelContext says of the method."""
+    parts, place = options.micro_batches, "one stage per device" if len(devices) > 1 else "both stages on one device"
+    first = block_names(model)[cut]
+    return {
+        "method": ("mp-micro" if parts > 1 else "mp") if options.use_model_parallel else "mp-control",
+        "simulated": options.use_model_parallel and len(devices) == 1,
+        "timers": parallel.timers,
+        "note": f"{place}, second stage from {first}, {parts} micro-batch{'es' if parts > 1 else ''}",
+    }
