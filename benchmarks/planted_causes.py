@@ -29,7 +29,7 @@ from common.settings.arguments import one_of
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.steps import Excess
+from comparison.judge.statistics import Excess
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Report

@@ -1,30 +1,17 @@
 """All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comparison.judge.choice import Recommendation, Sweep, choose, find_sweeps
 from comparison.judge.fairness import compare_with_baselines, differences, equal_images
-from comparison.judge.measures import Measures, Summary, measure
+from comparison.judge.measures import Measures, Resolution, Summary, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
-from comparison.judge.statistics import Ratio, Table, residual_deviation, resolution
+from comparison.judge.statistics import Ratio
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.record import Report
 from comparison.rows import Row
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """How small a difference the comparison can find, in four of five cases, as a share.
-
-    deviation: the standard deviation of the times of runs, without what blocks and rows have in common, as a share.
-    differences: by number of blocks.
-    """
-
-    deviation: float
-    differences: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class Analysis:
 def analyse(report: Report) -> Analysis:
     """Return all that is derived from the raw results of a comparison."""
     measures = measure(report)
-    standings = compare_with_baselines(report, measures.asked)
+    standings = compare_with_baselines(report, measures)
     rows = tuple(analyse_row(report, row, standings[row.configuration.name], measures) for row in report.rows)
     return Analysis(
         report,
@@ -83,7 +70,7 @@ def analyse(report: Report) -> Analysis:
         find_sweeps(report, rows, measures.asked),
         project(report, measures.summaries),
         choose(report, rows, measures.asked),
-        _resolution(measures.asked, len(report.rows) - 1),
+        measures.resolution,
         {role: _pairs(report, rows, role, measures) for role in (TWIN, BEFORE)},
     )
 
@@ -105,16 +92,3 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
         unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
         pairs.append(Pair(entry, other, measures.summaries[name], ratio, tuple(unlike)))
     return tuple(pairs)
-
-
-def _resolution(asked: Table, comparisons: int) -> Resolution | None:
-    times = asked.measured
-    noise = residual_deviation(times) if times.size else None
-    if noise is None:
-        return None
-    (measured, columns), (deviation, _) = times.shape, noise
-    shares = {
-        blocks: resolution(deviation, blocks, columns, comparisons, asked.confidence)
-        for blocks in sorted({measured, 10})
-    }
-    return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})

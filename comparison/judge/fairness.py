@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.settings.config import RunConfig, flags_that
-from comparison.judge.measures import block_times
-from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table, mean_difference
+from comparison.judge.measures import Measures
+from comparison.judge.statistics import CONFIDENCE, FASTER, Ratio, Table
 from comparison.methods import method_of
 from comparison.plan.plan import words_of
 from comparison.record import ACCURACY_MARGIN, Report
@@ -107,19 +107,21 @@ def exempt(*configurations: Configuration) -> tuple[str, ...]:
 class Standing:
     """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
 
-    unequal: the settings that should be equal and are not. efficiency: the speed-up ÷ how many times as many devices
-    (on a CPU, threads) as the baseline the row has. accuracy: why its accuracy keeps it from being recommended, if so.
+    unequal: the settings that should be equal and are not. devices: how many times as many (on a CPU, threads) as the
+    baseline the row has; efficiency: the speed-up ÷ that. accuracy: why its accuracy keeps it from being recommended,
+    if so.
     """
 
     baseline: Row | None
     speed_up: Ratio | None = None
     reason: str = ""
     unequal: tuple[str, ...] = ()
+    devices: float = 1.0
     efficiency: Ratio | None = None
     accuracy: str = ""
 
 
-def compare_with_baselines(report: Report, asked: Table) -> dict[str, Standing]:
+def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:
     """Compare every row with its baseline, if that may be done, by configuration's name; a baseline's speed-up is 1.
 
     A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
@@ -127,7 +129,7 @@ def compare_with_baselines(report: Report, asked: Table) -> dict[str, Standing]:
     where a target accuracy was asked for, one that missed it in a run.
 
     All intervals together hold the truth with the report's confidence: those of one baseline's rows by Dunnett's
-    value, several baselines by equal parts of the error. asked: the times that rows are judged by.
+    value, several baselines by equal parts of the error.
     """
     rows = {row.configuration.name: row for row in report.rows}
     standings = {name: _before_times(report, row) for name, row in rows.items()}
@@ -138,32 +140,35 @@ def compare_with_baselines(report: Report, asked: Table) -> dict[str, Standing]:
         elif standing.baseline and not standing.reason:
             families.setdefault(standing.baseline.configuration.name, []).append(name)
     for reference, names in families.items():
-        baseline, confidence = rows[reference], 1 - (1 - asked.confidence) / len(families)
-        for name, speed_up in zip(names, asked.ratios(reference, names, confidence), strict=True):
-            efficiency = speed_up.times(units(baseline.results[0]) / units(rows[name].results[0]))
-            accuracy = less_accurate(report, rows[name], baseline, speed_up)
-            standings[name] = replace(standings[name], speed_up=speed_up, efficiency=efficiency, accuracy=accuracy)
+        confidence = 1 - (1 - measures.asked.confidence) / len(families)
+        for name, speed_up in zip(names, measures.asked.ratios(reference, names, confidence), strict=True):
+            own, other = (units(rows[some].results[0]) for some in (name, reference))
+            standings[name] = replace(
+                standings[name],
+                speed_up=speed_up,
+                devices=own / other,
+                efficiency=speed_up.times(other / own),
+                accuracy=less_accurate(report, measures.accuracies, name, reference, speed_up),
+            )
     return standings
 
 
-def less_accurate(report: Report, row: Row, baseline: Row, speed_up: Ratio) -> str:
+def less_accurate(report: Report, accuracies: Table, row: str, baseline: str, speed_up: Ratio) -> str:
     """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; nothing if it is.
 
     A test of non-inferiority: with 95 % confidence, the mean difference in blocks of equal seeds is above -margin; all
     rows that learn tell the noise. Of a row that is not faster, or whose weights are one device's after 20 steps, only
     a lower accuracy that is proved is told. Rows that reached a target accuracy are equal in that.
     """
-    if report.settings.get("target_accuracy") is not None or row.times_only or baseline.times_only:
+    if report.settings.get("target_accuracy") is not None or not {row, baseline} <= {*accuracies.columns}:
         return ""
-    rows = [other for other in report.rows if not other.times_only]
-    accuracies = block_times(rows, lambda _, result: 100 * result.epochs[-1].test_accuracy)
-    value, low, high = mean_difference(accuracies, rows.index(row), rows.index(baseline), 2 * CONFIDENCE - 1)
+    value, low, high = accuracies.difference(row, baseline, 2 * CONFIDENCE - 1)
     margin = report.settings["accuracy_margin"] or ACCURACY_MARGIN
     if low >= -margin:
         return ""
     if high < 0:
         return say("accuracy {n:.1f} points lower", n=-value)
-    check = report.equivalence.get(row.configuration.name)
+    check = report.equivalence.get(row)
     if speed_up.words != FASTER or (check and check.status == "ok"):
         return ""
     if margin == 1:

@@ -20,6 +20,8 @@ from comparison.judge.statistics import (
     adjusted_means,
     look_confidence,
     mean_interval,
+    residual_deviation,
+    resolution,
 )
 from comparison.methods import method_of
 from comparison.record import Report
@@ -91,6 +93,7 @@ class Summary:
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     memory: Memory | None = None
     images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
+    warnings: tuple[Finding, ...] = ()  # what makes its times doubtful
 
     @property
     def accuracy(self) -> float | None:
@@ -109,13 +112,30 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Resolution:
+    """How small a difference the comparison can find, in four of five cases, as a share.
+
+    deviation: the standard deviation of the times of runs, without what blocks and rows have in common, as a share.
+    differences: by number of blocks.
+    """
+
+    deviation: float
+    differences: dict[int, float]
+
+
+@dataclass(frozen=True)
 class Measures:
     """What all runs of a report say. asked: what its rows are judged by, the seconds of an image or, with a target
-    accuracy, of all training; images: the seconds of an image. summaries: by configuration's name."""
+    accuracy, of all training; images: the seconds of an image; accuracies: in percent, of the rows that learn.
+
+    summaries: by configuration's name. resolution: None where there are too few runs to tell.
+    """
 
     asked: Table
     images: Table
+    accuracies: Table
     summaries: dict[str, Summary]
+    resolution: Resolution | None
 
 
 def epoch_seconds(result: RunResult) -> float:
@@ -160,24 +180,43 @@ def measure(report: Report) -> Measures:
     although the number of blocks depends on the noise (C. Stein, Annals of Mathematical Statistics 16, 1945).
     """
     rows, settings = report.all_rows, report.settings
-    images = block_times(rows)
-    training = block_times(rows, lambda _, result: training_seconds(result))
-    total = block_times(rows, lambda outcome, _: outcome.wall_seconds)
-    asked = images if settings.get("target_accuracy") is None else training
-    names = tuple(row.configuration.name for row in rows)
     judged = (
         confidence_of(report),
         report.wanted_blocks if settings.get("margin") else None,
         settings["equal_within"] or EQUAL_WITHIN,
         frozenset(row.configuration.name for row in rows if row.disturbed),
     )
-    means = zip(*(adjusted_means(times) for times in (asked, images, training, total)), strict=True)
-    summaries = {row.configuration.name: _summary(row, *map(float, own)) for row, own in zip(rows, means, strict=True)}
-    return Measures(Table(names, asked, *judged), Table(names, images, *judged), summaries)
+
+    def table(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float]) -> Table:
+        return Table(tuple(row.configuration.name for row in rows), block_times(rows, measure), *judged)
+
+    images, training = table(rows, image_seconds), table(rows, lambda _, result: training_seconds(result))
+    total = table(rows, lambda outcome, _: outcome.wall_seconds)
+    asked = images if settings.get("target_accuracy") is None else training
+    learning = [row for row in report.rows if not row.times_only]
+    accuracies = table(learning, lambda _, result: 100 * result.epochs[-1].test_accuracy)
+    means = zip(*(adjusted_means(some.values) for some in (asked, images, training, total)), strict=True)
+    columns = zip(rows, training.values.T, means, strict=True)
+    summaries = {row.configuration.name: _summary(row, own, *map(float, numbers)) for row, own, numbers in columns}
+    return Measures(asked, images, accuracies, summaries, _resolution(asked, len(report.rows) - 1))
 
 
-def _summary(row: Row, asked: float, per_image: float, training: float, total: float) -> Summary:
-    """The numbers of one row, given its mean seconds for what was asked, an image, the training and the command."""
+def _resolution(asked: Table, comparisons: int) -> Resolution | None:
+    times = asked.measured
+    noise = residual_deviation(times) if times.size else None
+    if noise is None:
+        return None
+    deviation, (measured, columns) = noise[0], times.shape
+    shares = {
+        blocks: resolution(deviation, blocks, columns, comparisons, asked.confidence)
+        for blocks in sorted({measured, 10})
+    }
+    return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})
+
+
+def _summary(row: Row, trainings: Array, asked: float, per_image: float, training: float, total: float) -> Summary:
+    """The numbers of one row, given the seconds of its trainings, and the mean seconds for what was asked, an image,
+    the training and the command."""
     seconds = run_seconds(row)
     if not seconds:
         return Summary()
@@ -198,7 +237,7 @@ def _summary(row: Row, asked: float, per_image: float, training: float, total: f
         accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
         total_seconds=total,
         training_seconds=training,
-        training_interval=mean_interval([training_seconds(result) for result in row.results], training),
+        training_interval=mean_interval(trainings, training),
         startup_seconds=statistics.median(startup),
         phases=PhaseTimes(
             **{
@@ -208,6 +247,7 @@ def _summary(row: Row, asked: float, per_image: float, training: float, total: f
         ),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
+        warnings=tuple(unsteadiness(row)),
     )
 
 

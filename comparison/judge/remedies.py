@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.fairness import units
 from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.steps import COMPUTATION, Excess, account_for_steps
+from comparison.judge.statistics import Excess
+from comparison.judge.steps import COMPUTATION, account_for_steps
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, counterpart
 from comparison.plan.plan import make_order
@@ -55,7 +55,7 @@ def find_remedies(analysis: Analysis) -> list[Remedy]:
 
 def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
     """What takes the cause away; None if nothing is known that does, or if it costs nothing."""
-    result, planned, baseline = entry.row.results[0], entry.row.configuration.planned, entry.standing.baseline
+    result, planned, more = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
     flags: tuple[str, ...] = ()
     parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
@@ -64,7 +64,6 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
         predicted = Excess("data", entry.summary.phases.known["data"])
     elif kind == "too many workers" and entry.accounts.queued:
         predicted = entry.accounts.queued.times(entry.summary.step_milliseconds)
-    more = units(result) / units(baseline.results[0]) if baseline and baseline.results else 1
     if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
         change, flags = "loader resident", ("--loader", "resident", "--num-workers", "0")
     elif kind == "too many workers" and planned.num_workers > result.world_size:

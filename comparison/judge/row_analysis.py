@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from comparison.judge.causes import Case, find_causes
 from comparison.judge.fairness import Standing
-from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs, unsteadiness
+from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs
 from comparison.judge.statistics import DISTURBED
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report
@@ -17,7 +17,7 @@ MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
 
 @dataclass(frozen=True)
 class RowAnalysis:
-    """What is derived from one row. result: in words, what became of it; warnings: what makes its times doubtful.
+    """What is derived from one row. result: in words, what became of it.
 
     memory_ratio: its peak memory ÷ the baseline's; None where it has no speed-up over another row either.
     """
@@ -28,9 +28,13 @@ class RowAnalysis:
     costs: Costs
     accounts: Accounts
     causes: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
-    result: str
     memory_ratio: float | None
+    result: str
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What makes its times doubtful."""
+        return self.summary.warnings
 
     @property
     def much_memory(self) -> bool:
@@ -69,9 +73,8 @@ def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures
         costs=find_costs(report, row, measures.images),
         accounts=accounts,
         causes=find_causes(case) if row.results else (),
-        warnings=tuple(unsteadiness(row)),
-        result=_result(report, row, standing),
         memory_ratio=_memory_ratio(row, standing, measures.summaries),
+        result=_result(report, row, standing),
     )
 
 

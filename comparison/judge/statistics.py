@@ -6,7 +6,7 @@ The critical values of Student, Dunnett and O'Brien and Fleming are by quadratur
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -157,12 +157,58 @@ class Ratio:
         return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
-def mean_interval(values: Sequence[float], mean: float) -> tuple[float, float] | None:
-    """Return the 95 % interval around the geometric mean of positive numbers, Student's on the logarithms; None below
-    three."""
-    if len(values) < 3:
+@dataclass(frozen=True)
+class Excess:
+    """By how much a time is longer than expected (shorter, if negative): the mean over the blocks, and its interval.
+
+    low, high: None with one block.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether its interval lies on one side of 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def margin(self) -> float | None:
+        """Half of its interval, which is symmetric."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def least(self, size: float) -> bool:
+        """Whether all of its interval is at least so large."""
+        return self.low is not None and self.low >= size
+
+    def times(self, factor: float) -> "Excess":
+        """Return it, with its interval, times a number that is known exactly."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Excess(self.name, self.value * factor, low, high)
+
+    def __str__(self) -> str:
+        decimals = 1 if abs(self.value) >= 1 else 2
+        return f"{abs(self.value):.{decimals}f}" + ("" if self.low is None else f" ± {self.margin:.{decimals}f}")
+
+
+def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:
+    """Return the mean of the blocks' values with Student's interval, which holds as one of so many with 95 %."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return Excess(name, mean)
+    confidence = 1 - (1 - CONFIDENCE) / claims
+    margin = t_quantile(len(values) - 1, confidence) * statistics.stdev(values) / math.sqrt(len(values))
+    return Excess(name, mean, mean - margin, mean + margin)
+
+
+def mean_interval(values: Iterable[float], mean: float) -> tuple[float, float] | None:
+    """Return the 95 % interval around the geometric mean of positive numbers (but nan), Student's on the logarithms;
+    None below three."""
+    logs = [math.log(value) for value in values if math.isfinite(value)]
+    if len(logs) < 3:
         return None
-    logs = [math.log(value) for value in values]
     factor = math.exp(t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
     return mean / factor, mean * factor
 
@@ -281,32 +327,36 @@ def _least_correlation(fit: _Fit, reference: int, others: Sequence[int]) -> floa
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Times that were measured in blocks, and how to judge them. seconds: (blocks, columns), nan where there is none.
+    """What was measured in blocks, and how to judge it. values: (blocks, columns), nan where nothing was measured.
 
     columns: their names; disturbed: those beside which other programs used the machine. confidence, noise_blocks: as
     for `ratios`; equal_within: as in Ratio.
     """
 
     columns: tuple[str, ...]
-    seconds: Array
-    confidence: float
-    noise_blocks: int | None
-    equal_within: float
-    disturbed: frozenset[str]
+    values: Array
+    confidence: float = CONFIDENCE
+    noise_blocks: int | None = None
+    equal_within: float = EQUAL_WITHIN
+    disturbed: frozenset[str] = frozenset()
 
     @property
     def measured(self) -> Array:
-        """The columns that have a time."""
-        return self.seconds[:, np.isfinite(self.seconds).any(axis=0)]
+        """The columns that have a value."""
+        return self.values[:, np.isfinite(self.values).any(axis=0)]
 
     def ratios(self, numerator: str, denominators: Sequence[str], confidence: float | None = None) -> list[Ratio]:
         """Return the ratios of the times of one column and each of several; all columns tell the noise."""
         reference, *others = map(self.columns.index, (numerator, *denominators))
-        found = ratios(self.seconds, reference, others, confidence or self.confidence, self.noise_blocks)
+        found = ratios(self.values, reference, others, confidence or self.confidence, self.noise_blocks)
         return [
             replace(ratio, disturbed=not self.disturbed.isdisjoint((numerator, name)), equal_within=self.equal_within)
             for ratio, name in zip(found, denominators, strict=True)
         ]
+
+    def difference(self, first: str, second: str, confidence: float) -> tuple[float, float, float]:
+        """Return by how much the mean of one column is above another's, and its interval: see mean_difference."""
+        return mean_difference(self.values, self.columns.index(first), self.columns.index(second), confidence)
 
 
 def residual_deviation(times: Array) -> tuple[float, int] | None:

@@ -11,60 +11,14 @@ from operator import attrgetter
 from typing import TypeVar
 
 from common.files.results import PHASES, PhaseTimes, RankTimes, RunResult
-from comparison.judge.fairness import Standing, units
+from comparison.judge.fairness import Standing
 from comparison.judge.measures import done
-from comparison.judge.statistics import CONFIDENCE, t_quantile
+from comparison.judge.statistics import Excess, mean_excess
 from comparison.rows import Row
 
 T = TypeVar("T")
 OUTSIDE = "outside"
 COMPUTATION = ("forward", "backward", "update")
-
-
-@dataclass(frozen=True)
-class Excess:
-    """By how much a time is longer than expected (shorter, if negative): the mean over the blocks, and its interval.
-
-    low, high: None with one block.
-    """
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def proved(self) -> bool:
-        """Whether its interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
-    @property
-    def margin(self) -> float | None:
-        """Half of its interval, which is symmetric."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
-    def least(self, size: float) -> bool:
-        """Whether all of its interval is at least so large."""
-        return self.low is not None and self.low >= size
-
-    def times(self, factor: float) -> "Excess":
-        """Return it, with its interval, times a number that is known exactly."""
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
-        return Excess(self.name, self.value * factor, low, high)
-
-    def __str__(self) -> str:
-        decimals = 1 if abs(self.value) >= 1 else 2
-        return f"{abs(self.value):.{decimals}f}" + ("" if self.low is None else f" ± {self.margin:.{decimals}f}")
-
-
-def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:
-    """Return the mean of the blocks' values with Student's interval, which holds as one of so many with 95 %."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return Excess(name, mean)
-    confidence = 1 - (1 - CONFIDENCE) / claims
-    margin = t_quantile(len(values) - 1, confidence) * statistics.stdev(values) / math.sqrt(len(values))
-    return Excess(name, mean, mean - margin, mean + margin)
 
 
 @dataclass(frozen=True)
@@ -356,8 +310,7 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     baseline = standing.baseline if standing.baseline is not row else None
     steps = whole = None
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
-        devices = units(row.results[0]) / units(baseline.results[0])
-        steps, whole = account_for_steps(row, baseline, devices), account_for_runs(row, baseline)
+        steps, whole = account_for_steps(row, baseline, standing.devices), account_for_runs(row, baseline)
     return Accounts(
         steps,
         whole,

@@ -13,7 +13,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.choice import Sweep
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.steps import Excess
+from comparison.judge.statistics import Excess
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report

@@ -8,7 +8,7 @@ import compare_parallel
 from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs, find_remedies, plan_proof
-from comparison.judge.steps import Excess
+from comparison.judge.statistics import Excess
 from comparison.results_file import write_results
 from comparison.show.report import PROOF, present
 from comparison.show.terminal import terminal_text

@@ -9,13 +9,13 @@ from statistics import mean
 import pytest
 
 from common.files.results import PhaseTimes, RankTimes
+from comparison.judge.statistics import mean_excess
 from comparison.judge.steps import (
     Time,
     account_for_runs,
     account_for_steps,
     critical_rank,
     make_account,
-    mean_excess,
     rank_means,
     run_time,
     step_time,
