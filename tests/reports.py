@@ -48,7 +48,14 @@ ENVIRONMENT = {
     "gpus": [],
     "links": [],
 }
-PROBE = {"train_images": 1000, "test_images": 200, "startup_seconds": 2.0, "models": [], "loaders": [], "steps": []}
+PROBE = {
+    "train_images": 1000,
+    "test_images": 200,
+    "startup_seconds": 2.0,
+    "resident_images_per_second": None,
+    "wall_seconds": None,
+    **{name: [] for name in ("steps", "models", "loaders", "memory", "blocks")},
+}
 PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
 
 
