@@ -12,7 +12,7 @@ from PIL import Image
 
 from common.data.image_set import load_image_set
 from common.errors import DATA, USAGE, SuiteError
-from common.models.build import AUXILIARY, block_names, build_model, plain_state
+from common.models.build import AUXILIARY, block_names, build_network, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from tests.fixtures import ALL, EXTENDING_FILES, make_config, make_loaders, plan_arguments
@@ -41,20 +41,21 @@ def test_a_sequential_can_be_cut_and_any_other_module_not(tmp_path):
         "        super().__init__()\n        self.parts = build(shape, classes)\n\n"
         "    def forward(self, images):\n        return self.parts(images)\n"
     )
-    cut, whole = (build_model(f"{file}:{name}", (1, 28, 28), 0, classes=7) for name in ("build", "Net"))
+    cut, whole = (build_network(f"{file}:{name}", (1, 28, 28), 0, classes=7) for name in ("build", "Net"))
     assert len(cut) == 2 and len(whole) == 1
     images = torch.randn(3, 1, 28, 28)
     assert cut(images).shape == whole(images).shape == (3, 7)
     alone = runpy.run_path(str(file))["Net"]((1, 28, 28), 7)
     alone.load_state_dict(plain_state(whole))  # under the names that its own class gives them
     torch.testing.assert_close(alone(images), whole(images))
-    again = build_model(f"{file}:Net", (1, 28, 28), 0, classes=7)
+    again = build_network(f"{file}:Net", (1, 28, 28), 0, classes=7)
     assert all(torch.equal(weight, same) for weight, same in zip(whole.parameters(), again.parameters(), strict=True))
-    half = build_model(f"{file}:Net", (1, 28, 28), 0, "bf16", 7)
+    half = build_network(f"{file}:Net", (1, 28, 28), 0, "bf16", 7)
     assert half(images).dtype == torch.bfloat16
 
 
-SHARED = """from torch import nn
+NETWORKS = """from collections import OrderedDict
+from torch import nn
 
 
 def build(shape, classes):
@@ -78,33 +79,45 @@ class Branches(nn.Sequential):
 
 def branches(shape, classes):
     return Branches(nn.Flatten(), nn.Linear(784, classes))
+
+
+def alone(shape, classes):
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))
 """
 
 
-def test_a_network_stays_what_its_author_wrote(tmp_path):
-    file = tmp_path / "net.py"
-    file.write_text("from collections import OrderedDict\n\n" + SHARED)
-    theirs = runpy.run_path(str(file))
-    images = torch.randn(3, 1, 28, 28)
-    for name, blocks in (("build", 6), ("network", 2), ("twice", 4), ("branches", 1)):
-        ours = build_model(f"{file}:{name}", (1, 28, 28), 0)
-        alone = theirs[name]((1, 28, 28), 10)
-        alone.load_state_dict(plain_state(ours))
-        torch.testing.assert_close(ours(images), alone(images))
-        assert len(ours) == len(block_names(ours)) == blocks
+@pytest.fixture
+def networks(tmp_path):
+    """net.py, with the functions of NETWORKS."""
+    (tmp_path / "net.py").write_text(NETWORKS)
+    return tmp_path / "net.py"
 
 
-def test_stages_that_would_share_weights_are_refused(project, tmp_path):
-    (tmp_path / "net.py").write_text("from collections import OrderedDict\n\n" + SHARED)
-    model = f"{tmp_path / 'net.py'}:twice"
-    done = project("model_parallel_train.py", "--model", model, "--split-at", 2, "--figure-dir", tmp_path)
-    assert done.returncode == 2 and "both stages would have the same weights; it is cut before 2" in done.stderr
+@pytest.mark.parametrize("name, blocks", [("build", 6), ("network", 2), ("twice", 4), ("branches", 1), ("alone", 1)])
+def test_a_network_stays_what_its_author_wrote(name, blocks, networks):
+    images, ours = torch.randn(3, 1, 28, 28), build_network(f"{networks}:{name}", (1, 28, 28), 0)
+    theirs = runpy.run_path(str(networks))[name]((1, 28, 28), 10)
+    theirs.load_state_dict(plain_state(ours))
+    torch.testing.assert_close(ours(images), theirs(images))
+    assert len(ours) == len(block_names(ours)) == blocks
+
+
+@pytest.mark.parametrize(
+    "name, flags, said",
+    [
+        ("twice", ("--split-at", 2), "both stages would have the same weights; it is cut before 2"),
+        pytest.param("alone", (), "this model cannot be cut; it is no plain nn.Seq", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_one_line(name, flags, said, networks, project, tmp_path):
+    done = project("model_parallel_train.py", "--model", f"{networks}:{name}", *flags, "--figure-dir", tmp_path)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "strided", "vgg", "resnet8"])
 @pytest.mark.parametrize("size", [31, 48, 63])
 def test_the_built_in_networks_take_images_of_other_sizes(name, size):
-    assert build_model(name, (3, size, size), 0, classes=4).eval()(torch.zeros(2, 3, size, size)).shape == (2, 4)
+    assert build_network(name, (3, size, size), 0, classes=4).eval()(torch.zeros(2, 3, size, size)).shape == (2, 4)
 
 
 def test_rows_that_need_a_cut_are_skipped_with_that_reason():
@@ -113,17 +126,6 @@ def test_rows_that_need_a_cut_are_skipped_with_that_reason():
     assert set(skipped) == {"mp", "mp-micro", "pipeline", "pipeline-1f1b"}
     assert skipped["mp"] == "net.py:Net cannot be cut: it is no plain nn.Sequential of two parts or more"
     assert not any("cut" in row.skip for row in make_plan(plan_arguments(model=["lenet"]), Machine(0, 2), []))
-
-
-@pytest.mark.slow
-def test_a_model_that_cannot_be_cut_is_one_line(project, tmp_path):
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Sequential("
-        "nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))\n"
-    )
-    done = project("model_parallel_train.py", "--model", f"{tmp_path / 'net.py'}:build", "--figure-dir", tmp_path)
-    assert done.returncode == 2 and "this model cannot be cut; it is no plain nn.Sequential" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 TWO_HEADS = """from torch import nn
@@ -163,35 +165,25 @@ def test_a_broken_file_is_one_line(text, function, message, tmp_path):
     if text:
         file.write_text(text)
     with pytest.raises(SuiteError, match=re.escape(message)) as refused:
-        build_model(f"{file}:{function}", (1, 28, 28), 0)
+        build_network(f"{file}:{function}", (1, 28, 28), 0)
     assert refused.value.exit_code == USAGE
 
 
 @pytest.mark.parametrize("name", AUXILIARY)
 def test_networks_with_auxiliary_classifiers_are_had_as_the_refusal_says(name, tmp_path):
     with pytest.raises(SuiteError, match=f"torchvision:{name} returns more than logits in training") as refused:
-        build_model(f"torchvision:{name}", (3, 96, 96), 0)
+        build_network(f"torchvision:{name}", (3, 96, 96), 0)
     said = re.search(r"build\(image_shape, classes\) returns (.*)$", str(refused.value))[1]
     (tmp_path / "net.py").write_text(f"import torchvision\n\n\ndef build(image_shape, classes):\n    return {said}\n")
-    model = build_model(f"{tmp_path / 'net.py'}:build", (3, 96, 96), 0, classes=3)
+    model = build_network(f"{tmp_path / 'net.py'}:build", (3, 96, 96), 0, classes=3)
     assert model.train()(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
 
 
 @pytest.mark.slow
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
     (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
-    done = project(
-        "compare_parallel.py",
-        "--model",
-        f"{tmp_path / 'net.py'}:build",
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--output-dir",
-        tmp_path / "out",
-        tiny=False,
-    )
+    flags = "--model", f"{tmp_path / 'net.py'}:build", "--dataset", "synthetic-mnist", "--data-root", data_root
+    done = project("compare_parallel.py", *flags, "--output-dir", tmp_path / "out", tiny=False)
     assert done.returncode == 2 and "must return an nn.Module; it returned int" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out" / "results.json").exists()
 
@@ -199,21 +191,17 @@ def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_r
 @pytest.mark.parametrize(
     "name, shape, message",
     [
-        (
-            "torchvision:resnet5",
-            (3, 32, 32),
-            "torchvision has no classifier resnet5; .*did you mean torchvision:resnet50",
-        ),
+        ("torchvision:resnet5", (3, 32, 32), "has no classifier resnet5; .*did you mean torchvision:resnet50"),
         ("torchvision:resnet18", (1, 28, 28), "takes colour images; these have 1 channel"),
     ],
 )
 def test_torchvisions_networks_that_cannot_be_had(name, shape, message):
     with pytest.raises(SuiteError, match=message):
-        build_model(name, shape, 0)
+        build_network(name, shape, 0)
 
 
 def test_a_network_of_torchvision():
-    model = build_model("torchvision:resnet18", (3, 64, 64), 0, classes=3)
+    model = build_network("torchvision:resnet18", (3, 64, 64), 0, classes=3)
     assert model.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 3) and len(model) == 1
 
 
@@ -274,30 +262,9 @@ def test_fewer_test_images_than_ranks_is_one_line(images, tmp_path):
 
 @pytest.mark.parametrize("loader", [pytest.param("workers", marks=pytest.mark.slow), "resident"])
 def test_a_folder_is_trained_on_with_as_many_classes_as_it_has(loader, images, project, tmp_path):
-    done = project(
-        "data_parallel_train.py",
-        "--dataset",
-        f"folder:{images}",
-        "--image-size",
-        32,
-        "--loader",
-        loader,
-        "--model",
-        "vgg",
-        "--batch-size",
-        4,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--data-root",
-        tmp_path / "data",
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        tiny=False,
-    )
+    flags = f"--image-size 32 --loader {loader} --model vgg --batch-size 4 --num-workers 0 --epochs 1".split()
+    places = "--data-root", tmp_path / "data", "--output", tmp_path / "result.json", "--figure-dir", tmp_path
+    done = project("data_parallel_train.py", "--dataset", f"folder:{images}", *flags, *places, tiny=False)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result["class_accuracy"]) == ["cat", "dog", "emu"] and result["epochs"][0]["samples"] == 12
@@ -350,26 +317,19 @@ def test_a_folder_that_was_decoded_otherwise_is_decoded_again(images, tmp_path, 
         load_image_set(config)
 
 
-@pytest.mark.parametrize(
-    "links",
-    [
-        {"train/cat/9.png": "missing.png"},
-        {"train/cat/9.png": "9.png"},
-        {"train/cat/more": ".."},
-        {"train/cat/more": "../../test/cat", "test/cat/more": "../../train/cat"},
-    ],
-    ids=str,
-)
+CIRCLE = {"train/cat/more": "../../test/cat", "test/cat/more": "../../train/cat"}
+
+
+LINKS = {"train/cat/9.png": "missing.png"}, {"train/cat/9.png": "9.png"}, {"train/cat/more": ".."}, CIRCLE
+
+
+@pytest.mark.parametrize("links", LINKS, ids=str)
 def test_a_link_that_leads_nowhere_or_in_a_circle(links, images, tmp_path):
     for link, target in links.items():
         (images / link).symlink_to(target)
     with pytest.raises(SuiteError, match="cannot read .*/9.png|/more is a link to a folder that it is in") as refused:
         load_image_set(config_of(images, tmp_path / "data"))
     assert refused.value.exit_code == DATA
-
-
-def break_image(images):
-    (images / "test" / "emu" / "0.png").write_bytes(b"no image")
 
 
 @pytest.mark.parametrize(
@@ -380,7 +340,7 @@ def break_image(images):
         (lambda images: shutil.rmtree(images / "train"), "has no folder train"),
         (lambda images: shutil.rmtree(images / "test" / "emu"), "different classes; only one of them has emu"),
         (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "is no folder of images"),
-        (break_image, "cannot read the image"),
+        (lambda images: (images / "test" / "emu" / "0.png").write_bytes(b"no image"), "cannot read the image"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_one_line(damage, message, images, tmp_path):
@@ -417,30 +377,10 @@ def test_no_training_goes_on_with_another_network_or_other_images(script, images
     content = picture.read_bytes()
 
     def train(epochs):
-        return project(
-            *script,
-            "--dataset",
-            f"folder:{images}",
-            "--image-size",
-            4,
-            "--data-root",
-            tmp_path,
-            "--model",
-            f"{network}:build",
-            "--batch-size",
-            4,
-            "--num-workers",
-            0,
-            "--epochs",
-            epochs,
-            "--checkpoint",
-            tmp_path / "state.pt",
-            "--resume",
-            tmp_path / "state.pt",
-            "--figure-dir",
-            tmp_path,
-            tiny=False,
-        )
+        flags = f"--image-size 4 --batch-size 4 --num-workers 0 --epochs {epochs}".split()
+        flags += ["--dataset", f"folder:{images}", "--model", f"{network}:build", "--figure-dir", tmp_path]
+        state = tmp_path / "state.pt"
+        return project(*script, *flags, "--data-root", tmp_path, "--checkpoint", state, "--resume", state, tiny=False)
 
     network.write_text(ACTIVATION)
     assert train(1).returncode == 0
