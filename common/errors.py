@@ -1,18 +1,19 @@
 """Failures that a person can act on: what went wrong, what was found, what to type next."""
 
 import contextlib
+import re
 import signal
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
 OUT_OF_MEMORY = "out of memory"  # what an error line begins with, behind its place, and what a run's status then is
+NO_MEMORY = "OutOfMemoryError|out of memory|allocate memory|ALLOC_FAILED|ALLOCATION_FAILED|unable to find an engine"
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
 class SuiteError(Exception):
     """A failure with its cause and remedy: `SuiteError(what, found, advice, exit_code)`.
 
-    exit_code: FAILED (a run failed), USAGE (bad arguments), MACHINE (hardware or a package is
-    missing) or DATA (data missing or damaged).
+    exit_code: FAILED (a run), USAGE (bad arguments), MACHINE (lacks hardware or a package), DATA (missing or damaged).
     """
 
     def __init__(self, what: str, found: str, advice: str, exit_code: int):
@@ -27,17 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     cuDNN finds no engine for a convolution where memory does not suffice for the workspace of any.
     """
     said = f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or any(
-        words in said
-        for words in (
-            "OutOfMemoryError",
-            OUT_OF_MEMORY,
-            "allocate memory",
-            "ALLOC_FAILED",
-            "ALLOCATION_FAILED",
-            "unable to find an engine",
-        )
-    )
+    return isinstance(error, MemoryError) or bool(re.search(NO_MEMORY, said))
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def _running():
     """Processes of runs whose comparison is gone, and comparisons that are at work: both would disturb the times."""
     runs = defaultdict(list)
     for pid, tag in tags().items():
-        _, parent, *_ = [*tag.split("-"), ""]
+        parent = f"{tag}-".split("-")[1]
         if pid != os.getpid() and parent.isdecimal():
             runs[parent].append(pid)
     gone = [pids for parent, pids in runs.items() if not psutil.pid_exists(int(parent))]

@@ -250,11 +250,10 @@ def measure(arguments: Any, image_set: ImageSet) -> Probe:
     own = _loaders(arguments, image_set, device)  # all the time, so that the peak of the memory contains the images
     names = arguments.model or [default_model(arguments.dataset)]
     measured = [_measure_model(name, arguments, image_set, device, own[1]) for name in names]
-    loaders = [
-        loader_speed(_loaders(arguments, image_set, device, num_workers=workers)[0], workers, device)
-        for workers in (arguments.num_workers if arguments.ceiling else ())
-    ]
-    resident = None
+    loaders, resident = [], None
+    for workers in arguments.num_workers if arguments.ceiling else ():
+        loader, _ = _loaders(arguments, image_set, device, num_workers=workers)
+        loaders.append(loader_speed(loader, workers, device))
     if arguments.loader == "workers":
         with contextlib.suppress(SuiteError):  # it may be too large
             loader, _ = _loaders(arguments, image_set, device, loader="resident")

@@ -319,20 +319,20 @@ def _check_files(config: RunConfig) -> None:
     """Raise SuiteError (USAGE) unless --output, --save and --checkpoint can be written, each to a file of its own."""
     own_model, ending, _ = (config.model or "").rpartition(".py:")
     read = {"--model": own_model + ending.rstrip(":"), "--resume": config.resume}
-    taken = {os.path.realpath(path): flag for flag, path in read.items() if path}
+    taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
     for name in ("checkpoint", "output", "save"):
-        path, flag = getattr(config, name), option(name)
+        path, typed = getattr(config, name), option(name)
         if path is None:
             continue
-        file = file_behind(path, flag)
-        check_writable(file.parent, flag)
+        file = file_behind(path, typed)
+        check_writable(file.parent, typed)
         if not os.access(file, os.W_OK) and file.exists():
-            advice = f"name another file with {flag}, or change its rights"
+            advice = f"name another file with {typed}, or change its rights"
             raise SuiteError(f"cannot write {path}", "it may only be read", advice, USAGE)
         other = taken.get(str(file))
-        if other and (flag, other) != ("--checkpoint", "--resume"):
-            raise SuiteError(f"{other} and {flag} need a file each", f"both are {file}", "name two files", USAGE)
-        taken[str(file)] = flag
+        if other and (typed, other) != ("--checkpoint", "--resume"):
+            raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)
+        taken[str(file)] = typed
 
 
 def default_model(dataset: str) -> str:

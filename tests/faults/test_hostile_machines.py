@@ -472,7 +472,7 @@ def test_other_programs_on_the_same_cores(compare, tmp_path, keep):
             process.wait()
     keep("two programs that use the CPU", done.returncode, done.stdout.splitlines()[-1], done.seconds)
     assert done.returncode == 0, done.stderr
-    assert "WARNING: one device: other programs kept" in done.stdout
+    assert "- WARNING: other programs kept up to" in done.stdout
     assert read_results(tmp_path / "results.json").outcomes[0].foreign_cores > 0.5
 
 
@@ -483,4 +483,4 @@ def test_two_comparisons_on_one_machine(compare, tmp_path, keep):
     for number, done in enumerate(both, start=1):
         keep(f"two comparisons on one machine, says number {number}", done.returncode, done.stderr, done.seconds)
         assert done.returncode == 0, done.stderr
-        assert "WARNING: one device: other programs kept" in done.stdout
+        assert "- WARNING: other programs kept up to" in done.stdout
