@@ -212,7 +212,7 @@ SENTENCES = {
     "step longer": "a step is {x} ms longer, predicted were {y} ms: {words}",
     "resolution": "This machine, this hour: the times of runs have a standard deviation of {x}, without what rows and "
     "blocks have in common; differences {shares} are found, in four of five cases.",
-    "guess unproved": "measured {ratio}, in which the guess lies",
+    "right guess": "measured {ratio}, in which the guess lies",
     "wrong guess": "measured {ratio}, and so it is not",
     "guess": "“{row}” was guessed to be {x} times as fast as the baseline: {found}.",
     "multiples": "{time} as a multiple of that at {value}: {ratios}.",
@@ -234,7 +234,6 @@ SENTENCES = {
     "images per second do not say which one learns sooner; with --target-accuracy they are compared in that.",
     "no all-cores row": "none. One process with all {n} cores may be faster than all of these and was not measured: "
     "add {methods} to --methods, or see above why it has no time.",
-    "unequal row": "“{row}” is {fast}, with {settings}",
 }
 NOUNS = {  # of the places that are counts
     "threads": ("thread",),

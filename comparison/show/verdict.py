@@ -1,6 +1,6 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and what to use here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from common.errors import OUT_OF_MEMORY
 from common.words import percent
@@ -91,86 +91,51 @@ def recommendations(analysis: Analysis) -> list[str]:
     sentences: list[str] = []
     for choice in analysis.recommendations:
         if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
-            words = say("Recommendation: {words}", words=RECOMMENDATIONS[choice.kind](analysis, choice))
-            sentences.append(
-                say("For {trained}: {words}", trained=choice.trained, words=words) if choice.trained else words
-            )
+            words = say("Recommendation: {words}", words=_recommend(analysis, choice))
+            where = choice.trained
+            sentences.append(say("For {trained}: {words}", trained=where, words=words) if where else words)
     return sentences
 
 
-def _not_measured(analysis, choice):
-    """With how fast the rows are that were let run although they are unequal."""
-    rows = [
-        sentence(
-            "unequal row",
-            row=entry.label,
-            fast=as_fast(entry.standing.speed_up, entry.standing.baseline.label),
-            settings=join(", ", entry.standing.unequal),
-        )
-        for entry in analysis.rows
-        if entry.standing.speed_up and entry.standing.unequal
-    ]
-    if rows:
-        return say("none, as the rows are unequal: {rows}.", rows=join("; ", rows))
-    return say("none, as no other method was measured against the baseline.")
-
-
-def _disturbed(analysis, choice):
-    return say("none. The comparison was disturbed.")
-
-
-def _all_cores(analysis, choice):
-    return sentence(
-        "no all-cores row", n=analysis.report.environment["cores"], methods=join(" or ", all_cores_methods())
-    )
-
-
-def _own_batches(analysis, choice):
-    return sentence("own batches")
-
-
-def _few_runs(analysis, choice):
-    return sentence("few runs", row=choice.shown.label, fast=_shown(choice))
-
-
-def _stay(analysis, choice):
-    shown, best = choice.shown, choice.best
-    doubts = [doubt for doubt in (shown.standing.accuracy, shown.row.trouble) if doubt]
-    words = shown.standing.speed_up.words
-    if doubts:
-        words = say("{words}, but {doubts}", words=words, doubts=join(" and ", doubts))
-    advice = say("More --repeats, or --check-maths, can show that.")
-    answer = sentence(
-        "stay", best=best.label, time=time_asked(analysis, best), row=shown.label, fast=_shown(choice), words=words
-    )
-    more = [advice] if shown.standing.accuracy.startswith(NOT_SHOWN) else []
-    return join(" ", [answer, *more, *_ending(analysis, choice)])
-
-
-def _use(analysis, choice):
-    best, whole, baseline = choice.best, choice.whole, choice.shown.standing.baseline
-    fast = _shown(choice)
-    if whole and whole is not best and whole.row is not baseline:
+def _recommend(analysis: Analysis, choice: Recommendation) -> str:
+    best, shown, cores = choice.best, choice.shown, analysis.report.environment["cores"]
+    standing = shown.standing if shown else None
+    fast = as_fast(standing.speed_up, standing.baseline.label) if standing else ""
+    if choice.kind == "not measured":
+        return _unequal(analysis) or say("none, as no other method was measured against the baseline.")
+    if choice.kind == "disturbed":
+        return say("none. The comparison was disturbed.")
+    if choice.kind == "all cores":
+        return sentence("no all-cores row", n=cores, methods=join(" or ", all_cores_methods()))
+    if choice.kind == "own batches":
+        return sentence("own batches")
+    if choice.kind == "few runs":
+        return sentence("few runs", row=shown.label, fast=fast)
+    if choice.kind == "stay":
+        doubts = [doubt for doubt in (standing.accuracy, shown.row.trouble) if doubt]
+        words = say("{words}, but {doubts}", words=standing.speed_up.words, doubts=join(" and ", doubts))
+        found = words if doubts else standing.speed_up.words
+        time = time_asked(analysis, best)
+        answer = sentence("stay", best=best.label, time=time, row=shown.label, fast=fast, words=found)
+        more = say("More --repeats, or --check-maths, can show that.")
+        return join(" ", [answer, *[more] * standing.accuracy.startswith(NOT_SHOWN), *_ending(analysis, choice)])
+    if choice.whole and choice.whole is not best and choice.whole.row is not standing.baseline:
         ratio = choice.whole_ratio
-        fast = sentence("and as fast", fast=fast, y=ratio.value, j=within(ratio), other=whole.label)
-    time = instead_of(analysis, best, analysis.of(baseline))
-    words = say("use “{row}” on this machine: {fast}; {time}.", row=best.label, fast=fast, time=time)
-    return join(" ", [words, *_ending(analysis, choice)])
+        fast = sentence("and as fast", fast=fast, y=ratio.value, j=within(ratio), other=choice.whole.label)
+    time = instead_of(analysis, best, analysis.of(standing.baseline))
+    answer = say("use “{row}” on this machine: {fast}; {time}.", row=best.label, fast=fast, time=time)
+    return join(" ", [answer, *_ending(analysis, choice)])
 
 
-RECOMMENDATIONS: dict[str, Callable[[Analysis, Recommendation], str]] = {
-    "not measured": _not_measured,
-    "disturbed": _disturbed,
-    "all cores": _all_cores,
-    "own batches": _own_batches,
-    "few runs": _few_runs,
-    "stay": _stay,
-    "use": _use,
-}
-
-
-def _shown(choice):
-    return as_fast(choice.shown.standing.speed_up, choice.shown.standing.baseline.label)
+def _unequal(analysis):
+    """How fast the rows are that were let run although they are unequal; nothing if none."""
+    rows = []
+    for entry in analysis.rows:
+        if entry.standing.speed_up and entry.standing.unequal:
+            fast = as_fast(entry.standing.speed_up, entry.standing.baseline.label)
+            unequal = join(", ", entry.standing.unequal)
+            rows.append(say("“{row}” is {fast}, with {settings}", row=entry.label, fast=fast, settings=unequal))
+    return say("none, as the rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
 
 
 def _ending(analysis, choice):
@@ -208,29 +173,15 @@ def _paragraph(analysis, entry):
         return join(" ", broken or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
         return join(" ", [*broken, *_memory(analysis, entry)])
-    return join(
-        " ",
-        [
-            *broken,
-            *_how_fast(analysis, entry),
-            *_mean_step(analysis, entry),
-            *(tell(cause) for cause in entry.causes if not cause.of),
-            *_whole_run(entry),
-            *_costs(entry),
-            *_memory(analysis, entry),
-        ],
-    )
+    causes = [tell(cause) for cause in entry.causes if not cause.of]
+    step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *causes]
+    return join(" ", [*broken, *step, *_whole_run(entry), *_costs(entry), *_memory(analysis, entry)])
 
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    own = sentence(
-        "own time",
-        time=time_asked(analysis, entry),
-        low=numbers.fastest_epoch,
-        high=numbers.slowest_epoch,
-        runs=count(numbers.runs, "run"),
-    )
+    time, low, high = time_asked(analysis, entry), numbers.fastest_epoch, numbers.slowest_epoch
+    own = sentence("own time", time=time, low=low, high=high, runs=count(numbers.runs, "run"))
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
     if row.simulated:
@@ -288,16 +239,9 @@ def _mean_step(analysis, entry):
     whose = say("the baseline's")
     if several_baselines(analysis):
         whose = quoted([entry.standing.baseline.label])
-    return [
-        sentence(
-            "longer step" if steps.total.value > 0 else "shorter step",
-            s=steps.value,
-            total=steps.total,
-            whose=whose,
-            e=steps.expected,
-            parts=_clauses(entry, "step") or say("where, is not proved"),
-        )
-    ]
+    key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
+    where = parts or say("where, is not proved")
+    return [sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
 
 
 def _whole_run(entry):
@@ -331,16 +275,10 @@ def _memory(analysis, entry):
     own, baseline = entry.summary.memory, entry.standing.baseline
     parts = [*own.parts.items(), ("the rest", own.rest)] if own.parts else []
     *sizes, rest = [say("{part} {size}", part=name, size=mebibytes(size)) for name, size in parts] or [""]
-    return [
-        sentence(
-            "more memory" if entry.memory_ratio > 1 else "less memory",
-            x=mebibytes(own.peak),
-            p=abs(entry.memory_ratio - 1),
-            y=mebibytes(analysis.of(baseline).summary.memory.peak),
-            base=baseline.label,
-            parts=say(": {parts} MiB", parts=join(", ", [*sizes, rest])) if rest else "",
-        )
-    ]
+    held = say(": {parts} MiB", parts=join(", ", [*sizes, rest])) if rest else ""
+    peaks = {"x": mebibytes(own.peak), "y": mebibytes(analysis.of(baseline).summary.memory.peak)}
+    key = "more memory" if entry.memory_ratio > 1 else "less memory"
+    return [sentence(key, **peaks, p=abs(entry.memory_ratio - 1), base=baseline.label, parts=held)]
 
 
 # ---- the whole
@@ -359,16 +297,10 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
     ]
     method = say("{name}{values}", name=first.row.configuration.method, values=first.row.values(without=sweep.name))
     fastest = fastest_value(analysis, sweep)
-    return join(
-        " ",
-        [
-            sentence("sweep", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest),
-            sentence(
-                "multiples", time=analysis.report.asked.capital, value=sweep.value(first), ratios=join(", ", ratios)
-            ),
-            *_where_it_pays(sweep),
-        ],
-    )
+    what, time = SWEEPS[sweep.name].lower(), analysis.report.asked.capital
+    words = sentence("sweep", what=what, method=method, fastest=fastest)
+    multiples = sentence("multiples", time=time, value=sweep.value(first), ratios=join(", ", ratios))
+    return join(" ", [words, multiples, *_where_it_pays(sweep)])
 
 
 def _where_it_pays(sweep):
@@ -404,7 +336,7 @@ def _beside(guess, speed_up):
     if speed_up.disturbed or speed_up.low is None:
         return say("measured {ratio}, which proves nothing", ratio=speed_up)
     inside = speed_up.low <= guess <= speed_up.high
-    return sentence("guess unproved" if inside else "wrong guess", ratio=speed_up)
+    return sentence("right guess" if inside else "wrong guess", ratio=speed_up)
 
 
 def resolution(analysis: Analysis) -> list[str]:
