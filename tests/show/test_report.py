@@ -308,18 +308,8 @@ def test_failed_maths_leave_no_speed_up():
 @pytest.mark.slow
 def test_a_row_that_computes_something_else_is_a_failed_row(data_root, monkeypatch):
     monkeypatch.setattr(equivalence, "STEPS", 2)
-    shared = [
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        str(data_root),
-        "--train-size",
-        "96",
-        "--recipe",
-        "fast",
-        "--target-accuracy",
-        "0.99",
-    ]  # which the check leaves out
+    shared = "--dataset synthetic-mnist --train-size 96 --recipe fast --target-accuracy 0.99".split()
+    shared += ["--data-root", str(data_root)]  # the check leaves out the target
     planned = {"batch_size": 48, "per_device_batch_size": 48}
     scripts = [configuration(**planned), configuration(name="other", **planned), configuration("ddp-no-sync")]
     train = (

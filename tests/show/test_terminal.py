@@ -83,8 +83,8 @@ def test_every_sweep_and_fault_is_named(report):
 def test_a_table_is_brought_to_the_terminals_width():
     header = ["Method", "Epoch\n(s)", "Result"]
     rows = [["a method with a very long name that nobody shortens", "1.00", "failed for a reason of many words, too"]]
-    assert len(fitted_table(rows, header, 200).splitlines()) == 4
-    table = fitted_table(rows, header, 50)
+    assert len(fitted_table(header, *rows, width=200).splitlines()) == 4
+    table = fitted_table(header, *rows, width=50)
     assert max(map(len, table.splitlines())) <= 50 and len(table.splitlines()) > 5
     for word in " ".join(rows[0]).split():
         assert word in table
