@@ -196,9 +196,8 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
         raise
 
 
-def compare(arguments: argparse.Namespace, shared_flags: list[str]) -> Report:
+def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: Path) -> Report:
     """Run a comparison, or the rest of one, and show it."""
-    directory = directory_of(arguments)
     check_writable(directory, "--output-dir")
     report, shared_flags = plan_comparison(arguments, shared_flags, directory)
     with only_writer(directory):
@@ -208,18 +207,6 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str]) -> Report:
             keep_earlier(directory)
         measure(report, shared_flags, directory, arguments.resume, arguments.lang)
         return present(directory, arguments.lang)
-
-
-def directory_of(arguments: argparse.Namespace) -> Path:
-    """Return where a comparison's files go."""
-    return Path(arguments.output_dir or "figures/comparison")
-
-
-def tell_plan(arguments: argparse.Namespace, shared_flags: list[str]) -> None:
-    """Print what would be run, and how long it would take."""
-    report, shared_flags = plan_comparison(arguments, shared_flags, directory_of(arguments))
-    print_commands(report)
-    print_estimate(report, shared_flags)
 
 
 def show_again(source: Path, arguments: argparse.Namespace) -> Report:
@@ -262,13 +249,15 @@ def main() -> None:
     if arguments.tensorboard:
         check_tensorboard()
         check_writable(arguments.tensorboard, "--tensorboard")
+    directory, source = Path(arguments.output_dir or "figures/comparison"), arguments.source
     if arguments.diff:
         print(describe_difference(*(read_sound(Path(file)) for file in arguments.diff)))
     elif arguments.dry_run:
-        tell_plan(arguments, shared_flags)
+        report, shared_flags = plan_comparison(arguments, shared_flags, directory)
+        print_commands(report)
+        print_estimate(report, shared_flags)
     else:
-        source = arguments.source
-        report = show_again(Path(source), arguments) if source else compare(arguments, shared_flags)
+        report = show_again(Path(source), arguments) if source else compare(arguments, shared_flags, directory)
         if arguments.tensorboard:
             log_epochs(report, Path(arguments.tensorboard))
         if report.failed:

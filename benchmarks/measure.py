@@ -26,7 +26,7 @@ from common.machine.environment import available_cores, describe_environment  # 
 from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
-from comparison.run.usage import busy_seconds, children_seconds  # noqa: E402
+from comparison.run.turns import busy_seconds, children_seconds  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
 
 # What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.

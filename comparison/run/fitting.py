@@ -22,7 +22,7 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     Twice the largest that fits, unless that was tried or the data set does not fill it; if none fits, half of the
     smallest, as long as it divides among the devices.
     """
-    results = by_batch(row, trials)
+    results = {trial.batch_size: trial for trial in trials_of(row, trials)}  # the last with each batch
     if not results:
         return row.planned.batch_size
     if fitting := [(batch, trial.images) for batch, trial in results.items() if trial.images is not None]:
@@ -32,11 +32,6 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     if results[smallest].status != OUT_OF_MEMORY or smallest % (2 * row.planned.shares):
         return None
     return smallest // 2
-
-
-def by_batch(row: Configuration, trials: Sequence[Trial]) -> dict[int, Trial]:
-    """Return the last trial of a row with each batch."""
-    return {trial.batch_size: trial for trial in trials_of(row, trials)}
 
 
 def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], directory: Path) -> Trial:
@@ -68,7 +63,7 @@ def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tupl
     """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
 
     def fitted(row):
-        results = by_batch(row, trials)
+        results = {trial.batch_size: trial for trial in trials_of(row, trials)}
         fitting = [batch for batch, trial in results.items() if trial.fits]
         return with_batch(row, max(fitting, default=min(results))) if results else row
 

@@ -27,10 +27,9 @@ from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
 @dataclass(frozen=True)
 class Output:
-    """Where a comparison's files go, and how it is kept and told; what does that lies above what runs it.
+    """Where a comparison's files go, and who writes them and finds words, which lie above what runs it.
 
-    write: makes results.json in the directory; trial, noise: in words, what came of a batch that was tried, and how
-    small a difference the blocks so far can find.
+    write: results.json; trial, noise: words for a batch that was tried, and for how small a difference can be found.
     """
 
     directory: Path
@@ -62,17 +61,9 @@ def only_writer(directory: Path) -> Iterator[None]:
 def resumed(report: Report, as_read: Report, earlier: Report) -> Report:
     """Return `report`, which has not run yet, with the finished runs of the interrupted comparison `earlier`.
 
-    as_read: `report` as its file would be read. Raises SuiteError (USAGE) if that was another comparison: other
-    settings, rows, order or machine.
+    as_read: `report` as its file would be read. Raises SuiteError (USAGE) if settings, rows, order or machine differ.
     """
-    pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]]
-    pairs = [(earlier.settings, as_read.settings), (earlier.environment, as_read.environment)]
-    changed = [
-        f"{name} {then.get(name)} → {now.get(name)}"
-        for then, now in pairs
-        for name in {**then, **now}
-        if then.get(name) != now.get(name)
-    ]
+    changed = _changed(earlier.settings, as_read.settings) + _changed(earlier.environment, as_read.environment)
     rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, as_read))
     if not changed and (rows_then, earlier.order[: len(as_read.order)]) != (rows_now, as_read.order):
         changed = ["the rows or their order"]
@@ -84,6 +75,10 @@ def resumed(report: Report, as_read: Report, earlier: Report) -> Report:
     return replace(
         earlier, command=command, settings=settings, environment=report.environment, plan=plan, outcomes=kept
     )
+
+
+def _changed(then, now):
+    return [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
@@ -207,10 +202,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
 
 
 def fit_batches(report: Report, output: Output) -> Report:
-    """Return the report whose rows have the largest batch that fits; what was tried already is not tried again.
-
-    Each trial is on disk before the next.
-    """
+    """Return the report whose rows have the largest batch that fits. Each trial is on disk before the next."""
     for row in report.plan:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
             trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
@@ -221,10 +213,7 @@ def fit_batches(report: Report, output: Output) -> Report:
 
 
 def fit_again(report: Report, output: Output) -> Report | None:
-    """Return the report without its runs, and with a smaller batch for each row that ran out of memory in one.
-
-    None where none did, or no smaller batch fits: then that is the row's result.
-    """
+    """Return the report without its runs, and with a smaller batch for each row that ran out of memory, if one fits."""
     failed = failed_runs(report.plan, report.outcomes)
     again = fit_batches(replace(report, trials=(*report.trials, *failed)), output) if failed else report
     if again.plan == report.plan:
@@ -234,10 +223,9 @@ def fit_again(report: Report, output: Output) -> Report | None:
 
 
 def trace_rows(report: Report, output: Output) -> Report:
-    """Return the report with two steps of every row that ran, if that is asked for.
+    """Return the report with two steps of every row that ran, if that is asked for, and was not traced before.
 
-    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/. What
-    was traced before is not traced again.
+    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/.
     """
     settings: Mapping[str, Any] = report.settings
     flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]

@@ -6,14 +6,18 @@ improving measurement accuracy in the cloud", ICPE 2020.
 
 import contextlib
 import math
+import os
 import random
 import re
+import resource
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import psutil
 
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import Probe
@@ -25,12 +29,36 @@ from comparison.plan.plan import file_name
 from comparison.rows import Configuration, Outcome
 from comparison.run.cards import CardWatch
 from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
-from comparison.run.usage import busy_seconds, children_seconds, oom_kills
 
 GIB = 2**30
 GPU_BASE = 2 * GIB  # a process's CUDA context, the libraries' work space and NCCL's buffers, and a margin
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
 LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
+
+
+def busy_seconds() -> float | None:
+    """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
+
+    None where the machine has more cores than this process may use, so that it would say nothing about them.
+    """
+    if available_cores() != os.cpu_count():
+        return None
+    times = psutil.cpu_times()
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def children_seconds() -> float:
+    """Return the CPU seconds that this process's children used which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def oom_kills() -> int:
+    """Return how many processes Linux has killed for lack of memory, in all control groups; 0 if it is silent."""
+    with contextlib.suppress(OSError):
+        if kills := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(kills[1])
+    return 0
 
 
 class Run:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from comparison.results_file import read_results
-from comparison.run.turns import run_once
-from comparison.run.usage import busy_seconds
+from comparison.run.turns import busy_seconds, run_once
 from tests.fixtures import PROJECT, alive, child, child_environment
 
 PIPES = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -12,7 +12,7 @@ from compare_parallel import continued
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.results_file import read_results, write_results
-from comparison.run import equivalence, session, turns, usage
+from comparison.run import equivalence, session, turns
 from comparison.run.launch import ran_out_of_memory
 from comparison.run.session import run_block
 from comparison.run.turns import run_once
@@ -97,10 +97,10 @@ def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, stat
 @pytest.mark.parametrize("text, kills", [("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)])
 def test_the_kernel_counts_what_it_kills(text, kills, tmp_path, monkeypatch):
     (tmp_path / "vmstat").write_text(text)
-    monkeypatch.setattr(usage, "Path", lambda _: tmp_path / "vmstat")
-    assert usage.oom_kills() == kills
+    monkeypatch.setattr(turns, "Path", lambda _: tmp_path / "vmstat")
+    assert turns.oom_kills() == kills
     (tmp_path / "vmstat").unlink()
-    assert usage.oom_kills() == 0
+    assert turns.oom_kills() == 0
 
 
 # ---- shown
