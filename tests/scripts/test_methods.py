@@ -16,56 +16,31 @@ from common.data.image_set import load_image_set
 from common.machine.environment import available_cores
 from common.models.build import build_model
 from common.ranks import replicas
-from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, start_here
+from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, small, start_here
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
-SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05, "--max-steps", 6, "--threads", 1)
-THREE_STEPS = ("--model", "strided", "--max-steps", 3, "--threads", 1)
+SAME_STEPS = "--model lenet --no-augment --optimizer sgd --lr 0.05 --max-steps 6 --threads 1".split()
+THREE_STEPS = "--model strided --max-steps 3 --threads 1".split()
 METHODS = {
-    "dp": ("data_parallel_train.py", "--simulate-devices", 3),
-    "ddp": ("ddp_train.py", "--spawn", 2),
-    "ddp of three ranks": ("ddp_train.py", "--spawn", 3),
-    "fsdp": ("fsdp_train.py", "--spawn", 2),
-    "fsdp of three ranks": ("fsdp_train.py", "--spawn", 3),
-    "mp": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1"),
-    "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--micro-batches", 4),
-    "mp-control": ("model_parallel_train.py",),
-    "pipeline": ("pipeline_train.py", "--spawn", 2),
+    "dp": "data_parallel_train.py --simulate-devices 3",
+    "ddp": "ddp_train.py --spawn 2",
+    "ddp of three ranks": "ddp_train.py --spawn 3",
+    "fsdp": "fsdp_train.py --spawn 2",
+    "fsdp of three ranks": "fsdp_train.py --spawn 3",
+    "mp": "model_parallel_train.py --use-model-parallel --split-at full1",
+    "mp-micro": "model_parallel_train.py --use-model-parallel --micro-batches 4",
+    "mp-control": "model_parallel_train.py",
+    "pipeline": "pipeline_train.py --spawn 2",
 }
 
 
-def weights_of(tmp_path_factory, data_root, *command):
+def weights_of(tmp_path_factory, data_root, command, *flags):
     """The weights that a script leaves."""
     weights = tmp_path_factory.mktemp("weights") / "weights.pth"
-    command = [
-        *command,
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--save",
-        weights,
-        "--figure-dir",
-        weights.parent,
-        "--quiet",
-    ]
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=PROJECT,
-        check=True,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-    )
+    typed = small(command, data_root, *flags, "--save", weights, "--figure-dir", weights.parent, "--quiet")
+    kept = {"cwd": PROJECT, "env": child_environment(), "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *typed], check=True, **kept)
     assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
 
@@ -79,7 +54,7 @@ def reference(tmp_path_factory, data_root):
 @pytest.fixture(scope="module")
 def three_steps_of_ddp(tmp_path_factory, data_root):
     """Its weights and buffers after three steps of Adam, of a network with BatchNorm."""
-    return weights_of(tmp_path_factory, data_root, "ddp_train.py", "--spawn", 2, *THREE_STEPS)
+    return weights_of(tmp_path_factory, data_root, "ddp_train.py --spawn 2", *THREE_STEPS)
 
 
 def assert_same(weights, reference):
@@ -97,7 +72,7 @@ SLOW = ("ddp of three ranks", "fsdp of three ranks", "mp-control", "pipeline")
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
 )
 def test_method_gives_the_weights_of_one_device(name, train, reference):
-    result, weights, _ = train(*METHODS[name], *SAME_STEPS)
+    result, weights, _ = train(METHODS[name], *SAME_STEPS)
     assert_same(weights, reference)
     assert result["method"] == name.split()[0]
     assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
@@ -109,13 +84,13 @@ def distance(weights, others):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("fsdp_train.py",), ("ddp_train.py", "--zero")])
+@pytest.mark.parametrize("command", ["fsdp_train.py --spawn 2", "ddp_train.py --zero --spawn 2"])
 def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command, train, three_steps_of_ddp):
-    result, weights, printed = train(*command, "--spawn", 2, *THREE_STEPS)
+    result, weights, printed = train(command, *THREE_STEPS)
     assert distance(weights, three_steps_of_ddp) == 0.0
     parts, size = result["memory_parts"], 4 * result["parameters"]
     held = {name: size for name in parts}
-    if command[0] == "fsdp_train.py":
+    if command.startswith("fsdp"):
         held = {name: size / 2 for name in parts}
         assert result["epochs"][0]["phases"]["exchange"] is None  # it is in forward and backward, and the row says so
         assert "contain what the ranks exchange" in result["reason"]
@@ -129,25 +104,23 @@ def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--model", "lenet", "--optimizer", "sgd", "--lr", 0.05),
-        ("--model", "airbench", "--optimizer", "muon"),  # its first layer is not trained
-        ("--model", "strided", "--optimizer", "nesterov", "--precision", "bf16", "--allow-slow-precision"),
+        "--model lenet --optimizer sgd --lr 0.05",
+        "--model airbench --optimizer muon",  # its first layer is not trained
+        "--model strided --optimizer nesterov --precision bf16 --allow-slow-precision",
     ],
 )
 def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
     (_, weights, _), (_, others, _) = (
-        train(script, "--spawn", 2, *THREE_STEPS, *flags) for script in ("ddp_train.py", "fsdp_train.py")
+        train(f"{script} --spawn 2", *THREE_STEPS, *flags.split()) for script in ("ddp_train.py", "fsdp_train.py")
     )
     assert distance(weights, others) == 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", [("ddp_train.py",), ("ddp_train.py", "--zero"), ("fsdp_train.py",), ("pipeline_train.py",)]
-)
+@pytest.mark.parametrize("command", ["ddp_train.py", "ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
 def test_filters_are_turned_as_on_one_device(command, train):
     same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
-    (_, weights, _), (_, others, _) = train(*command, "--spawn", 2, *same), train("data_parallel_train.py", *same)
+    (_, weights, _), (_, others, _) = train(f"{command} --spawn 2", *same), train("data_parallel_train.py", *same)
     for name in others:  # Adam turns a gradient near zero, which is rounding, into a step of full size
         assert (weights[name] - others[name]).abs().max() < (
             1e-4 if name.startswith("conv") and name.endswith("weight") else 6 * 0.001
@@ -165,12 +138,12 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags, most", [((), 1e-5), (("--optimizer", "adam", "--lr", 0.001), 6 * 0.001)])
+@pytest.mark.parametrize("flags, most", [("", 1e-5), ("--optimizer adam --lr 0.001", 6 * 0.001)])
 def test_fsdp_cuts_weights_that_two_blocks_share_and_weights_of_which_a_rank_gets_nothing(flags, most, train, tmp_path):
     (tmp_path / "net.py").write_text(TIED)  # a layer of 4 rows: 2, 2 and 0
-    same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags)
+    same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags.split())
     (_, weights, _), (_, others, _) = (
-        train(*command, *same) for command in (("data_parallel_train.py",), ("fsdp_train.py", "--spawn", 3))
+        train(command, *same) for command in ("data_parallel_train.py", "fsdp_train.py --spawn 3")
     )
     assert distance(weights, others) < most and torch.equal(others["1.weight"], others["3.weight"])
 
@@ -178,7 +151,7 @@ def test_fsdp_cuts_weights_that_two_blocks_share_and_weights_of_which_a_rank_get
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kind, train, three_steps_of_ddp):
-    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--compress", kind, *THREE_STEPS)
+    result, weights, _ = train("ddp_train.py --spawn 2", "--compress", kind, *THREE_STEPS)
     assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # Adam: at most the learning rate, in each step
     assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
 
@@ -229,9 +202,8 @@ def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, tr
 
     def run(always):
         (tmp_path / "wrapper.py").write_text(BROADCASTS.format(always=always))
-        result, weights, printed = train(
-            script, "--model", "strided", "--max-steps", 6, "--epochs", 2, launcher=(*TORCHRUN, tmp_path / "wrapper.py")
-        )
+        command = f"{script} --model strided --max-steps 6 --epochs 2"
+        result, weights, printed = train(command, launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
         learned = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in result["epochs"]]
         return weights, learned, re.findall(r"steps that broadcast buffers: (\d+)", printed)
 
@@ -264,24 +236,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port, tmp_path):
     pytest.importorskip("accelerate")
-    ranks = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port),
-    }
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+    ranks = dict(zip(names, ("0", "0", "1", "1", "127.0.0.1", str(free_port)), strict=True))
     output = tmp_path / "result.json"
-    done = project(
-        "accelerate_train.py",
-        *SAME_STEPS,
-        "--no-curves",
-        "--output",
-        output,
-        launcher=("-c", LEAVES),
-        environment=ranks,
-    )
+    command = f"accelerate_train.py --no-curves --output {output}"
+    done = project(command, *SAME_STEPS, launcher=("-c", LEAVES), environment=ranks)
     assert done.returncode == 0 and "\nleft 1 " in done.stdout, done.stdout + done.stderr
     result = json.loads(output.read_text())  # Accelerate calls its device "cpu:0", where no tensor is
     assert (result["devices"], result["memory_parts"]["parameters"]) == (["cpu"], 4 * result["parameters"])
@@ -289,46 +248,13 @@ def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_
 
 @pytest.mark.slow
 def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
-    weights = tmp_path / "weights.pth"
-    nodes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=2",
-                "--nproc_per_node=1",
-                f"--node_rank={rank}",
-                "--rdzv_backend=c10d",
-                f"--rdzv_endpoint=127.0.0.1:{free_port}",
-                "--local_addr=127.0.0.1",
-                "ddp_train.py",
-                *map(str, SAME_STEPS),
-                "--dataset",
-                "synthetic-mnist",
-                "--data-root",
-                str(data_root),
-                "--train-size",
-                "480",
-                "--batch-size",
-                "48",
-                "--num-workers",
-                "0",
-                "--epochs",
-                "1",
-                "--save",
-                str(weights),
-                "--figure-dir",
-                str(tmp_path),
-                "--output",
-                str(tmp_path / "result.json"),
-            ],
-            cwd=PROJECT,
-            stdout=subprocess.DEVNULL,
-            env=child_environment(),
-        )
-        for rank in (0, 1)
-    ]
+    weights, output = tmp_path / "weights.pth", tmp_path / "result.json"
+    agent = f"--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{free_port}"
+    files = ("--save", weights, "--figure-dir", tmp_path, "--output", output)
+    command = small("--local_addr=127.0.0.1 ddp_train.py", data_root, *SAME_STEPS, *files)
+    launch = [sys.executable, *TORCHRUN[:2], *agent.split()]
+    kept = {"cwd": PROJECT, "stdout": subprocess.DEVNULL, "env": child_environment()}
+    nodes = [subprocess.Popen([*launch, f"--node_rank={rank}", *command], **kept) for rank in (0, 1)]
     assert [node.wait(120) for node in nodes] == [0, 0]
     assert_same(torch.load(weights, weights_only=True), reference)
     assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
@@ -337,32 +263,12 @@ def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py"])
 def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, reference, free_port):
-    command = [
-        sys.executable,
-        script,
-        *SAME_STEPS[:-2],
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--dist-timeout",
-        20,
-        "--figure-dir",
-        tmp_path,
-    ]
+    command = small(script, data_root, *SAME_STEPS[:-2], "--dist-timeout", 20, "--figure-dir", tmp_path)
     files = [["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"], []]  # rank 0 alone is told
     described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     ranks = [
         subprocess.Popen(
-            [*map(str, command + own)],
+            [sys.executable, *command, *map(str, own)],
             cwd=PROJECT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -382,7 +288,7 @@ def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, ref
 @pytest.mark.slow
 def test_the_evaluated_model_is_the_saved_one(train, data_root):
     # strided has BatchNorm, whose statistics of 2 images each differ between ranks until they are broadcast
-    result, weights, _ = train("ddp_train.py", "--spawn", 2, "--model", "strided", "--batch-size", 4, "--max-steps", 20)
+    result, weights, _ = train("ddp_train.py --spawn 2 --model strided --batch-size 4 --max-steps 20")
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     model = build_model("strided", image_set.image_shape, seed=0)
     model.load_state_dict(weights)
@@ -397,7 +303,7 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
 
 
 def test_data_parallel_prints_what_each_replica_sees(train):
-    result, _, printed = train("data_parallel_train.py", "--simulate-devices", 4, "--max-steps", 6)
+    result, _, printed = train("data_parallel_train.py --simulate-devices 4 --max-steps 6")
     assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
     assert "SIMULATED" in printed
     assert result["per_device_batch_size"] == 12
@@ -423,44 +329,15 @@ def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch,
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
     monkeypatch.setattr(replicas, "choose_devices", lambda *_: [torch.device("cpu", index) for index in range(count)])
     monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda self, model, devices: torch.nn.Module.__init__(self))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "data_parallel_train.py",
-            "--use-parallel",
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            str(data_root),
-            "--threads",
-            "1",
-            "--quiet",
-            "--figure-dir",
-            str(tmp_path),
-        ],
-    )
+    command = small("data_parallel_train.py --use-parallel --threads 1 --quiet", data_root, "--figure-dir", tmp_path)
+    monkeypatch.setattr(sys, "argv", command)
     start_here(monkeypatch, "data_parallel_train.py")
     assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 
 def test_real_mnist_is_learned(real_data, project, tmp_path):
-    done = project(
-        "data_parallel_train.py",
-        "--dataset",
-        "mnist",
-        "--data-root",
-        real_data,
-        "--epochs",
-        1,
-        "--max-steps",
-        100,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        tiny=False,
-    )
+    command = f"data_parallel_train.py --dataset mnist --data-root {real_data} --epochs 1 --max-steps 100"
+    done = project(command, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
@@ -474,7 +351,7 @@ def test_the_workers_of_a_spawned_rank_are_forked(train, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nif 'spawn_main' in str(sys.orig_argv): open({str(log)!r}, 'a').write('1')"
     )
-    train("ddp_train.py", "--spawn", 2, "--num-workers", 2, environment={"PYTHONPATH": str(tmp_path)})
+    train("ddp_train.py --spawn 2 --num-workers 2", environment={"PYTHONPATH": str(tmp_path)})
     assert log.read_text() == "11"  # the ranks
 
 
