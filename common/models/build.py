@@ -42,10 +42,8 @@ class Network(nn.Sequential):
         return part
 
 
-def build_model(config: RunConfig, images: ImageSet, *rest, **named) -> Network:
+def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network that `config` names, for these images: see build_network()."""
-    if isinstance(config, str):  # until every script hands over its config
-        return build_network(config, images, *rest, **named)  # type: ignore[arg-type]
     assert config.model is not None  # parse() has chosen one
     return build_network(config.model, images.image_shape, config.seed, config.precision, len(images.classes))
 

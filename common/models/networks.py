@@ -1,4 +1,4 @@
-"""Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name; build_model() makes one of them."""
+"""Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name; build_network() makes one of them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -13,7 +13,7 @@ from common.data.loaders import make_loaders
 from common.engine.checkpoint import read_checkpoint
 from common.engine.run import run
 from common.engine.step import build_optimizer
-from common.models.build import build_model
+from common.models.build import build_network
 from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_sampler, make_step
 
 
@@ -39,7 +39,7 @@ def train(data_root, tmp_path):
         )
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
-        model = build_model(config.model, image_set.image_shape, config.seed)
+        model = build_network(config.model, image_set.image_shape, config.seed)
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
         sampler = make_sampler(image_set, config)
         loaders = make_loaders(image_set, config, CPU, sampler)

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.engine.compiled import replace_network
 from common.errors import USAGE, SuiteError
-from common.models.build import Network, build_model
+from common.models.build import Network, build_network
 from common.ranks.stages import TwoStage
 from tests.fixtures import CPU, make_config, make_context
 
@@ -24,7 +24,7 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     monkeypatch.delenv("CXX", raising=False)
     compiled, shape, config = [], (1, 28, 28), make_config(compile=True)
     monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
-    model = build_model("lenet", shape, 0)
+    model = build_network("lenet", shape, 0)
     stages = TwoStage(model[:2], model[2:], [CPU, CPU], 1)
     replace_network(make_context(stages), (2, *shape), make_config())
     assert not compiled
@@ -36,7 +36,7 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
 
 
 def test_no_step_is_recorded_in_which_a_method_exchanges_something():
-    sharded = build_model("lenet", (1, 28, 28), 0)
+    sharded = build_network("lenet", (1, 28, 28), 0)
     sharded.__class__ = type("FSDPNetwork", (Network,), {})  # what fully_shard() does to it
     with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
         replace_network(make_context(sharded, method="fsdp"), (2, 1, 28, 28), make_config(cuda_graph=True))
@@ -54,7 +54,7 @@ def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypa
     monkeypatch.setattr("common.engine.compiled.has_compiler", lambda: True)
     monkeypatch.setattr(Network, "compile", lambda network: torch.nn.Module.compile(network, backend=keep))
     shape, config = (3, 32, 32), make_config(compile=True)
-    model, graphs = build_model("vgg", shape, 0), []
+    model, graphs = build_network("vgg", shape, 0), []
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -70,7 +70,7 @@ def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypa
 def test_compiled_training_gives_the_same_weights(train, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     command = (SCRIPT, "--model", "mlp", "--optimizer", "sgd", "--lr", 0.05, "--no-augment")
-    start = build_model("mlp", (1, 28, 28), seed=42).state_dict()
+    start = build_network("mlp", (1, 28, 28), seed=42).state_dict()
     _, plain, _ = train(*command)
     assert not [*(tmp_path / "compiled").rglob("*.so")]
     result, weights, _ = train(*command, "--compile")

@@ -11,7 +11,7 @@ import torch
 from common.engine.loop import train_one_epoch
 from common.engine.step import build_optimizer
 from common.errors import FAILED, SuiteError
-from common.models.build import build_model
+from common.models.build import build_network
 from common.ranks.replicas import SimulatedDataParallel
 from common.ranks.stages import TwoStage
 from common.settings.schedules import build_schedule
@@ -54,7 +54,7 @@ def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_
     config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, max_steps=3)
 
     def trained(wrap):
-        network = build_model(model if name == "own" else name, (1, 28, 28), 0)
+        network = build_network(model if name == "own" else name, (1, 28, 28), 0)
         statistics = [value.clone() for value in network.buffers()]
         parallel, image_set = wrap(network), make_image_set()
         optimizer = build_optimizer(network.parameters(), config)

@@ -14,7 +14,7 @@ from common.engine.loop import fit
 from common.engine.setup import check_bf16
 from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
-from common.models.build import build_model
+from common.models.build import build_network
 from common.ranks.stages import TwoStage
 from common.settings.schedules import build_schedule
 from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step
@@ -71,7 +71,7 @@ def test_every_layer_computes_in_the_precision_asked_for(made, call):
         ("fp32", float32, float32),
         ("fp64", float64, float64),
     ):
-        model = made(build_model("strided", (1, 28, 28), 0, precision))
+        model = made(build_network("strided", (1, 28, 28), 0, precision))
         assert layer_types(model, images, call) == {expected}
         assert {weight.dtype for weight in model.parameters()} == {held}
 
@@ -88,7 +88,7 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
     image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
     for precision in ("fp32", "bf16"):
         config = make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
-        model = build_model("mlp", (1, 28, 28), 0, precision)
+        model = build_network("mlp", (1, 28, 28), 0, precision)
         optimizer = build_optimizer(model.parameters(), config)
         records, _ = fit(
             make_context(model),

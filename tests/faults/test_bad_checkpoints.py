@@ -12,7 +12,7 @@ import torch
 from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
 from common.engine.step import build_optimizer
 from common.errors import DATA, USAGE
-from common.models.build import build_model
+from common.models.build import build_network
 from common.settings.config import SCHEDULES, flags_that
 from common.settings.schedules import build_schedule
 from tests.fixtures import Bomb, make_config
@@ -25,7 +25,7 @@ DAMAGED, ANOTHER = "it is damaged, or no checkpoint", "that was another training
 
 def begin(config, steps_per_epoch):
     """What a training of an mlp begins with: its model, optimizer and schedule."""
-    model = build_model("mlp", (1, 28, 28), 42)
+    model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
     return model, optimizer, build_schedule(optimizer, config, steps_per_epoch)
 
@@ -120,7 +120,11 @@ def test_malicious(legacy, tmp_path, refused):
 @pytest.mark.parametrize(
     "fault, content, words",
     [
-        ("weights instead of a checkpoint", build_model("mlp", (1, 28, 28), 42).state_dict(), f"{DAMAGED} (KeyError)"),
+        (
+            "weights instead of a checkpoint",
+            build_network("mlp", (1, 28, 28), 42).state_dict(),
+            f"{DAMAGED} (KeyError)",
+        ),
         ("checkpoint that is a list", [1, 2], DAMAGED),
         ("checkpoint that is a Tensor", torch.ones(3), DAMAGED),
         ("checkpoint that is a str", "text", DAMAGED),

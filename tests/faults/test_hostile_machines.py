@@ -20,7 +20,7 @@ from common.data.image_set import load_image_set
 from common.engine.compiled import replace_network
 from common.errors import MACHINE
 from common.machine.begin import PACKAGES
-from common.models.build import Network, build_model
+from common.models.build import Network, build_network
 from comparison.results_file import read_results
 from tests.fixtures import PROJECT, alive, child_environment, give_up_root, make_config, make_context
 
@@ -139,7 +139,7 @@ def compilers(tmp_path, monkeypatch):
         monkeypatch.delenv("CXX", raising=False)
         for name, value in {"PATH": str(tmp_path), **variables}.items():
             monkeypatch.setenv(name, value)
-        network = build_model("mlp", (1, 28, 28), 0)
+        network = build_network("mlp", (1, 28, 28), 0)
         replace_network(make_context(network), (1, 1, 28, 28), make_config(compile=True))
         return compiled == [network]
 
@@ -169,7 +169,7 @@ def test_compile_with_a_compiler_is_fine(names, variables, compilers):
 
 
 def test_cuda_graphs_without_cuda(refused):
-    network = build_model("mlp", (1, 28, 28), 0)
+    network = build_network("mlp", (1, 28, 28), 0)
     with refused("--cuda-graph on a CPU", MACHINE, "--cuda-graph needs a GPU; the run is on cpu; leave it out"):
         replace_network(make_context(network), (1, 1, 28, 28), make_config(cuda_graph=True))
 

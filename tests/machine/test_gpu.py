@@ -8,7 +8,7 @@ import torch
 from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import Span
-from common.models.build import build_model
+from common.models.build import build_network
 from comparison.run.turns import run_once
 from tests.fixtures import PROJECT, make_context
 from tests.reports import configuration
@@ -47,7 +47,7 @@ def test_a_mark_measures_the_device_and_not_the_call():
 
 def test_no_batch_of_an_evaluation_waits_for_the_device():
     device = torch.device("cuda", 0)
-    model = build_model("lenet", (1, 28, 28), seed=0).to(device)
+    model = build_network("lenet", (1, 28, 28), seed=0).to(device)
     images, labels = torch.randn(4, 1, 28, 28).pin_memory(), torch.tensor([0, 1, 2, 3]).pin_memory()
 
     def batches():
@@ -66,7 +66,7 @@ def assert_same_training(train, command):
     """Train on one GPU and with `command`: equal weights, which have moved by more than the tolerance."""
     _, reference, _ = train("data_parallel_train.py", *SAME_STEPS)
     result, weights, _ = train(command, *SAME_STEPS)
-    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
     for name, expected in reference.items():
         assert (expected - start[name]).abs().max() > 1e-3, f"{name} was not trained"
         assert (weights[name] - expected).abs().max() < 1e-5, name
@@ -161,7 +161,7 @@ def test_methods_on_two_gpus_give_the_weights_of_one_device(command, train):
 @two_gpus
 def test_convolutions_are_channels_last_on_every_gpu():
     devices = torch.device("cuda", 0), torch.device("cuda", 1)
-    model, strides = build_model("vgg", (3, 32, 32), seed=0).to(devices[0]), {}
+    model, strides = build_network("vgg", (3, 32, 32), seed=0).to(devices[0]), {}
     model.conv1_1[0].register_forward_hook(
         lambda _, __, features: strides.update({features.device: features.stride(1)})
     )

@@ -11,7 +11,7 @@ import common.engine.loop
 import common.engine.run
 from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, Stopwatch, synchronize
-from common.models.build import build_model
+from common.models.build import build_network
 from comparison.results_file import read_results
 from tests.fixtures import make_context, start_here
 from tests.pretended_gpus import environment_with, pretended_gpus
@@ -83,7 +83,7 @@ def distance(weights, others):
 @pytest.mark.parametrize("method", COMMANDS)
 def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, train, kept):
     result, weights, copies = train(*COMMANDS[method], *SAME_STEPS)
-    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
     assert min((weights[name] - value).abs().max() for name, value in start.items()) > 1e-4  # all was trained
     assert distance(weights, kept.setdefault("weights", weights)) < 1e-6
     used = ["cuda:0 (first)", "cuda:1 (second)"][: 1 if method == "single" else 2]
@@ -129,7 +129,7 @@ def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train, t
 def test_convolutions_of_every_replica_are_channels_last():
     """The images decide, as the replicas' own weights are not."""
     with pretended_gpus("first", "second"):
-        model, features, weights = build_model("vgg", (3, 32, 32), seed=0).to(FIRST), {}, {}
+        model, features, weights = build_network("vgg", (3, 32, 32), seed=0).to(FIRST), {}, {}
 
         def look(convolution, _, output):
             features[output.device] = output.stride(1)  # from one channel to the next

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.engine import timing
 from common.errors import SuiteError
-from common.models.build import block_names, build_model
+from common.models.build import block_names, build_network
 from common.programs import probe
 from common.programs.weights import difference
 from tests.pretended_gpus import pretended_gpus
@@ -47,7 +47,7 @@ def test_the_probe_measures_what_it_was_asked_for(project, data_root, tmp_path):
     assert (measured["train_images"], measured["test_images"]) == (480, 2000)
     steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
     assert set(steps) == {("lenet", 12), ("lenet", 48), (network, 12), (network, 48)} and min(steps.values()) > 0
-    parameters = sum(weight.numel() for weight in build_model("lenet", (1, 28, 28), 0).parameters())
+    parameters = sum(weight.numel() for weight in build_network("lenet", (1, 28, 28), 0).parameters())
     gradients = {"lenet": 4 * parameters, network: 4 * 7850}
     assert {model["model"]: model["gradient_bytes"] for model in measured["models"]} == gradients
     for model in measured["models"]:
@@ -57,7 +57,7 @@ def test_the_probe_measures_what_it_was_asked_for(project, data_root, tmp_path):
     halves = Counter(line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 24"))
     first, second = halves.values()  # two ranks, each of which trains on its half before every exchange
     assert first == second >= 7
-    lenet = [("lenet", block) for block in block_names(build_model("lenet", (1, 28, 28), 0))]
+    lenet = [("lenet", block) for block in block_names(build_network("lenet", (1, 28, 28), 0))]
     assert [(block["model"], block["block"]) for block in measured["blocks"]] == [*lenet, (network, "network")]
     assert all(block["milliseconds"] > 0 for block in measured["blocks"])
     assert measured["resident_images_per_second"] > 10_000
@@ -111,7 +111,7 @@ def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
     assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
     assert len(steps) == 7 * 20
     with pretended_gpus("GPU"):
-        model = build_model("mlp", (1, 28, 28), 0).to("cuda")
+        model = build_network("mlp", (1, 28, 28), 0).to("cuda")
         model.hidden.register_forward_hook(lambda *_: steps.append(1))
         assert timing.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
     assert len(steps) == 7 * 20 + 3 * 20
@@ -165,7 +165,7 @@ def test_the_link_is_that_between_all_gpus(gpus, shared, measured, monkeypatch):
 @pytest.mark.parametrize("name", ["lenet", "vgg", "resnet8"])
 def test_buckets_are_those_of_ddp(name, tmp_path):
     """A bucket is full when all of its gradients are there, and the last one when the backward pass is over."""
-    model = build_model(name, (3, 32, 32), 0)
+    model = build_network(name, (3, 32, 32), 0)
     images = SimpleNamespace(image_shape=(3, 32, 32), classes=tuple("0123456789"))
     cpu = torch.device("cpu")
     step = probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
@@ -240,7 +240,7 @@ def test_what_a_loader_computes_counts_in_this_process_and_in_its_workers(monkey
 
 
 def test_the_largest_difference_of_any_parameter():
-    reference = build_model("vgg", (3, 32, 32), 0).state_dict()
+    reference = build_network("vgg", (3, 32, 32), 0).state_dict()
     other = {name: value.clone() for name, value in reference.items()}
     assert difference(reference, other) == 0
     other["conv1_1.1.running_mean"] += 9  # a statistic, no parameter
@@ -253,6 +253,10 @@ def test_the_largest_difference_of_any_parameter():
 
 def test_weights_of_two_models_have_no_difference():
     with pytest.raises(SuiteError, match="two different models; conv1.0.weight"):
-        difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("mlp", (1, 28, 28), 0).state_dict())
+        difference(
+            build_network("lenet", (1, 28, 28), 0).state_dict(), build_network("mlp", (1, 28, 28), 0).state_dict()
+        )
     with pytest.raises(SuiteError, match=r"conv1.0.weight: \(16, 1, 5, 5\), \(16, 3, 5, 5\)"):
-        difference(build_model("lenet", (1, 28, 28), 0).state_dict(), build_model("lenet", (3, 32, 32), 0).state_dict())
+        difference(
+            build_network("lenet", (1, 28, 28), 0).state_dict(), build_network("lenet", (3, 32, 32), 0).state_dict()
+        )

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data.image_set import load_image_set
 from common.machine.environment import available_cores
-from common.models.build import build_model
+from common.models.build import build_network
 from common.ranks import replicas
 from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, small, start_here
 
@@ -59,7 +59,7 @@ def three_steps_of_ddp(tmp_path_factory, data_root):
 
 def assert_same(weights, reference):
     assert weights.keys() == reference.keys()  # so there is no "module." either
-    start = build_model("lenet", (1, 28, 28), seed=42).state_dict()
+    start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
     for name, expected in reference.items():
         assert (expected - start[name]).abs().max() > 1e-4, f"{name} was not trained"
         assert (weights[name] - expected).abs().max() < 1e-5, name
@@ -290,7 +290,7 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
     # strided has BatchNorm, whose statistics of 2 images each differ between ranks until they are broadcast
     result, weights, _ = train("ddp_train.py --spawn 2 --model strided --batch-size 4 --max-steps 20")
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
-    model = build_model("strided", image_set.image_shape, seed=0)
+    model = build_network("strided", image_set.image_shape, seed=0)
     model.load_state_dict(weights)
     _, test_loader = make_loaders(image_set, make_config(batch_size=500))
     with torch.no_grad():
@@ -369,7 +369,7 @@ def test_what_ddp_sends_is_what_the_pages_say(name, shape, words, monkeypatch):
     )
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        model = build_model(name, shape, seed=42)
+        model = build_network(name, shape, seed=42)
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
         parallel.broadcast_buffers = False
         assert sum(map(torch.numel, sent)) == sum(map(torch.numel, model.state_dict().values()))

@@ -10,7 +10,7 @@ from common.data.image_set import load_image_set
 from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
 from common.engine.loop import evaluate, train_one_epoch
 from common.engine.step import build_loss, build_optimizer, to_device
-from common.models.build import build_model
+from common.models.build import build_network
 from common.ranks.pipeline import from_rows, to_rows
 from common.settings.schedules import build_schedule
 from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_image_set, make_loaders
@@ -27,7 +27,7 @@ def flags(settings):
 def one_device(config, micro_batches):
     """What one device learns in an epoch of `micro_batches` per batch: its weights, Training and Evaluation."""
     image_set = load_image_set(config)
-    model = build_model(config.model, image_set.image_shape, config.seed, config.precision)
+    model = build_network(config.model, image_set.image_shape, config.seed, config.precision)
     optimizer, loss_function = build_optimizer(model.parameters(), config), build_loss(config)
     train_loader, test_loader = make_loaders(image_set, config, epoch=1)
 

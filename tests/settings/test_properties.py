@@ -20,7 +20,7 @@ from common.engine.checkpoint import load_states, random_state, read_checkpoint,
 from common.engine.step import build_optimizer
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.results import read_result, write_result
-from common.models.build import build_model
+from common.models.build import build_network
 from common.settings import config
 from common.settings.schedules import build_schedule
 from comparison import results_file
@@ -148,7 +148,7 @@ def checkpoint(tmp_path_factory):
     """(The config of a training, what its checkpoint holds)."""
     file = tmp_path_factory.mktemp("checkpoint") / "file.pt"
     known = make_config(checkpoint=str(file), resume=str(file), model="mlp")
-    model = build_model("mlp", (1, 28, 28), 42)
+    model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), known)
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     save_checkpoint(
@@ -165,7 +165,7 @@ def checkpoint(tmp_path_factory):
 
 def resume(known):
     """Read a checkpoint, and go on from it."""
-    model = build_model("mlp", (1, 28, 28), 42)
+    model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), known)
     state = read_checkpoint(known, Namespace(), {}, 1)
     restore(known, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, known, 1))
