@@ -12,12 +12,13 @@ import subprocess
 import sys
 
 from measure import PROJECT
-from tables import COMPARISONS, TABLES, update
+from tables import COMPARISONS, TABLES
 
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_cores
 from common.settings.arguments import OneLineParser, one_of
+from docs import write
 
 
 def commands(arguments) -> dict[str, list[str]]:
@@ -46,7 +47,7 @@ def main() -> None:
         print(f"== {name}", flush=True)
         if subprocess.run([sys.executable, *commands(arguments)[name]], cwd=PROJECT).returncode:
             failed.append(name)
-    update(PROJECT / "docs" / "performance.md", PROJECT / "figures" / "benchmark")
+    write()
     print(f"Tables: docs/performance.md ({', '.join(names)})")
     if failed:
         found, advice = "see above; a target that was not reached counts as failed", f"--only {' '.join(failed)}"

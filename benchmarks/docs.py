@@ -3,11 +3,16 @@
     python benchmarks/docs.py
 
 docs/*.schema.json are JSON schemas (2020-12) of the files that this project writes, made of the dataclasses that are
-read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is made of committed JSON.
+read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is made of committed JSON; what
+was never measured is left as it is.
 """
 
 import json
+import re
+import statistics
 import sys
+import textwrap
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,13 +20,18 @@ import msgspec
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from tables import table  # noqa: E402
+
 from common.files.results import PHASES, RunResult  # noqa: E402
 from common.files.writing import write_text  # noqa: E402
 from common.settings.config import FLAGS, RunConfig  # noqa: E402
+from comparison.judge.analysis import analyse  # noqa: E402
 from comparison.record import Report  # noqa: E402
-from comparison.results_file import SCHEMA_VERSION  # noqa: E402
+from comparison.results_file import SCHEMA_VERSION, read_results  # noqa: E402
+from comparison.show.tables import lay_out, main_table, projection_table, sweep_tables  # noqa: E402
 
-DOCS = PROJECT / "docs"
+DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
+PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
 
 
 def schema(kind: type) -> dict:
@@ -64,15 +74,74 @@ def comparison() -> dict:
     return made
 
 
+def comparison_table(name: str) -> str:
+    """Return the table of a comparison, or those of its sweeps."""
+    analysis = analyse(read_results(FIGURES / name / "results.json"))
+    return "\n\n".join(sweep_tables(analysis, "github") if analysis.report.swept else [main_table(analysis, "github")])
+
+
+def projection(name: str) -> str:
+    """Return the table of what a comparison projects."""
+    return projection_table(analyse(read_results(FIGURES / name / "results.json")), "github")
+
+
+def terminal(name: str) -> str:
+    """Return what a terminal of 100 columns shows of a comparison."""
+    return textwrap.indent((FIGURES / name / "terminal-100.txt").read_text(encoding="utf-8"), "    ").rstrip("\n")
+
+
+def faults(_: str) -> str:
+    """Return what became of the injected faults, by the file that injects them."""
+    rows = []
+    every = json.loads((FIGURES / "faults" / "faults.json").read_text(encoding="utf-8"))["faults"]
+    for group in dict.fromkeys(fault["group"] for fault in every):
+        some = [fault for fault in every if fault["group"] == group]
+        seconds, link = [fault["seconds"] for fault in some], f"tests/faults/test_{group.replace(' ', '_')}.py"
+        times = (f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}")
+        rows.append((f"[{group}]({link})", len(some), sum(fault["handled"] for fault in some), *times))
+    return lay_out(rows, ("Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"), "github")
+
+
+PARTS = {"table": comparison_table, "projection": projection, "terminal": terminal, "faults": faults}
+
+
+def part(page: Path, match: re.Match) -> str:
+    """Return what stands between two markers of a page, and these."""
+    name, kind, about = match["name"], *match["name"].partition(" ")[::2]
+    if kind in PARTS:
+        text = PARTS[kind](about)
+    elif any((FIGURES / "benchmark" / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
+        text = table(name, FIGURES / "benchmark")
+    else:
+        return match[0]
+    space = "\n" if kind == "terminal" else "\n\n"  # a README is short
+    text = text.replace("](", "](../") if page.parent == DOCS else text
+    return f"<!-- {name} -->{space}{text}{space}<!-- end -->"
+
+
+def page_made(page: Path) -> str:
+    """Return what a page is to say."""
+    marked = r"<!-- (?P<name>[\w -]+) -->\n.*?<!-- end -->"
+    return re.sub(marked, partial(part, page), page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def made() -> dict[Path, str]:
     """Return what each file is to say."""
     schemas = {"run-result": schema(RunResult), "results": comparison()}
     return {
-        DOCS / f"{name}.schema.json": json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-        for name, value in schemas.items()
+        **{
+            DOCS / f"{name}.schema.json": json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+            for name, value in schemas.items()
+        },
+        **{page: page_made(page) for page in PAGES},
     }
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write each file anew."""
     for file, text in made().items():
         write_text(text, file)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,7 +1,6 @@
 """The tables of docs/performance.md, each made from the JSON file of one benchmark."""
 
 import json
-import re
 from pathlib import Path
 
 import loaders
@@ -63,13 +62,3 @@ def _with_origin(text, command, where, foreign):
     machine = ", ".join([*where["gpus"], f"{where['cores']} cores of {where['cpu']}"])
     busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
     return f"{text}\n\n`{command}` on {machine}, torch {where['torch']}{busy}."
-
-
-def update(page: Path, directory: Path) -> None:
-    """Put every table anew between its two markers in `page`; those that were never measured are left as they are."""
-    text = page.read_text(encoding="utf-8")
-    for name in (*TABLES, *COMPARISONS):
-        if (directory / f"{name}.json").exists() or (directory / name / "results.json").exists():
-            made = f"<!-- {name} -->\n\n{table(name, directory)}\n\n<!-- end -->"
-            text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, made=made: made, text, flags=re.DOTALL)
-    page.write_text(text, encoding="utf-8")

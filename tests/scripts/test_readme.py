@@ -7,7 +7,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from common.files.results import read_result
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs
 from comparison.results_file import read_results
-from comparison.show.tables import lay_out, main_table, projection_table, sweep_tables
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, verdict
 from tests.fixtures import PROJECT
@@ -50,22 +48,11 @@ def analysis_of(name):
     return analyse(read_results(FIGURES / name / "results.json"))
 
 
-@pytest.mark.parametrize(
-    "pages, name",
-    [*((PAGES, name) for name in (*COMPARISONS, *ON_CIFAR10)), *(((CHINESE,), name) for name in COMPARISONS)],
-)
-def test_tables_of_comparisons(pages, name):
-    analysis, text = analysis_of(name), text_of(*pages)
-    report = analysis.report
+@pytest.mark.parametrize("name", [*COMPARISONS, *ON_CIFAR10])
+def test_comparisons_are_whole_and_their_commands_are_shown(name):
+    report = analysis_of(name).report
     assert not report.failed
-    if name == "compare-synthetic":
-        assert textwrap.indent((FIGURES / name / "terminal-100.txt").read_text(), "    ") in text
-    else:
-        shown = sweep_tables(analysis, "github") if report.swept else [main_table(analysis, "github")]
-        assert all(table in text for table in shown)
-        assert f"`{report.command.partition(' --output-dir')[0]}`" in text_of(*PAGES)
-    if report.settings["project"] and pages == PAGES:
-        assert projection_table(analysis, "github") in text
+    assert name == "compare-synthetic" or f"`{report.command.partition(' --output-dir')[0]}`" in text_of(*PAGES)
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -230,13 +217,6 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
 def test_reliability():
     faults, text = kept("faults", "faults.json")["faults"], text_of(PROJECT / "docs" / "reliability.md")
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
-    rows = []
-    for group in dict.fromkeys(fault["group"] for fault in faults):
-        seconds = [fault["seconds"] for fault in faults if fault["group"] == group]
-        link = f"[{group}](tests/faults/test_{group.replace(' ', '_')}.py)"
-        rows.append([link, len(seconds), len(seconds), f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"])
-    names = ["Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"]
-    assert lay_out(rows, names, "github") in text
     shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
     assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
 
