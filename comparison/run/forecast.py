@@ -58,10 +58,7 @@ def tell_cuts(plan: Iterable[Configuration], probe: Probe) -> None:
 
 
 def starved(report: Report, probe: Probe) -> list[str]:
-    """Return for which models the workers deliver fewer images than a row's GPUs train: rows would tell no more.
-
-    As many GPUs train as share a batch, each as fast as one alone.
-    """
+    """Return for which models the workers deliver fewer images than a row's GPUs train, each as fast as one alone."""
     delivered = {loader.num_workers: loader.images_per_second for loader in probe.loaders}
     sentences = []
     for planned in (row.configuration.planned for row in report.rows if row.configuration.planned.device == "gpu"):
@@ -78,10 +75,9 @@ def starved(report: Report, probe: Probe) -> list[str]:
 
 
 def guess_seconds(configuration: Configuration, settings: Mapping[str, Any], probe: Probe) -> float:
-    """Return how long one run of a configuration may take, from what was measured on one device.
+    """Return a guess of how long one run may take: start-up, and an epoch's steps as one device alone makes them.
 
-    Start-up, then per epoch the steps of one device and a third of a step (its forward pass) per test batch. Loader,
-    other devices and the method itself are not in it: it is a guess.
+    A test batch counts a third of a step, its forward pass; loader, other devices and the method itself are left out.
     """
     batch = configuration.planned.batch_size
     times = probe.step_milliseconds(configuration.planned.model)

@@ -101,8 +101,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
 def end_together(children: Sequence[subprocess.Popen]) -> None:
     """End children and their process groups: SIGTERM, GRACE seconds for all of them together, then SIGKILL.
 
-    A child that was stopped goes on, in order to end. Who ends a comparison may not wait for long: docker kills after
-    10 s.
+    A child that was stopped goes on, in order to end. Who ends a comparison may not wait: docker kills after 10 s.
     """
     alive, deadline = [child for child in children if child.poll() is None], time.monotonic() + GRACE
     for child in alive:

@@ -15,10 +15,7 @@ USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a s
 
 
 def expectation(report: Report, budget: float, block_seconds: float) -> str:
-    """Return what a budget of so many seconds allows and what that can find, in words, before the first run.
-
-    block_seconds: what a block may take.
-    """
+    """Return in words what a budget of seconds allows and what that can find, where a block may take block_seconds."""
     rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
     if blocks < least:
         return (
@@ -35,8 +32,8 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
 def look(report: Report, used: float, block_seconds: float) -> Report:
     """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
 
-    used: seconds since its first block began; block_seconds: what another block takes. Where no time is left for
-    another, the look is the last and may take what is left of the error.
+    used: seconds since its first block began; block_seconds: of another. Where no time is left for that, it is the last
+    look and may take what is left of the error.
     """
     budget, blocks = report.settings.get("budget"), len(report.whole_blocks) - len(report.set_aside)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
@@ -47,11 +44,10 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
 
 
 def wants_block(report: Report, used: float, block_seconds: float) -> bool:
-    """Return whether to run another block, after the look at the last.
+    """Return whether to run another block, after the look at the last; used, block_seconds: as for `look`.
 
-    In the place of one that other programs disturbed, as long as there are SPARE_BLOCKS. Else, if there is time within
-    the budget: with a margin, until there are needed_blocks; with a budget alone, while a row, a value of a sweep or a
-    pair of before and now is not decided. used, block_seconds: as for `look`.
+    In the place of a disturbed one, as long as there are SPARE_BLOCKS. Else, if there is time within the budget: with a
+    margin, until there are needed_blocks; with a budget alone, while a row, a sweep's value or a pair is not decided.
     """
     budget, margin = report.settings.get("budget"), report.settings.get("margin")
     if _wants(report, report.wanted_blocks):

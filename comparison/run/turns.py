@@ -37,9 +37,9 @@ LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 
 
 def busy_seconds() -> float | None:
-    """Return the CPU seconds that all processes used since this machine started, also those lost to other machines.
+    """Return the CPU seconds that all processes used, and other machines took, since this machine started.
 
-    None where the machine has more cores than this process may use, so that it would say nothing about them.
+    None where it has more cores than this process may use, so that it would say nothing about them.
     """
     if available_cores() != os.cpu_count():
         return None
