@@ -16,6 +16,11 @@ ROOMS = (  # each may import those before it
     *("comparison", "comparison.plan", "comparison.judge", "comparison.run", "comparison.show"),
     "scripts",
 )
+LONG = {  # more than 300 lines; no other module may become so long
+    *("common.engine.checkpoint", "common.engine.run", "common.programs.probe", "common.settings.config"),
+    *("comparison.methods", "comparison.rows", "comparison.show.sentences", "comparison.show.tables"),
+    *("comparison.judge.measures", "comparison.judge.statistics", "comparison.judge.steps", "comparison.show.verdict"),
+}
 PLACES = ("*.py", "common/**/*.py", "comparison/**/*.py")
 FILES = [file for place in PLACES for file in PROJECT.glob(place) if file.name != "__init__.py"]
 
@@ -67,6 +72,13 @@ def test_comparison_never_imports_torch():
     names = ", ".join(name for name in map(name_of, FILES) if name.startswith("comparison"))
     code = f"import sys, compare_parallel, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
+
+
+def test_rooms_and_modules_stay_small():
+    lengths = {name_of(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {name for name, length in lengths.items() if length > 300} <= LONG
+    rooms = [name.rpartition(".")[0] for name in lengths if "." in name]
+    assert {room: rooms.count(room) for room in rooms if rooms.count(room) > 14} == {}
 
 
 def test_no_test_module_imports_another():
