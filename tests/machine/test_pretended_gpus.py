@@ -203,11 +203,12 @@ def test_what_lets_the_host_wait_is_seen(wait):
             wait(value)
 
 
-def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
-    flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1 --check-maths"
+@pytest.mark.parametrize("check", ["", pytest.param("--check-maths", marks=pytest.mark.slow)])
+def test_a_comparison_on_two_gpus_from_start_to_end(check, project, data_root, tmp_path):
+    flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1"
     places = ("--data-root", data_root, "--output-dir", tmp_path / "out")
     methods, gpus = [*COMMANDS], environment_with(2, tmp_path)
-    command = f"compare_parallel.py {flags} --methods {' '.join(methods)}"
+    command = f"compare_parallel.py {flags} {check} --methods {' '.join(methods)}"
     done = project(command, *places, tiny=False, environment=gpus)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = read_results(tmp_path / "out" / "results.json")
@@ -217,5 +218,7 @@ def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path
         devices = ("cuda:0 (Pretended 0)", "cuda:1 (Pretended 1)")[: 1 if outcome.configuration == "single" else 2]
         assert outcome.result.devices == devices and not outcome.result.simulated
         assert outcome.result.config["loader"] == "resident"
-    assert [*stored.equivalence] == methods and all(one.difference < 1e-4 for one in stored.equivalence.values())
+    assert [*stored.equivalence] == (methods if check else []) and all(
+        one.difference < 1e-4 for one in stored.equivalence.values()
+    )
     assert [memory.device for memory in stored.probe.memory] == ["cpu", "cuda"]

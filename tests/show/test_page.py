@@ -14,9 +14,7 @@ from comparison.results_file import read_results
 from comparison.show.page import write_html
 from comparison.show.verdict import recommendations
 from tests.fixtures import PROJECT
-from tests.reports import configuration, report_of, runs
-from tests.scripts.test_readme import COMPARISONS
-from tests.show.test_report import full_report, two_sweeps
+from tests.reports import COMPARISONS, configuration, full_report, report_of, runs, two_sweeps
 
 VOID = {"meta", "img", "br", "line", "rect", "circle"}
 

@@ -20,9 +20,7 @@ from comparison.show.sentences import NOUNS
 from comparison.show.terminal import terminal_text
 from comparison.words import LANGUAGES, count, join, key_of, named, places_of, render, say, speaking
 from tests.fixtures import PROJECT
-from tests.reports import report_of
-from tests.scripts.test_readme import COMPARISONS, ON_CIFAR10
-from tests.show.test_report import DDP, SINGLE, full_report, two_sweeps
+from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps
 
 COMMITTED = [
     PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")
