@@ -40,21 +40,12 @@ def _chart(entries):
     slowest = max((entry.summary.slowest_epoch for entry in entries), default=1.0)
     rows = []
     for entry in entries:
-        dots = [
-            (
-                WIDEST * epoch.train_seconds / slowest,
-                say(
-                    "{row}, block {n}, epoch {m}: {x:.3f} s",
-                    row=entry.label,
-                    n=outcome.block,
-                    m=epoch.epoch,
-                    x=epoch.train_seconds,
-                ),
-            )
-            for outcome in entry.row.outcomes
-            if outcome.status == "ok"
-            for epoch in outcome.result.timed_epochs
-        ]
+        dots = []
+        for outcome in entry.row.outcomes:
+            for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
+                seconds = epoch.train_seconds
+                values = {"row": entry.label, "n": outcome.block, "m": epoch.epoch, "x": seconds}
+                dots.append((WIDEST * seconds / slowest, say("{row}, block {n}, epoch {m}: {x:.3f} s", **values)))
         color, numbers = method_of(entry.row.configuration.method).look.color, entry.summary
         rows.append((entry.label, color, WIDEST * numbers.slowest_epoch / slowest, numbers.epoch_seconds, dots))
     return rows

@@ -95,16 +95,10 @@ def notes(analysis: Analysis) -> list[str]:
     ]
     if report.settings["repeats"] == 1:
         sentences.append(say("no interval: 1 run each. A difference between single runs may be chance."))
-    sentences += [
-        sentence(
-            "all-cores row",
-            row=row.label,
-            threads=count(row.results[0].threads_per_process, "thread"),
-            n=report.device_threads,
-        )
-        for row in report.rows
-        if row.all_cores and row.results
-    ]
+    for row in report.rows:
+        if row.all_cores and row.results:
+            threads = count(row.results[0].threads_per_process, "thread")
+            sentences.append(sentence("all-cores row", row=row.label, threads=threads, n=report.device_threads))
     if any(row.simulated for row in report.rows):
         sentences.append(sentence("simulated rows"))
     dataset = report.settings["dataset"]
@@ -116,28 +110,20 @@ def notes(analysis: Analysis) -> list[str]:
 def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
     several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
-    weak = report.settings["scaling"] == "weak"
+    weak, within = report.settings["scaling"] == "weak", report.settings["equal_within"] or EQUAL_WITHIN
+    exempt = [quoted([method_of(name).called]) for name in all_cores_methods()]
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
     memory = sentence("memory on GPU" if on_gpu else "memory on CPU")
     batches = sentence("batches per device" if weak else "batches in total")
     sentences: list[str] = [
         sentence("time per epoch", warm=warm_up),
-        sentence(
-            "speed-up",
-            what=report.asked,
-            row=report.settings["baseline"],
-            n=100 * (report.settings["equal_within"] or EQUAL_WITHIN),
-        ),
+        sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within),
         IN_TURNS if report.in_turns else WHOLE_RUNS,
         sentence("accuracy"),
         sentence("efficiency"),
         sentence("peak memory", memory=memory),
         sentence("disturbed", n=MOST_FOREIGN),
-        sentence(
-            "device on CPU",
-            batches=batches,
-            rows=join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()]),
-        ),
+        sentence("device on CPU", batches=batches, rows=join(" and ", exempt)),
         sentence("accuracies differ"),
     ]
     if report.fitted:

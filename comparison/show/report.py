@@ -28,6 +28,11 @@ from comparison.show.terminal import terminal_columns, terminal_text
 from comparison.words import ENGLISH, render, say, speaking
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
+# Attributes of a Summary that results.csv has.
+NUMBERS = (
+    *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy"),
+    *("training_seconds", "total_seconds"),
+)
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
 
@@ -111,19 +116,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "result": entry.result,
         "simulated": row.simulated,
         "devices": len(row.results[0].devices) if row.results else None,
-        **{
-            name: getattr(numbers, name)
-            for name in (
-                "runs",
-                "epoch_seconds",
-                "fastest_epoch",
-                "slowest_epoch",
-                "images_per_second",
-                "accuracy",
-                "training_seconds",
-                "total_seconds",
-            )
-        },
+        **{name: getattr(numbers, name) for name in NUMBERS},
         "peak_memory_bytes": numbers.memory and numbers.memory.peak,
         "images_per_joule": numbers.images_per_joule,
         **{
