@@ -1,7 +1,8 @@
 """What a comparison says: a template and its values, English where it is made, in another language where it is shown.
 
 A sentence is written once, in English, by say(), count() or join(). show/zh.toml has the Chinese of each template,
-by its English without formats: "{n} images" for "{n:,} images". Who shows a text asks render() for it.
+by its English without formats: "{n} images" for "{n:,} images"; long sentences stand
+in show/sentences.toml, each beside its Chinese. Who shows a text asks render() for it.
 """
 
 import contextlib
@@ -137,8 +138,13 @@ def _said(english):
 @functools.cache
 def translations(language: str) -> dict[str, str]:
     """Return what is said for each English template or word."""
-    tables = tomllib.loads((Path(__file__).parent / "show" / f"{language}.toml").read_text(encoding="utf-8"))
-    return {**tables["names"], **tables["sentences"]}
+    long = {key_of(said[ENGLISH]): said[language] for said in catalogue("sentences").values()}
+    return {**catalogue(language)["names"], **catalogue(language)["sentences"], **long}
+
+
+def catalogue(name: str) -> dict[str, dict[str, str]]:
+    """Return a file of texts, by section."""
+    return tomllib.loads((Path(__file__).parent / "show" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def widened(text: str) -> str:
