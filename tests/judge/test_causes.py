@@ -7,8 +7,10 @@ import pytest
 
 from common.files.results import PhaseTimes, RankTimes
 from comparison.judge.analysis import analyse
+from comparison.judge.measures import Finding
 from comparison.show.figures import draw_all
 from comparison.show.report import write_markdown
+from comparison.show.sentences import tell
 from comparison.show.tables import account_tables, rank_table
 from comparison.show.verdict import verdict
 from tests.reports import (
@@ -27,193 +29,169 @@ from tests.reports import (
     single,
 )
 
-CPU = ("cpu",)
-
 
 def judged(*rows, **settings):
-    """What is named of the last row, and its paragraph."""
-    report = report_of(*rows, **settings)
-    analysis = analyse(report)
-    return [cause.kind for cause in analysis.rows[-1].causes], verdict(analysis)[len(rows) - 1]
+    """The causes of the last row, by kind, each of which has its sentence."""
+    causes = analyse(report_of(*rows, **settings)).rows[-1].causes
+    assert all(map(tell, causes))
+    return {cause.kind: cause for cause in causes}
+
+
+def told(cause):
+    """How large a part is, where it is, and how that is told."""
+    return cause.values["x"].value, cause.values["place"].kind, cause.told
+
+
+def each_run(*ranks, factors=(1.0, 1.0, 1.0), **values):
+    return [run(*ranks, factors=[jitter * factor for factor in factors], **values) for jitter in JITTER]
 
 
 def test_nothing_is_named_where_nothing_is_planted():
-    assert judged(single(), ddp(rank(halves()), rank(halves())))[0] == []
+    assert judged(single(), ddp(rank(halves()), rank(halves()))) == {}
 
 
-@pytest.mark.parametrize(
-    "phase, place",
-    [
-        ("data", "waiting for data"),
-        ("transfer", "the transfer to the device"),
-        ("forward", "the forward pass"),
-        ("backward", "the backward pass"),
-        ("exchange", "the exchange of gradients"),
-        ("update", "the update"),
-    ],
-)
-def test_a_slow_phase_is_named_with_its_time(phase, place):
+@pytest.mark.parametrize("phase", STEP_MS)
+def test_a_slow_phase_is_named_with_its_time(phase):
     slow = rank(halves(**{phase: halves()[phase] + 6.0}))
-    names, words = judged(single(), ddp(slow, slow))
-    assert names == [phase]
+    rows = single(), ddp(slow, slow)
+    ((kind, cause),) = judged(*rows).items()
+    assert kind == phase and cause.of == "step"
+    assert told(cause) == (pytest.approx(6.0), phase, "more waiting" if phase == "data" else "more in")
+    words = verdict(analyse(report_of(*rows)))[1]
     assert "A step takes 26.0 ms, 6.0 ± 0.0 ms more than an even share of the baseline's (20.0 ms): 6.0 ± " in words
-    assert f"0.1 ms more in {place}" in words
 
 
 def test_parts_are_named_in_the_order_of_size_also_what_is_saved():
     slow = rank(halves(exchange=9.0, forward=2.0, update=5.0))
-    names, words = judged(single(), ddp(slow, slow))
-    assert names == ["exchange", "forward", "update"]
-    assert "ms): 9.0 ± 0.1 ms more in the exchange of gradients, 3.0 ± 0.0 ms less in the forward pass, 1.0 ± " in words
+    assert [told(cause) for cause in judged(single(), ddp(slow, slow)).values()] == [
+        (pytest.approx(9.0), "exchange", "more in"),
+        (pytest.approx(-3.0), "forward", "less in"),
+        (pytest.approx(1.0), "update", "more in"),
+    ]
 
 
 def test_what_is_outside_of_the_phases_is_named_too():
     long = replace(rank(halves()), train_seconds=0.26)
-    assert judged(single(), ddp(long, long))[0] == ["outside"]
+    assert [*judged(single(), ddp(long, long))] == ["outside"]
 
 
 def test_little_is_not_worth_a_word_and_noise_proves_nothing():
     little = rank(halves(forward=5.3))
-    assert judged(single(), ddp(little, little))[0] == []
+    assert judged(single(), ddp(little, little)) == {}
     noisy = [run(rank(halves(forward=forward)), rank(halves(forward=forward))) for forward in (5.0, 25.0, 10.0)]
-    names, words = judged(single(), row("ddp", noisy))
-    assert names == ["noise"] and "an even share of the baseline's (20.0 ms): where, is not proved." in words
+    rows = single(), row("ddp", noisy)
+    assert [*judged(*rows)] == ["noise"] and "where, is not proved." in verdict(analyse(report_of(*rows)))[1]
 
 
 def test_an_older_result_has_the_exchange_in_its_backward_pass():
-    def old(runs):
-        forget = [
-            replace(
-                each,
-                epochs=tuple(
-                    replace(epoch, ranks=(), phases=replace(epoch.phases, exchange=None)) for epoch in each.epochs
-                ),
-            )
-            for each in runs
-        ]
-        return forget
-
     configured, runs = ddp(rank(halves(backward=16.0)), rank(halves(backward=16.0)))
-    names, words = judged(single(), (configured, old(runs)))
-    assert names == ["backward"]
-    assert "6.0 ± 0.1 ms more in the backward pass and in what the devices exchange during it" in words
+    old = [
+        tuple(replace(epoch, ranks=(), phases=replace(epoch.phases, exchange=None)) for epoch in result.epochs)
+        for result in runs
+    ]
+    runs = [replace(result, epochs=epochs) for result, epochs in zip(runs, old, strict=True)]
+    ((kind, cause),) = judged(single(), (configured, runs)).items()
+    assert kind == "backward" and told(cause) == (pytest.approx(6.0), "backward with exchange", "more in")
 
 
 def test_a_straggler_is_named_with_its_rank_and_its_phase():
     waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
     for ranks, number in (((waits, works), 1), ((works, waits), 0)):
-        names, words = judged(single(), ddp(*ranks))
-        assert names == ["forward", "straggler"]
-        assert f"Rank {number} has 6.0 ± 0.0 ms more to do in a step than the others" in words
-        assert "most of it in the forward pass" in words
+        causes = judged(single(), ddp(*ranks))
+        assert [*causes] == ["forward", "straggler"]
+        values = causes["straggler"].values
+        assert (values["n"], values["x"].value, values["place"].kind) == (number, pytest.approx(6.0), "forward")
+        assert values["advice"] == Finding("slow rank")
     waits, works = rank(halves(exchange=0.5)), rank(halves(forward=5.5))
-    assert "straggler" not in judged(single(), ddp(waits, works))[0]
+    assert "straggler" not in judged(single(), ddp(waits, works))
+    stages = pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0)))
+    assert judged(single(), stages)["straggler"].values["advice"] == Finding("uneven cut")
 
 
 @pytest.mark.parametrize(
-    "values, kind, words",
+    "values, kind, way",
     [
-        ({"environment": ENVIRONMENT}, "shared cores", "2 threads share 1 core; give it more cores"),
-        ({}, "shared cores", "of 2: look for other programs, or type --bind, which"),
-        (
-            {"config": {**make_result().config, "bind": True}},
-            "shared cores",
-            "of 2: look for other programs; what sends for a rank has no cores but the rank's own.",
-        ),
-        (
-            {"devices": ("cuda:0 (A)", "cuda:1 (A)")},
-            "shared cores",
-            "of 2: look for other programs, and for what binds processes to the same cores.",
-        ),
-        ({"workers_per_process": 2}, "too many workers", "2 threads and 4 loader workers share 2 cores; fewer"),
+        ({"environment": ENVIRONMENT}, "shared cores", "too many threads"),
+        ({}, "shared cores", "unbound ranks"),
+        ({"config": {**make_result().config, "bind": True}}, "shared cores", "bound ranks"),
+        ({"devices": ("cuda:0 (A)", "cuda:1 (A)")}, "shared cores", "other bindings"),
+        ({"workers_per_process": 2}, "too many workers", "too many workers"),
     ],
 )
-def test_ranks_without_a_core_are_named(values, kind, words):
-    starved = rank(halves(), cpu=0.5, queued=0.45)
-    alone = {"workers_per_process": 2 * values.get("workers_per_process", 0), "devices": values.get("devices", CPU)[:1]}
+def test_ranks_without_a_core_are_named(values, kind, way):
+    workers = values.get("workers_per_process", 0)
+    alone = {"workers_per_process": 2 * workers, "devices": values.get("devices", ("cpu",))[:1]}
     base = single(**alone, **{name: value for name, value in values.items() if name == "config"})
-    names, paragraph = judged(base, ddp(starved, starved, **values))
-    assert names == [kind]
-    assert "For 45% ± 0% of the time its threads were ready to compute and had no core" in paragraph
-    assert words in paragraph
-    enough = 0.15 if values.get("workers_per_process") else 0.25
-    for share, expected in ((enough - 0.01, []), (enough + 0.01, [kind])):
-        waits = rank(halves(), queued=share)
-        assert judged(base, ddp(waits, waits, **values))[0] == expected
-    assert judged(base, ddp(rank(halves(), queued=None), rank(halves(), queued=None), **values))[0] == []
+
+    def named(queued):
+        return judged(base, ddp(*[rank(halves(), cpu=0.5, queued=queued)] * 2, **values))
+
+    ((found, cause),) = named(0.45).items()
+    advice = cause.values.get("advice")
+    assert (found, advice.kind if advice else cause.told or found) == (kind, way)
+    assert cause.values["n"] == pytest.approx(0.45) and cause.values["threads"] == 2
+    assert cause.values["workers"] == 2 * workers
+    enough = 0.15 if workers else 0.25
+    assert [[*named(share)] for share in (enough - 0.01, enough + 0.01, None)] == [[], [kind], []]
 
 
 def test_threads_that_have_nothing_to_do_are_named():
-    whole = configuration("single-all-cores", threads=2)
-
     def all_cores(cpu):
-        return whole, [run(rank(halves(), cpu=cpu), factors=(factor,) * 3, threads_per_process=2) for factor in JITTER]
+        return configuration("single-all-cores", threads=2), each_run(rank(halves(), cpu=cpu), threads_per_process=2)
 
-    names, words = judged(single(), all_cores(1.0))
-    assert names == ["idle threads"] and "keeps at most 1.1 ± 0.0 cores busy with its 2 threads" in words
-    assert judged(single(), all_cores(1.9))[0] == []
-    assert judged(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4)))[0] == []  # one thread each
+    ((kind, cause),) = judged(single(), all_cores(1.0)).items()
+    assert kind == "idle threads" and (str(cause.values["x"]), cause.values["n"]) == ("1.1 ± 0.0", 2)
+    assert judged(single(), all_cores(1.9)) == {}
+    assert judged(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4))) == {}  # one thread each
     two = {"threads_per_process": 2}
-    assert judged(single(**two), ddp(*[rank(halves(), cpu=1.0)] * 2, **two))[0] == ["idle threads"]
+    assert [*judged(single(**two), ddp(*[rank(halves(), cpu=1.0)] * 2, **two))] == ["idle threads"]
     mixed = halves(exchange=None, forward=5.0)  # forward and backward contain what the ranks wait for one another
     ranks = [RankTimes(0.2, PhaseTimes(**mixed), 0.2, 0.0)] * 2
-    assert "idle threads" not in judged(single(**two), ddp(*ranks, **two))[0]
+    assert "idle threads" not in judged(single(**two), ddp(*ranks, **two))
 
 
 def test_epochs_that_get_longer_are_named():
     def growing(*factors):
-        return row(
-            "ddp",
-            [run(rank(halves()), rank(halves()), factors=[jitter * factor for factor in factors]) for jitter in JITTER],
-        )
+        return row("ddp", each_run(rank(halves()), rank(halves()), factors=factors))
 
-    names, words = judged(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1))
-    assert names == ["growing"] and "get longer while it trains, by 20% ± 0%" in words
+    ((kind, cause),) = judged(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1)).items()
+    assert (kind, cause.told, cause.values["n"]) == ("growing", "growing more", pytest.approx(0.2))
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
-        assert "growing" not in judged(single(), steady)[0]
-    machine = row(
-        "single",
-        [run(rank(STEP_MS), factors=[jitter * factor for factor in (1.0, 0.9, 1.0, 1.1)]) for jitter in JITTER],
-    )  # which became slower under both
-    assert "growing" not in judged(machine, growing(1.0, 0.9, 1.0, 1.1))[0]
+        assert "growing" not in judged(single(), steady)
+    machine = row("single", each_run(rank(STEP_MS), factors=(1.0, 0.9, 1.0, 1.1)))  # which became slower under both
+    assert "growing" not in judged(machine, growing(1.0, 0.9, 1.0, 1.1))
+    assert judged(machine)["growing"].told == ""
 
 
-@pytest.mark.parametrize("waiting, share", [(5.5, "27%"), (1.0, "")])
+@pytest.mark.parametrize("waiting, share", [(5.5, 5.5 / 20.5), (1.0, None)])
 def test_a_bubble_is_measured_beside_its_formula(waiting, share):
     stage = rank(halves(exchange=waiting))
-    names, words = judged(single(), pipeline(stage, stage))
-    assert ("bubble" in names) == bool(share)
-    assert "exchange" in names and "ms more in waiting for the other stages and sending to them" in words
-    if share:
-        assert f"send for {share} of the time, ideally 20%, (P-1)/(M+P-1) with P = 2 stages and M = 4" in words
-    assert "bubble" not in judged(single(), ddp(stage, stage))[0]
-
-
-def test_an_uneven_cut_is_named_as_such():
-    names, words = judged(single(), pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0))))
-    assert "straggler" in names and "another --split-at may give the stages more equal parts" in words
+    causes = judged(single(), pipeline(stage, stage))
+    assert told(causes["exchange"])[1:] == ("waiting for stages", "more in")
+    expected = {"n": share, "i": 0.2, "p": 2, "micro_batches": 4}
+    assert "bubble" not in causes if share is None else causes["bubble"].values == pytest.approx(expected)
+    assert "bubble" not in judged(single(), ddp(stage, stage))
 
 
 def test_what_only_the_whole_run_contains_is_told_apart_from_the_speed_up():
-    late = ddp(rank(halves()), rank(halves()), startup_seconds=7.0)
-    names, words = judged(single(), late)
-    assert names == ["start-up"]
-    assert "In no speed-up: start-up takes 3.0 ± 0.0 s more (an epoch saves 0.20 s, so it" in words
-    assert "pays from 16 epochs on, of 3 here)." in words
-    early = ddp(rank(halves()), rank(halves()), startup_seconds=3.0)
-    assert "start-up takes 1.0 ± 0.0 s less." in judged(single(), early)[1]
-    warm = row(
-        "ddp", [run(rank(halves()), rank(halves()), factors=(21.0 * factor, factor, factor)) for factor in JITTER]
-    )
-    names, words = judged(single(), warm)
-    assert names == ["warm-up"] and "the first epoch's warm-up takes 4.0 ± 0.0 s more" in words
+    both = rank(halves()), rank(halves())
+    ((kind, cause),) = judged(single(), ddp(*both, startup_seconds=7.0)).items()
+    assert (kind, cause.of, cause.told) == ("start-up", "run", "pays")
+    assert cause.values["pays"].values == pytest.approx({"s": 0.2, "n": 16, "m": 3}, rel=0.01)
+    assert cause.values["what"].values["x"].value == pytest.approx(3.0)
+    ((_, early),) = judged(single(), ddp(*both, startup_seconds=3.0)).items()
+    assert (early.told, early.values["x"].value) == ("takes less", pytest.approx(-1.0))
+    ((kind, warm),) = judged(single(), row("ddp", each_run(*both, factors=(21.0, 1.0, 1.0)))).items()
+    assert (kind, warm.told, warm.values["x"].value) == ("warm-up", "takes more", pytest.approx(4.0, rel=0.01))
+    words = verdict(analyse(report_of(single(), ddp(*both, startup_seconds=3.0))))[1]
+    assert "In no speed-up: start-up takes 1.0 ± 0.0 s less." in words
 
 
 def test_nothing_is_named_of_a_disturbed_row():
     slow = rank(halves(forward=11.0), queued=0.4)
     for disturbed in ("single", "ddp"):
-        report = report_of(single(), ddp(slow, slow), foreign_cores={disturbed: 0.5})
-        assert analyse(report).rows[1].causes == () and not any("DDP" in words for words in verdict(analyse(report)))
+        analysis = analyse(report_of(single(), ddp(slow, slow), foreign_cores={disturbed: 0.5}))
+        assert analysis.rows[1].causes == () and not any("DDP" in words for words in verdict(analysis))
 
 
 def test_tables_and_the_figure_show_every_part_and_every_rank(tmp_path):
@@ -221,28 +199,12 @@ def test_tables_and_the_figure_show_every_part_and_every_rank(tmp_path):
     analysis = analyse(report_of(single(), ddp(waits, works)))
     steps, runs = account_tables(analysis, "plain")
     (line,) = steps.splitlines()[1:]
+    nothing = ["+0.00 ± 0.00"]
     assert re.split("  +", line.strip().replace("-0.00", "+0.00")) == [
-        "DDP",
-        "26.00",
-        "20.00",
-        "+6.00 ± 0.03",
-        "+0.00 ± 0.00",
-        "+0.00 ± 0.00",
-        "+6.00 ± 0.08",
-        "+0.00 ± 0.00",
-        "+0.00 ± 0.00",
-        "+0.00 ± 0.00",
-        "+0.00 ± 0.00",
+        *("DDP", "26.00", "20.00", "+6.00 ± 0.03"),
+        *(2 * nothing + ["+6.00 ± 0.08"] + 4 * nothing),
     ]
-    assert re.split("  +", steps.splitlines()[0].strip())[4:] == [
-        "Data",
-        "Transfer",
-        "Forward",
-        "Backward",
-        "Exchange",
-        "Update",
-        "Outside",
-    ]
+    assert re.split("  +", steps.splitlines()[0].strip())[4:] == [*map(str.capitalize, STEP_MS), "Outside"]
     assert "Start-up" in runs and "+0.00 ± 0.00" in runs
     waiting, working = rank_table(analysis, "plain").splitlines()[2:]
     assert [text for text in waiting.split() if text] == ["DDP", "0", "26.00", "20.00", "6.00", "0.95", "1.00"]
