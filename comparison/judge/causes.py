@@ -41,12 +41,10 @@ class Case:
 
     @property
     def result(self) -> RunResult:
-        """The first run's."""
         return self.row.results[0]
 
     @property
     def summary(self) -> Summary:
-        """The row's."""
         return self.summaries[self.row.configuration.name]
 
     @property

@@ -138,14 +138,9 @@ class Measures:
     resolution: Resolution | None
 
 
-def epoch_seconds(result: RunResult) -> float:
-    """Return a run's mean seconds per epoch."""
-    return statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs)
-
-
 def run_seconds(row: Row) -> list[float]:
     """Return the mean seconds per epoch of each run that ended well."""
-    return [epoch_seconds(result) for result in row.results]
+    return [statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs) for result in row.results]
 
 
 def done(row: Row) -> list[tuple[Outcome, RunResult]]:
@@ -202,16 +197,15 @@ def measure(report: Report) -> Measures:
 
 
 def _resolution(asked: Table, comparisons: int) -> Resolution | None:
-    times = asked.measured
+    times = asked.values[:, np.isfinite(asked.values).any(axis=0)]
     noise = residual_deviation(times) if times.size else None
     if noise is None:
         return None
     deviation, (measured, columns) = noise[0], times.shape
-    shares = {
-        blocks: resolution(deviation, blocks, columns, comparisons, asked.confidence)
-        for blocks in sorted({measured, 10})
-    }
-    return Resolution(deviation, {blocks: share for blocks, share in shares.items() if share < math.inf})
+    numbers = sorted({measured, 10})
+    shares = [resolution(deviation, blocks, columns, comparisons, asked.confidence) for blocks in numbers]
+    found = {blocks: share for blocks, share in zip(numbers, shares, strict=True) if share < math.inf}
+    return Resolution(deviation, found)
 
 
 def _summary(row: Row, trainings: Array, asked: float, per_image: float, training: float, total: float) -> Summary:
@@ -222,6 +216,7 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
     mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
+    phases = {name: statistics.mean(epoch.phases.known[name] for epoch in epochs) for name in epochs[0].phases.known}
     startup = (
         result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
         for result, own in zip(row.results, seconds, strict=True)
@@ -239,12 +234,7 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
         startup_seconds=statistics.median(startup),
-        phases=PhaseTimes(
-            **{
-                name: statistics.mean(getattr(epoch.phases, name) for epoch in epochs)
-                for name in epochs[0].phases.known
-            }
-        ),
+        phases=PhaseTimes(**phases),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
         warnings=tuple(unsteadiness(row)),

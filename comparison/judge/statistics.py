@@ -340,11 +340,6 @@ class Table:
     equal_within: float = EQUAL_WITHIN
     disturbed: frozenset[str] = frozenset()
 
-    @property
-    def measured(self) -> Array:
-        """The columns that have a value."""
-        return self.values[:, np.isfinite(self.values).any(axis=0)]
-
     def ratios(self, numerator: str, denominators: Sequence[str], confidence: float | None = None) -> list[Ratio]:
         """Return the ratios of the times of one column and each of several; all columns tell the noise."""
         reference, *others = map(self.columns.index, (numerator, *denominators))
