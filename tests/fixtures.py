@@ -38,6 +38,13 @@ def small(command: str, data_root, *flags) -> list[str]:
     return [*words[:after], *TINY, "--data-root", str(data_root), *words[after:]]
 
 
+def files_of(directory: Path, name: str) -> list:
+    """The flags by which a training leaves its result, weights and checkpoint in a directory, under this name."""
+    kinds = {"output": "json", "save": "pth", "checkpoint": "pt"}
+    named = [word for flag, end in kinds.items() for word in (f"--{flag}", directory / f"{name}.{end}")]
+    return [*named, "--figure-dir", directory]
+
+
 @functools.cache
 def _validator(schema):
     text = (PROJECT / "docs" / f"{schema}.schema.json").read_text(encoding="utf-8")

@@ -103,12 +103,8 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
     if not Path(path).exists():
         if path == config.checkpoint:
             return None
-        raise SuiteError(
-            f"cannot resume from {path}",
-            "no such file",
-            "check its name, or give --checkpoint the same name to begin with it",
-            USAGE,
-        )
+        advice = "check its name, or give --checkpoint the same name to begin with it"
+        raise SuiteError(f"cannot resume from {path}", "no such file", advice, USAGE)
     changed = []
     try:
         state, wrong = _load(path)
@@ -123,12 +119,8 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
     if wrong:
         raise SuiteError(f"cannot resume from {path}", wrong, ANEW, DATA)
     if changed:
-        raise SuiteError(
-            f"cannot resume from {path}: that was another training",
-            "; ".join(changed),
-            f"type the flags of then, with the files of then, or {ANEW}",
-            USAGE,
-        )
+        advice = f"type the flags of then, with the files of then, or {ANEW}"
+        raise SuiteError(f"cannot resume from {path}: that was another training", "; ".join(changed), advice, USAGE)
     return state
 
 
@@ -195,12 +187,9 @@ def restore(
     try:
         then, now = length_of(state["schedule"]), length_of(schedule.state_dict())
         if then != now:
-            raise SuiteError(
-                f"cannot resume from {config.resume} with --epochs {config.epochs}",
-                f"its --schedule {config.schedule} ends after {then} steps, this one after {now}",
-                f"type the --epochs of then, or {ANEW}",
-                USAGE,
-            )
+            found = f"its --schedule {config.schedule} ends after {then} steps, this one after {now}"
+            advice = f"type the --epochs of then, or {ANEW}"
+            raise SuiteError(f"cannot resume from {config.resume} with --epochs {config.epochs}", found, advice, USAGE)
         load(state)
         schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"][rank]["cpu"])

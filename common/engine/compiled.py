@@ -33,12 +33,8 @@ def _compile(context):
             f"--compile does not go with {context.method}", context.uncompilable, "leave out --compile", USAGE
         )
     if not has_compiler():
-        raise SuiteError(
-            "--compile needs a C++ compiler",
-            f"{compiler()} does not run",
-            "install one, e.g. apt-get install g++, or leave out --compile",
-            MACHINE,
-        )
+        advice = "install one, e.g. apt-get install g++, or leave out --compile"
+        raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run", advice, MACHINE)
     for part in context.model.modules():
         if isinstance(part, Network):
             part.compile()
@@ -64,12 +60,8 @@ def _capture(context, images):
     """
     network = context.model
     if type(network) is not Network:  # a shard's class is made from it
-        raise SuiteError(
-            f"--cuda-graph does not go with {context.method}",
-            "it wraps the network into its own steps",
-            "leave it out, or train on one device",
-            USAGE,
-        )
+        what = f"--cuda-graph does not go with {context.method}"
+        raise SuiteError(what, "it wraps the network into its own steps", "leave it out, or train on one device", USAGE)
     if images.device.type != "cuda":
         raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
     images = images.to(memory_format=torch.channels_last)

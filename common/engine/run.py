@@ -93,12 +93,8 @@ class _Run:
         state = read_checkpoint(config, self.options, self.content, place.ranks)
         found = place_of(len(state["records"]), state["begun"]) if state else "missing"
         if len(set(place.gather(found))) > 1:
-            raise SuiteError(
-                "the ranks found different checkpoints",
-                f"{config.resume} on rank {place.rank} is {found}",
-                "put the file where all machines see it",
-                USAGE,
-            )
+            what, advice = "the ranks found different checkpoints", "put the file where all machines see it"
+            raise SuiteError(what, f"{config.resume} on rank {place.rank} is {found}", advice, USAGE)
         if not state:
             return None
         if self.context.sampler.num_replicas > 1:

@@ -47,12 +47,8 @@ def threads_of(config: RunConfig, processes: int) -> int:
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
     most = int(limit) if limit.isdecimal() and int(limit) else math.inf
     if config.threads and config.threads > most:
-        raise SuiteError(
-            f"--threads {config.threads} cannot be had",
-            f"the environment has OMP_THREAD_LIMIT={limit}",
-            f"unset it, or type --threads {limit}",
-            USAGE,
-        )
+        what, advice = f"--threads {config.threads} cannot be had", f"unset it, or type --threads {limit}"
+        raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)
     return config.threads or max(1, min(available_cores() // processes, most))
 
 
@@ -72,12 +68,8 @@ def keep_freed_memory() -> None:
 def check_memory_limit(config: RunConfig, device: torch.device) -> None:
     """Raise SuiteError (USAGE) if there is a --memory-limit on a GPU, whose own memory is the limit."""
     if config.memory_limit and device.type == "cuda":
-        raise SuiteError(
-            "--memory-limit is for a CPU",
-            f"the run is on {device_name(device)}",
-            "leave it out, or type --device cpu",
-            USAGE,
-        )
+        advice = "leave it out, or type --device cpu"
+        raise SuiteError("--memory-limit is for a CPU", f"the run is on {device_name(device)}", advice, USAGE)
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
@@ -93,12 +85,9 @@ def check_bf16(device: torch.device) -> None:
     """
     fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
     if bf16 > 1.1 * fp32:  # less may be noise
-        raise SuiteError(
-            f"--precision bf16 is slower than fp32 on {device_name(device)}",
-            f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long",
-            "leave it out, or type --allow-slow-precision to go on",
-            MACHINE,
-        )
+        found = f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long"
+        advice = "leave it out, or type --allow-slow-precision to go on"
+        raise SuiteError(f"--precision bf16 is slower than fp32 on {device_name(device)}", found, advice, MACHINE)
 
 
 def _product_seconds(dtype, device):

@@ -76,10 +76,7 @@ def make_accelerator(config, options):
     if dist.is_initialized():
         group_store().set_timeout(timeout)  # it has the group's
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", 1)):
-        raise SuiteError(
-            "Accelerate did not join the other ranks",
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it counts {accelerator.num_processes}",
-            "start it with torchrun, or set LOCAL_RANK too",
-            USAGE,
-        )
+        found = f"WORLD_SIZE={os.environ['WORLD_SIZE']}, and it counts {accelerator.num_processes}"
+        advice = "start it with torchrun, or set LOCAL_RANK too"
+        raise SuiteError("Accelerate did not join the other ranks", found, advice, USAGE)
     return accelerator

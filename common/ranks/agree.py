@@ -39,20 +39,12 @@ def refuse_different_ranks(
         if other is not None:
             differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
     if differences:
-        raise SuiteError(
-            "ranks were started differently",
-            "; ".join(differences),
-            "start all ranks with the same flags, data and code",
-            USAGE,
-        )
+        advice = "start all ranks with the same flags, data and code"
+        raise SuiteError("ranks were started differently", "; ".join(differences), advice, USAGE)
     for other, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) < other:
-            raise SuiteError(
-                "every rank needs a GPU of its own",
-                f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}",
-                "start fewer ranks, or show each a GPU of its own",
-                MACHINE,
-            )
+            what, advice = "every rank needs a GPU of its own", "start fewer ranks, or show each a GPU of its own"
+            raise SuiteError(what, f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}", advice, MACHINE)
 
 
 def _start_of(device, config, options, image_set):

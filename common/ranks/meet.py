@@ -32,12 +32,8 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
     if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
         return devices[0]
     if local_world_size > len(devices):
-        raise SuiteError(
-            "every rank needs a GPU of its own",
-            f"{local_world_size} ranks, {count(len(devices), 'GPU')}",
-            "start fewer ranks, or type --device cpu",
-            MACHINE,
-        )
+        found = f"{local_world_size} ranks, {count(len(devices), 'GPU')}"
+        raise SuiteError("every rank needs a GPU of its own", found, "start fewer ranks, or type --device cpu", MACHINE)
     return devices[local_rank]
 
 

@@ -170,21 +170,15 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
         raise SuiteError("every stage needs a block", found, "start fewer ranks", USAGE)
     refuse_small_batch(config, options)
     if SCHEDULES[options.pipeline_schedule].filled and options.micro_batches < stages:
-        raise SuiteError(
-            f"{options.pipeline_schedule} needs a micro-batch for every stage",
-            f"--micro-batches {options.micro_batches}, {count(stages, 'stage')}",
-            "give more --micro-batches, or type --pipeline-schedule gpipe",
-            USAGE,
-        )
+        what = f"{options.pipeline_schedule} needs a micro-batch for every stage"
+        advice = "give more --micro-batches, or type --pipeline-schedule gpipe"
+        raise SuiteError(what, f"--micro-batches {options.micro_batches}, {count(stages, 'stage')}", advice, USAGE)
     if options.split_at:
         cut = [split_index(model, block) for block in options.split_at]
         if len(cut) != stages - 1 or cut != sorted({*cut}):
-            raise SuiteError(
-                "--split-at names the first block of every stage but the first, in their order",
-                f"found {' '.join(options.split_at)} for {count(stages, 'stage')}",
-                f"choose {stages - 1} of {', '.join(block_names(model)[1:])}",
-                USAGE,
-            )
+            what = "--split-at names the first block of every stage but the first, in their order"
+            advice = f"choose {stages - 1} of {', '.join(block_names(model)[1:])}"
+            raise SuiteError(what, f"found {' '.join(options.split_at)} for {count(stages, 'stage')}", advice, USAGE)
 
 
 def choose_cut(model: nn.Sequential, image_shape, place: Place, config, options) -> list[int]:

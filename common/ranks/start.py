@@ -123,12 +123,9 @@ def refuse_without_ranks(options) -> None:
     become_rank()
     if "RANK" not in os.environ:
         script = Path(sys.argv[0]).name
-        raise SuiteError(
-            f"{script} runs one process per device",
-            "found neither torchrun, nor srun, nor --spawn",
-            f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2",
-            USAGE,
-        )
+        what = f"{script} runs one process per device"
+        advice = f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2"
+        raise SuiteError(what, "found neither torchrun, nor srun, nor --spawn", advice, USAGE)
 
 
 def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int | None = None) -> None:
@@ -196,12 +193,8 @@ def _refuse_too_many(ranks):
     """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
     own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
     if ranks * own > free:
-        raise SuiteError(
-            f"{ranks} ranks do not fit into memory",
-            f"each takes at least {own / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free",
-            "start fewer ranks",
-            MACHINE,
-        )
+        found = f"each takes at least {own / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+        raise SuiteError(f"{ranks} ranks do not fit into memory", found, "start fewer ranks", MACHINE)
 
 
 def _start_rank(rank, train, config, options, directory, parent):

@@ -254,7 +254,9 @@ def _memory(results: Sequence[RunResult]) -> Memory | None:
     if not devices:
         return None
     peaks, together = list(map(max, devices)), statistics.median(map(sum, devices))
-    return Memory(statistics.median(peaks), min(peaks), max(peaks), together, results[0].memory_parts)
+    parts = results[0].memory_parts or {}
+    known = parts if any(parts.values()) else {}  # no network has no parameters
+    return Memory(statistics.median(peaks), min(peaks), max(peaks), together, known)
 
 
 @dataclass(frozen=True)

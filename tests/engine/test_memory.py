@@ -111,29 +111,9 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
     monkeypatch.setattr(
         run, "fit", lambda context, step, *others: fit(context, lambda *batch: steps.append(1) or step(*batch), *others)
     )
-    limited, free = (
-        (
-            *flags,
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            data_root,
-            "--model",
-            "mlp",
-            "--quiet",
-            "--train-size",
-            96,
-            "--batch-size",
-            32,
-            "--num-workers",
-            0,
-            "--threads",
-            1,
-            "--epochs",
-            3,
-        )
-        for flags in (("--memory-limit", "1GiB"), ())
-    )
+    flags = "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp", "--quiet", "--train-size", 96
+    flags = *flags, *"--batch-size 32 --num-workers 0 --threads 1 --epochs 3".split()
+    limited, free = ((*limit, *flags) for limit in (("--memory-limit", "1GiB"), ()))
     options = Namespace(use_parallel=None, simulate_devices=None)
     data_parallel_train.train(parsed(*limited), options, Place([CPU]))
     assert asked == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # each of three epochs has three

@@ -14,7 +14,7 @@ import torch
 from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.engine.setup import prepare_process
-from tests.fixtures import CPU, PROJECT, child_environment, make_config
+from tests.fixtures import CPU, PROJECT, child_environment, make_config, small
 
 
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
@@ -74,14 +74,7 @@ def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expecte
 def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, project):
     result, _, _ = train(
         "data_parallel_train.py",
-        "--model",
-        "vgg",
-        "--dataset",
-        "synthetic-cifar10",
-        "--max-steps",
-        1,
-        "--train-size",
-        48,
+        *"--model vgg --dataset synthetic-cifar10 --max-steps 1 --train-size 48".split(),
         environment={"OMP_THREAD_LIMIT": "1"},
     )
     assert result["threads_per_process"] == 1
@@ -101,25 +94,10 @@ def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, pro
 def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # which is drawn with matplotlib
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    flags = (
-        "--dataset",
-        "synthetic-mnist",
-        "--model",
-        "mlp",
-        "--train-size",
-        "96",
-        "--batch-size",
-        "48",
-        "--epochs",
-        "1",
-        "--loader",
-        "resident",
-        "--no-curves",
-        "--data-root",
-        data_root,
-    )
+    few = "--model", "mlp", "--train-size", 96, "--loader", "resident", "--no-curves"
+    command = small(script, data_root, *few)
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", script, *flags],
+        [sys.executable, "-X", "importtime", *command],
         cwd=PROJECT,
         capture_output=True,
         text=True,

@@ -57,31 +57,9 @@ def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [(SCRIPT,), ("ddp_train.py", "--spawn", 2)])
-def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, data_root, tmp_path):
-    done = project(
-        *command,
-        "--target-accuracy",
-        0.05,
-        "--epochs",
-        3,
-        "--model",
-        "mlp",
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--num-workers",
-        0,
-        "--batch-size",
-        48,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        tiny=False,
-    )
+def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, tmp_path):
+    flags = "--target-accuracy", 0.05, "--epochs", 3, "--model", "mlp"
+    done = project(*command, *flags, "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], len(result["epochs"]), result["config"]["epochs"]) == ("ok", 1, 3)

@@ -146,14 +146,7 @@ def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_pat
     assert calls == [
         (
             "single",
-            "--epochs",
-            "1",
-            "--max-steps",
-            "10",
-            "--profile",
-            "2",
-            "--target-accuracy",
-            "0.001",
+            *"--epochs 1 --max-steps 10 --profile 2 --target-accuracy 0.001".split(),
             tmp_path / "traces" / "single",
         )
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment, small
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 import network
@@ -62,25 +62,7 @@ def listening_while_training(command, data_root, tmp_path):
     """The addresses where a run's processes listen, which end with it."""
     marker = f"TEST_MARKER={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [
-            *command,
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            data_root,
-            "--model",
-            "mlp",
-            "--train-size",
-            "480",
-            "--batch-size",
-            "48",
-            "--num-workers",
-            "0",
-            "--epochs",
-            "99",
-            "--figure-dir",
-            tmp_path,
-        ],
+        [*command, *small("", data_root, "--model", "mlp", "--epochs", 99, "--figure-dir", tmp_path)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

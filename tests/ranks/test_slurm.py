@@ -125,13 +125,7 @@ def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes,
             "compare_parallel.py",
             "--nodes",
             *map(str, nodes),
-            "--nproc",
-            "1",
-            "--methods",
-            "single",
-            "ddp",
-            "--dataset",
-            "synthetic-mnist",
+            *"--nproc 1 --methods single ddp --dataset synthetic-mnist".split(),
             *more,
         ],
     )
@@ -340,19 +334,8 @@ def wait_for(met, seconds):
 
 
 def small(data_root, *more):
-    return (
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--loader",
-        "resident",
-        *more,
-    )
+    flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --loader resident".split()
+    return *flags, "--data-root", data_root, *more
 
 
 def alive(text):
@@ -366,24 +349,9 @@ def gone(text):
 
 @pytest.mark.slow
 def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path):
-    slurm(
-        "srun",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        sys.executable,
-        "ddp_train.py",
-        *small(
-            data_root,
-            "--epochs",
-            1,
-            "--output",
-            tmp_path / "srun.json",
-            "--save",
-            tmp_path / "srun.pth",
-            "--figure-dir",
-            tmp_path,
-        ),
-    )
+    files = "--output", tmp_path / "srun.json", "--save", tmp_path / "srun.pth", "--figure-dir", tmp_path
+    command = sys.executable, "ddp_train.py", *small(data_root, "--epochs", 1, *files)
+    slurm("srun", "--nodes=2", "--ntasks-per-node=1", *command)
     assert json.loads((tmp_path / "srun.json").read_text())["world_size"] == 2
     _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident")
     weights = torch.load(tmp_path / "srun.pth", weights_only=True)
@@ -416,34 +384,17 @@ def test_nodes_that_have_temporary_files_of_their_own_are_asked(directory, data,
     places = {"shared": tmp_path, "own": Path(tempfile.mkdtemp(dir=slurm.place / "tmp"))}
     (places["own"] / "train").mkdir()
     dataset = dataset.replace("own", str(places["own"]))
-    printed = slurm(
-        "sh",
-        "-c",
-        'salloc --quiet --nodes=2 "$@" 2>&1',
-        "sh",
-        sys.executable,
-        "-c",
-        FIND_NODES,
-        places[directory],
-        places[data],
-        dataset,
-        check=False,
-    )
+    ask = "sh", "-c", 'salloc --quiet --nodes=2 "$@" 2>&1', "sh", sys.executable, "-c", FIND_NODES
+    printed = slurm(*ask, places[directory], places[data], dataset, check=False)
     assert said in printed
 
 
+SBATCH = ("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1")
+
+
 def submit(slurm, directory, *flags, options=()):
-    printed = slurm(
-        "sbatch",
-        "--parsable",
-        "--gpus-per-node=0",
-        "--cpus-per-task=1",
-        f"--output={directory}/log",
-        f"--job-name={directory}/job",
-        *options,
-        "cluster/train.sbatch",
-        *flags,
-    )
+    named = f"--output={directory}/log", f"--job-name={directory}/job"
+    printed = slurm(*SBATCH, *named, *options, "cluster/train.sbatch", *flags)
     return printed.split(";")[0].strip()
 
 
@@ -463,17 +414,8 @@ def state(slurm, job):
 
 @pytest.mark.slow
 def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train, data_root, tmp_path):
-    flags = small(
-        data_root,
-        "--epochs",
-        3,
-        "--output",
-        tmp_path / "result.json",
-        "--figure-dir",
-        tmp_path,
-        "--save",
-        tmp_path / "weights.pth",
-    )
+    files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
+    flags = small(data_root, "--epochs", 3, *files)
     log = tmp_path / "log"
     job = submit(slurm, tmp_path, *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
     wait_for(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
@@ -522,24 +464,12 @@ def kill_node(slurm, node):
 
 
 def compare(slurm, directory, *flags):
+    named = f"--output={directory}/log", f"--export=ALL,OUTPUT_DIR={directory}/out"
     printed = slurm(
-        "sbatch",
-        "--parsable",
-        "--gpus-per-node=0",
-        "--cpus-per-task=1",
-        f"--output={directory}/log",
-        f"--export=ALL,OUTPUT_DIR={directory}/out",
+        *SBATCH,
+        *named,
         "cluster/compare.sbatch",
-        "--nproc",
-        1,
-        "--device",
-        "cpu",
-        "--methods",
-        "single",
-        "ddp",
-        "accelerate",
-        "--repeats",
-        2,
+        *"--nproc 1 --device cpu --methods single ddp accelerate --repeats 2".split(),
         *flags,
     )
     return printed.split(";")[0].strip()

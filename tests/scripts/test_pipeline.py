@@ -13,7 +13,7 @@ from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_network
 from common.ranks.pipeline import from_rows, to_rows
 from common.settings.schedules import build_schedule
-from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_image_set, make_loaders
+from tests.fixtures import CPU, assert_same, files_of, learned, make_config, make_context, make_image_set, make_loaders
 
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
 UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; tests 167 167 167 166, …
@@ -72,10 +72,7 @@ def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batc
         schedule,
         "--micro-batches",
         micro_batches,
-        "--model",
-        "strided",
-        "--threads",
-        1,
+        *"--model strided --threads 1".split(),
         *flags(settings),
     )
     config = make_config(dataset="synthetic-mnist", data_root=str(data_root), model="strided", **settings)
@@ -171,24 +168,8 @@ def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
 @pytest.mark.slow
 def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
     def pipeline(name, epochs, *more):
-        done = project(
-            "pipeline_train.py",
-            "--spawn",
-            2,
-            "--model",
-            "strided",
-            "--output",
-            tmp_path / f"{name}.json",
-            "--save",
-            tmp_path / f"{name}.pth",
-            "--checkpoint",
-            tmp_path / f"{name}.pt",
-            "--figure-dir",
-            tmp_path,
-            "--epochs",
-            epochs,
-            *more,
-        )
+        ran = "--spawn", 2, "--model", "strided", "--epochs", epochs
+        done = project("pipeline_train.py", *ran, *files_of(tmp_path, name), *more)
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 
