@@ -5,8 +5,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common.words import count
 
@@ -108,15 +110,11 @@ def _single(devices, machine, micro_batches):
     return "one device", [script("data_parallel_train.py")], 1
 
 
-def _single_all_cores(devices, machine, micro_batches):
-    return ALL_CORES, [script("data_parallel_train.py")], 1
-
-
 def _dp(devices, machine, micro_batches):
-    label = f"{DATA_PARALLEL} ×{devices}"
+    label, command = f"{DATA_PARALLEL} ×{devices}", script("data_parallel_train.py")
     if machine.gpus:
-        return label, [script("data_parallel_train.py"), "--use-parallel", str(devices)], devices
-    return f"{label}, simulated", [script("data_parallel_train.py"), "--simulate-devices", str(devices)], 1
+        return label, [command, "--use-parallel", str(devices)], devices
+    return f"{label}, simulated", [command, "--simulate-devices", str(devices)], 1
 
 
 def _times(devices, machine):
@@ -128,13 +126,9 @@ def _ranks(name, devices, machine):
     return [script(name), *(["--spawn", str(devices)] if machine.nodes == 1 else [])]
 
 
-def _ddp(devices, machine, micro_batches):
+def _ddp(devices, machine, micro_batches, name=DDP, file="ddp_train.py"):
     backend = "NCCL" if machine.gpus else "gloo"
-    return f"{DDP} {_times(devices, machine)}, {backend}", _ranks("ddp_train.py", devices, machine), devices
-
-
-def _ddp_1(devices, machine, micro_batches):
-    return _ddp(1, machine, micro_batches)
+    return f"{name} {_times(devices, machine)}, {backend}", _ranks(file, devices, machine), devices
 
 
 def _with(without, words, *flags):
@@ -145,20 +139,14 @@ def _with(without, words, *flags):
     return build
 
 
-def _fsdp(devices, machine, micro_batches):
-    backend = "NCCL" if machine.gpus else "gloo"
-    return f"FSDP {_times(devices, machine)}, {backend}", _ranks("fsdp_train.py", devices, machine), devices
-
-
 def _mp(devices, machine, micro_batches):
     label = "model parallel" + ("" if machine.gpus > 1 else ", simulated")
     return label, [script("model_parallel_train.py"), "--use-model-parallel"], min(2, max(1, machine.gpus))
 
 
 def _mp_micro(devices, machine, micro_batches):
-    label, command, needed = _mp(devices, machine, micro_batches)
-    label += f", {count(micro_batches, 'micro-batch', 'es')}"
-    return label, [*command, "--micro-batches", str(micro_batches)], needed
+    words, flags = count(micro_batches, "micro-batch", "es"), ("--micro-batches", str(micro_batches))
+    return _with(_mp, words, *flags)(devices, machine, micro_batches)
 
 
 def _pipeline(devices, machine, micro_batches):
@@ -178,30 +166,41 @@ def _accelerate(devices, machine, micro_batches):
     return f"Accelerate {_times(devices, machine)}", command, devices
 
 
+# What methods have in common: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
+SHARED: dict[str, Any] = {"uses": RANKS, "divides": True}
+VARIANT: dict[str, Any] = {**SHARED, "by_default": False, "complexity": 2}
+CUT: dict[str, Any] = {"cuts": True, "complexity": 4}
+STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 # Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
 # the difference.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
-        _single_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
+        lambda *_: (ALL_CORES, [script("data_parallel_train.py")], 1),
+        Look("#8C510A", (0, (2, 1)), "X"),
+        all_cores=True,
+        rung=True,
+        called=ALL_CORES,
     ),
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
-    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
-    "ddp-no-sync": Method(
-        _with(_ddp, "no exchange", *NO_EXCHANGE),
-        Look("#D55E00", (0, (1, 2)), ">"),
-        uses=RANKS,
-        divides=True,
-        differs="it exchanges no gradients",
+    "ddp-1": Method(
+        lambda devices, *rest: _ddp(1, *rest),
+        Look("#F0E442", (0, (3, 1)), "<"),
         by_default=False,
         rung=True,
         complexity=2,
     ),
+    "ddp-no-sync": Method(
+        _with(_ddp, "no exchange", *NO_EXCHANGE),
+        Look("#D55E00", (0, (1, 2)), ">"),
+        **VARIANT,
+        differs="it exchanges no gradients",
+        rung=True,
+    ),
     "ddp": Method(
         _ddp,
         Look("#0072B2", "-.", "^"),
-        uses=RANKS,
-        divides=True,
+        **SHARED,
         rung=True,
         called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"),
@@ -212,58 +211,45 @@ METHODS = {
     "ddp-bf16": Method(
         _with(_ddp, "gradients in bf16", "--compress", "bf16"),
         Look("#332288", (0, (4, 2, 1, 2)), "1"),
-        uses=RANKS,
-        divides=True,
+        **VARIANT,
         rounds="gradients to bf16",
-        by_default=False,
-        complexity=2,
     ),
     "ddp-fp16": Method(
         _with(_ddp, "gradients in fp16", "--compress", "fp16"),
         Look("#6699CC", (0, (2, 2)), "2"),
-        uses=RANKS,
-        divides=True,
+        **VARIANT,
         rounds="gradients to fp16",
-        by_default=False,
-        complexity=2,
     ),
     "ddp-zero": Method(
-        _with(_ddp, "ZeRO", "--zero"),
-        Look("#44AA99", (0, (6, 1, 1, 1)), "d"),
-        uses=RANKS,
-        divides=True,
-        by_default=False,
+        _with(_ddp, "ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}
+    ),
+    "fsdp": Method(
+        partial(_ddp, name="FSDP", file="fsdp_train.py"),
+        Look("#882255", (0, (3, 1, 1, 1)), "p"),
+        **SHARED,
         complexity=3,
     ),
-    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), uses=RANKS, divides=True, complexity=3),
-    "mp": Method(_mp, Look("#009E73", ":", "D"), cuts=True, default_gpus=2, complexity=4),
+    "mp": Method(_mp, Look("#009E73", ":", "D"), **CUT, default_gpus=2),
     "mp-micro": Method(
         _mp_micro,
         Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"),
+        **CUT,
         uses=("micro_batches",),
-        cuts=True,
         default_gpus=2,
         called="model parallel with micro-batches",
-        complexity=4,
     ),
     "pipeline-1": Method(
         _pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False, complexity=4
     ),
-    "pipeline": Method(
-        _pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), uses=(*RANKS, "micro_batches"), cuts=True, complexity=4
-    ),
+    "pipeline": Method(_pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), **STAGES),
     "pipeline-1f1b": Method(
         _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"),
         Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
-        uses=(*RANKS, "micro_batches"),
-        cuts=True,
+        **STAGES,
         one_each=True,
         by_default=False,
-        complexity=4,
     ),
-    "accelerate": Method(
-        _accelerate, Look("#56B4E9", (0, (8, 2)), "P"), uses=RANKS, divides=True, package="accelerate", complexity=2
-    ),
+    "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }
 UNKNOWN = Method(None)
 

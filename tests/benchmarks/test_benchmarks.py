@@ -248,7 +248,7 @@ def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_pat
             "loaders": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"],
         },
     )
-    monkeypatch.setattr(benchmark, "update", lambda *_: updated.append((tmp_path / "ran").exists()))
+    monkeypatch.setattr(benchmark, "write", lambda: updated.append((tmp_path / "ran").exists()))
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "overhead", "loaders"])
     with pytest.raises(SuiteError, match="failed: overhead; .*--only overhead$") as caught:
         benchmark.main()
