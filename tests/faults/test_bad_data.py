@@ -143,6 +143,7 @@ def cifar10(known):
     return pack
 
 
+IMAGES_GZ = "train-images-idx3-ubyte.gz"
 FETCH = ("-m", "common.programs.fetch", "--dataset")
 
 
@@ -181,10 +182,10 @@ def test_an_archive_that_somebody_put_there_is_used_and_kept(name, mnist, cifar1
 
 
 def test_what_another_data_set_left_is_not_built_upon(mnist, tmp_path):
-    part = f"{md5(mnist.files['train-images-idx3-ubyte.gz'])[:8]}-train-images-idx3-ubyte.gz.part"
+    part = f"{md5(mnist.files[IMAGES_GZ])[:8]}-{IMAGES_GZ}.part"
     (tmp_path / part).write_bytes(b"something else")
     assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
-    assert mnist.requests[1] == ("train-images-idx3-ubyte.gz", None)  # the second try, from scratch
+    assert mnist.requests[1] == (IMAGES_GZ, None)  # the second try, from scratch
 
 
 def elsewhere(*places):
@@ -198,67 +199,47 @@ def test_data_url_names_another_place(mnist, tmp_path, monkeypatch):
 
 def test_no_network(mnist, tmp_path, monkeypatch, refused):
     monkeypatch.setitem(DATASETS, "mnist", elsewhere("", "second/"))
-    with refused(
-        "no data, no network",
-        DATA,
-        "-train-images-idx3-ubyte.gz",
-        "127.0.0.1:9/second",
-        "Connection refused",
-        "--dataset synthetic-mnist",
-    ):
+    said = f"-{IMAGES_GZ}", "127.0.0.1:9/second", "Connection refused", "--dataset synthetic-mnist"
+    with refused("no data, no network", DATA, *said):
         load_image_set(config_of("mnist", tmp_path))
 
 
 def test_a_server_that_stops_at_half_and_then_goes_on(mnist, tmp_path, refused):
-    whole = mnist.files["train-images-idx3-ubyte.gz"]
-    mnist.behave, half = "half", len(whole) // 2
-    with refused(
-        "server closes at half",
-        DATA,
-        f"the server closed the connection after {half} of {len(whole)} bytes",
-        f"{half} bytes are kept in",
-    ):
+    size, mnist.behave = len(mnist.files[IMAGES_GZ]), "half"
+    closed = f"the server closed the connection after {size // 2} of {size} bytes"
+    with refused("server closes at half", DATA, closed, f"{size // 2} bytes are kept in"):
         load_image_set(config_of("mnist", tmp_path))
     mnist.behave = "well"
     assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
-    assert mnist.requests[1] == ("train-images-idx3-ubyte.gz", f"bytes={half}-")
+    assert mnist.requests[1] == (IMAGES_GZ, f"bytes={size // 2}-")
 
 
 def test_a_part_that_is_whole_already(mnist, tmp_path):
-    content = mnist.files["train-images-idx3-ubyte.gz"]
-    (tmp_path / f"{md5(content)[:8]}-train-images-idx3-ubyte.gz.part").write_bytes(content)
+    content = mnist.files[IMAGES_GZ]
+    (tmp_path / f"{md5(content)[:8]}-{IMAGES_GZ}.part").write_bytes(content)
     assert len(load_image_set(config_of("mnist", tmp_path)).train_labels) == 40
 
 
-def test_a_server_at_1_kb_per_second(mnist, tmp_path, monkeypatch, refused):
+@pytest.mark.parametrize(
+    "fault, behave, said, left",
+    [
+        ("server at 1 kB/s", "1 kB/s", ("kB/s, given up after 1 s",), True),
+        ("server stalls", "stalls", ("timed out", "100 bytes are kept"), True),
+        ("server answers 404", "404", ("HTTP Error 404", "--data-url"), False),
+        ("server answers html", "html", (", it is a web page", "--data-url"), False),
+        ("a byte of an archive flipped", "well", ("its md5 is",), False),
+    ],
+)
+def test_a_server_that_has_something_else(fault, behave, said, left, mnist, tmp_path, monkeypatch, refused):
     monkeypatch.setattr(archives, "SLOW_SECONDS", 1)
-    mnist.behave = "1 kB/s"
-    with refused("server at 1 kB/s", DATA, "kB/s, given up after 1 s"):
-        load_image_set(config_of("mnist", tmp_path))
-
-
-def test_a_server_that_stalls(mnist, tmp_path, monkeypatch, refused):
     monkeypatch.setattr(archives, "STALL_SECONDS", 0.5)
-    mnist.behave = "stalls"
-    with refused("server stalls", DATA, "timed out", "100 bytes are kept"):
+    mnist.behave, content = behave, bytearray(mnist.files[IMAGES_GZ])
+    if behave == "well":
+        content[len(content) // 2] ^= 1
+        mnist.files[IMAGES_GZ] = bytes(content)
+    with refused(fault, DATA, *said):
         load_image_set(config_of("mnist", tmp_path))
-
-
-@pytest.mark.parametrize("behave, message", [("404", "HTTP Error 404"), ("html", ", it is a web page")])
-def test_a_server_that_has_something_else(behave, message, mnist, tmp_path, refused):
-    mnist.behave = behave
-    with refused(f"server answers {behave}", DATA, message, "--data-url"):
-        load_image_set(config_of("mnist", tmp_path))
-    assert not [*tmp_path.glob("*.part")]
-
-
-def test_one_byte_flipped_in_an_archive(mnist, tmp_path, refused):
-    content = bytearray(mnist.files["train-images-idx3-ubyte.gz"])
-    content[len(content) // 2] ^= 1
-    mnist.files["train-images-idx3-ubyte.gz"] = bytes(content)
-    with refused("a byte of an archive flipped", DATA, "its md5 is"):
-        load_image_set(config_of("mnist", tmp_path))
-    assert not [*tmp_path.glob("*.part")] and not (tmp_path / "MNIST").exists()
+    assert bool([*tmp_path.glob("*.part")]) == left and not (tmp_path / "MNIST").exists()
 
 
 def test_an_archive_whose_member_leaves_the_directory(server, cifar10, tmp_path, refused):
@@ -290,13 +271,14 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(
-    "fault, file, damage, message",
+    "fault, name, damage, message",
     [
         ("truncated IDX", LABELS, lambda content: content[:-1], "its 47 bytes have the md5"),
         ("empty IDX", LABELS, lambda content: b"", "it is empty, with the md5"),
         ("images called labels", LABELS, lambda content: idx(np.zeros((40, 1, 1))), "its 56 bytes have the md5"),
         ("fewer labels than images", LABELS, lambda content: idx(np.zeros(30)), "its 38 bytes have the md5"),
         ("a label of 77", LABELS, lambda content: content[:-1] + b"\x4d", "its 48 bytes have the md5"),
+        ("20 labels changed, size and time as before", LABELS, lambda content: content[:-20] + bytes(20), "its 48 "),
         (
             "other images",
             "MNIST/raw/t10k-images-idx3-ubyte",
@@ -305,26 +287,15 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
         ),
     ],
 )
-def test_a_damaged_file_is_named(fault, file, damage, message, mnist, tmp_path, refused):
-    config = config_of("mnist", tmp_path / "data")
+def test_a_damaged_file_is_named(fault, name, damage, message, mnist, tmp_path, refused):
+    config, path, decoded = config_of("mnist", tmp_path), tmp_path / name, tmp_path / "decoded"
     load_image_set(config)
-    path = tmp_path / "data" / file
-    path.write_bytes(damage(path.read_bytes()))
-    assert load_image_set(config).train_labels.max() == 9  # from the decoded copy, whose checksum is right
-    shutil.rmtree(tmp_path / "data" / "decoded")
-    with refused(fault, DATA, f"{path} is damaged; ", message, "delete it and run again"):
-        load_image_set(config)
-
-
-def test_labels_that_changed_under_the_same_size_and_time(mnist, tmp_path, refused):
-    config, decoded = config_of("mnist", tmp_path / "data"), tmp_path / "data" / "decoded"
-    load_image_set(config)
-    path = tmp_path / "data" / LABELS
     stamp = path.stat()
-    path.write_bytes(path.read_bytes()[:-20] + bytes(20))
+    path.write_bytes(damage(path.read_bytes()))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert load_image_set(config).train_labels.max() == 9  # from the decoded copy, whose checksum is right
     shutil.rmtree(decoded)
-    with refused("20 labels changed, size and time as before", DATA, f"{path} is damaged; ", "delete it and run again"):
+    with refused(fault, DATA, f"{path} is damaged; ", message, "delete it and run again"):
         load_image_set(config)
     assert not decoded.exists()
 
