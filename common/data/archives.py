@@ -118,13 +118,9 @@ def _download(urls, path, md5):
                 problems.append(f"{url}: its md5 is {digest} instead of {md5}{page}")
     if part.exists():
         problems.append(f"{part.stat().st_size} bytes are kept in {part}, the next attempt goes on from there")
-    raise SuiteError(
-        f"cannot download {path.name}",
-        "; ".join(problems),
-        "connect to the network, name another place with --data-url, copy the files to --data-root, or "
-        "train on a set that needs none: --dataset synthetic-mnist or synthetic-cifar10",
-        DATA,
-    )
+    advice = "connect to the network, name another place with --data-url, copy the files to --data-root, or "
+    advice += "train on a set that needs none: --dataset synthetic-mnist or synthetic-cifar10"
+    raise SuiteError(f"cannot download {path.name}", "; ".join(problems), advice, DATA)
 
 
 def _fetch(url, part, begun):

@@ -41,10 +41,10 @@ def batch_transform(images: torch.Tensor, augment: bool, crop_padding: str = "ze
 def peak_bytes(shape: tuple[int, int, int, int], augment: bool, crop_padding: str = "zeros") -> int:
     """Return the bytes that batch_transform() needs at most for images of shape (N, H, W, C), these included."""
     count, height, width, channels = shape
-    padding = 0 if not augment else CROP_PADDING[crop_padding][0] if channels == 3 else _affine_padding(height, width)
-    plain, padded = (count * (height + 2 * edge) * (width + 2 * edge) * channels for edge in (0, padding))
     if not augment:
-        return plain
+        return count * height * width * channels
+    padding = CROP_PADDING[crop_padding][0] if channels == 3 else _affine_padding(height, width)
+    plain, padded = (count * (height + 2 * edge) * (width + 2 * edge) * channels for edge in (0, padding))
     return 2 * plain + 2 * padded if channels == 3 else plain + padded
 
 
@@ -133,10 +133,11 @@ class Affine:
     def __init__(self, images: torch.Tensor):
         self.count, self.height, self.width, _ = images.shape
         self.padding = _affine_padding(self.height, self.width)
-        padded = _padded(images, self.padding)  # (N, H + 2 P, W + 2 P, 1)
+        padded = torch.nn.functional.pad(images, (0, 0, *[self.padding] * 4))  # (N, H + 2 P, W + 2 P, 1)
         self.pixels, self.padded_size = padded.view(-1), padded.shape[1:3]
-        self.rows = torch.arange(self.height, dtype=torch.int32, device=images.device)
-        self.columns = torch.arange(self.width, dtype=torch.int32, device=images.device)
+        self.rows, self.columns = (
+            torch.arange(size, dtype=torch.int32, device=images.device) for size in (self.height, self.width)
+        )
 
     def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
         angle, horizontal, vertical, scale = uniform(key, index, 4) * 2 - 1
@@ -169,7 +170,3 @@ def _affine_padding(height, width):
     farthest = (0.5 + SHIFT) * max(height, width) + 1
     turned = math.cos(math.radians(DEGREES)) + math.sin(math.radians(DEGREES))
     return math.ceil(farthest * turned / (1 - SCALE) - min(height, width) / 2)
-
-
-def _padded(images, padding):
-    return torch.nn.functional.pad(images, (0, 0, padding, padding, padding, padding))

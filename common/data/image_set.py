@@ -151,13 +151,10 @@ def _load_real(name, known, root, data_url):
                 if not are_there(root, archive.files):
                     get(archive, (data_url,) if data_url else known.places, root)
     image_set = _real_set(name, known, LAYOUTS[known.layout](read_checked(root, known.files)))
-    if (found := checksum(image_set)) != known.sha256:
-        raise SuiteError(
-            f"data set {name} in {root} comes out wrong, although its files are right",
-            f"decoded, it has the SHA-256 {found} instead of {known.sha256}",
-            "run again, and test this machine's memory if it happens again",
-            DATA,
-        )
+    if (digest := checksum(image_set)) != known.sha256:
+        what = f"data set {name} in {root} comes out wrong, although its files are right"
+        found = f"decoded, it has the SHA-256 {digest} instead of {known.sha256}"
+        raise SuiteError(what, found, "run again, and test this machine's memory if it happens again", DATA)
     with contextlib.suppress(OSError, SuiteError):  # a full disk, say: decoded again next time
         (root / "decoded").mkdir(exist_ok=True)
         for part, file in _decoded_files(name, root).items():

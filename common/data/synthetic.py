@@ -5,14 +5,10 @@ then given a random stroke weight, contrast, uneven ink and paper, and noise. Sh
 signed distances so that a whole batch is drawn at once with soft edges, laid over camouflage. Colours are drawn
 without regard to the class, and a mirrored shape stays in its class.
 
-Held out, so that test accuracy measures generalisation and not memory:
-
-* digits: test digits are set in Computer Modern (`TEST_FONTS`), training digits in DejaVu and STIX (`TRAIN_FONTS`), two
-  type families that share no face with it;
-* shapes: test objects are larger, of hues that lie between those of training, on a finer camouflage; none of these
-  three ranges meets its range in training (`TRAIN_LOOK`, `TEST_LOOK`).
-
-Position, turn, warp, brightness and noise vary over the same ranges in both.
+Held out, so that test accuracy measures generalisation and not memory: test digits are set in Computer Modern
+(`TEST_FONTS`), training digits in DejaVu and STIX (`TRAIN_FONTS`), two families that share no face with it; test
+shapes are larger, of hues between those of training, on a finer camouflage (`TRAIN_LOOK`, `TEST_LOOK`). Position, turn,
+warp, brightness and noise vary over the same ranges in both.
 """
 
 from collections.abc import Callable
@@ -79,13 +75,9 @@ def _splits(draw: Callable, sources: tuple, sizes: tuple[int, int], seed: int) -
         # A stream for each split, so that the test set does not depend on the training size.
         rng = np.random.default_rng([seed, split])
         labels = rng.permutation(np.arange(size, dtype=np.int64) % 10)
-        chunks = (labels[i : i + _CHUNK] for i in range(0, size, _CHUNK))
-        arrays += [np.concatenate([_to_bytes(draw(chunk, source, rng)) for chunk in chunks]), labels]
+        chunks = (draw(labels[start : start + _CHUNK], source, rng) for start in range(0, size, _CHUNK))
+        arrays += [np.concatenate([np.rint(np.clip(chunk, 0, 1) * 255).astype(np.uint8) for chunk in chunks]), labels]
     return Splits(*arrays)
-
-
-def _to_bytes(image: np.ndarray) -> np.ndarray:
-    return np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float, count: int) -> np.ndarray:
