@@ -39,10 +39,8 @@ class Bucket:
 class ModelLink:
     """A model's gradients in bytes, and the gigabits per second at which ranks exchange so many, if asked for.
 
-    Since the loader's cpu_seconds_per_image is measured, the ranks train between two exchanges; before, they were idle.
-    short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
-    none waits for another. buckets: in the order of their exchange. All three are missing if they were not measured
-    yet.
+    The ranks train between two exchanges. short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of
+    all gradients, between ranks of which none waits for another. buckets: in the order of their exchange.
     """
 
     model: str
@@ -57,12 +55,12 @@ class ModelLink:
 class LoaderSpeed:
     """How many images a second a training loader delivers while nothing else works.
 
-    cpu_seconds_per_image: of all cores, in this process and the loader's workers; None if it was not measured yet.
+    cpu_seconds_per_image: of all cores, in this process and the loader's workers.
     """
 
     num_workers: int
     images_per_second: float
-    cpu_seconds_per_image: float | None = None
+    cpu_seconds_per_image: float
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Probe:
 
     loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
     None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside. memory: of the CPU
-    and, where the steps ran on one, the GPU; empty if it was not measured yet. blocks: of the models that are to be
-    cut, in their order.
+    and, where the steps ran on one, the GPU. blocks: of the models that are to be cut, in their order.
     """
 
     train_images: int

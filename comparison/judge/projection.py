@@ -131,10 +131,10 @@ class _Basis:
     """What was measured for the first value of every sweep; steps: images → milliseconds, on the row's threads.
 
     ranks: how many exchange gradients here. wait: milliseconds for which a rank waits for others before an exchange
-    begins; 0 if an older probe did not tell. loading, cpu: milliseconds in which the loader delivers a batch, and those
+    begins. loading, cpu: milliseconds in which the loader delivers a batch, and those
     that it takes of all cores meanwhile. cores: of the machine; None where GPUs train: what their processes need of the
-    cores was not measured, and the loader alone takes none the longer for sharing them. old: an older probe measured no
-    cpu, and idle ranks' exchange. factor: what one device was measured to take ÷ what the model gives for it.
+    cores was not measured, and the loader alone takes none the longer for sharing them. factor: what one
+    device was measured to take ÷ what the model gives for it.
     """
 
     planned: Planned
@@ -146,7 +146,6 @@ class _Basis:
     wait: float
     loading: float
     cpu: float
-    old: bool
     factor: float | None = None
 
     def step(self, devices: int, along: Along = Link.ring) -> ModelledStep:
@@ -198,9 +197,6 @@ def _basis(report: Report, probe: Probe) -> _Basis | None:
         return None
     ranks = max(2, len(report.environment["gpus"])) if planned.device == "gpu" else 2
     waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / (model.link_gbps or math.nan)
-    per_image = loader.cpu_seconds_per_image
-    if old := per_image is None:
-        per_image = max(1, min(planned.num_workers, cores)) / loader.images_per_second
     return _Basis(
         planned,
         cores if planned.device == "cpu" else None,
@@ -210,8 +206,7 @@ def _basis(report: Report, probe: Probe) -> _Basis | None:
         _link(report, model, ranks, waiting),
         max(0.0, waiting - model.long_milliseconds) if model.long_milliseconds else 0.0,
         1000 * planned.batch_size / loader.images_per_second,
-        1000 * planned.batch_size * per_image,
-        old,
+        1000 * planned.batch_size * loader.cpu_seconds_per_image,
     )
 
 
@@ -260,10 +255,10 @@ def _assumptions(basis: _Basis) -> Iterator[Finding]:
     yield Finding("even devices")
     rate = {"workers": planned.num_workers, "r": 1000 * planned.batch_size / basis.loading}
     yield Finding("loader" if planned.num_workers else "no loader workers", rate)
-    how = Finding("busy loader" if basis.old else "measured")
+    how = Finding("measured")
     shared = {"cores": basis.cores, "x": basis.cpu, "how": how, "threads": planned.threads}
     yield Finding("all cores", shared) if basis.cores else Finding("own power")
-    how = Finding("idle ranks") if basis.old else Finding("training ranks", {"n": basis.ranks})
+    how = Finding("training ranks", {"n": basis.ranks})
     own_wire = speed == math.inf and link.wire < math.inf
     if own_wire:
         speed, how = link.wire, Finding("given")

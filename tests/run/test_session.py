@@ -303,7 +303,7 @@ def on_gpus(**probe):
 
 def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monkeypatch, capsys):
     def delivering(speed):
-        return on_gpus(loaders=[{"num_workers": 2, "images_per_second": speed}])
+        return on_gpus(loaders=[{"num_workers": 2, "images_per_second": speed, "cpu_seconds_per_image": 0.0}])
 
     def starved(report):
         return forecast.starved(report, report.probe)
@@ -314,7 +314,13 @@ def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monke
         "loaders; type --loader resident, or more --num-workers"
     ]
     rows = [(configuration("ddp", device="gpu", num_workers=2, batch_size=800), [])]
-    eight = report_of(*rows, probe={"steps": STEPS, "loaders": [{"num_workers": 2, "images_per_second": 15_999.0}]})
+    eight = report_of(
+        *rows,
+        probe={
+            "steps": STEPS,
+            "loaders": [{"num_workers": 2, "images_per_second": 15_999.0, "cpu_seconds_per_image": 0.0}],
+        },
+    )
     (sentence,) = starved(eight)
     assert "of which 8 GPUs train 16,000 (lenet)" in sentence
     asked = []

@@ -386,16 +386,6 @@ def test_without_workers_every_process_loads_its_part_before_the_step():
     assert modelled(row, cores=1, loader=loader) == pytest.approx([60, 2 * 24 + 20 + 2 * 10, 4 * 15 + 20 + 4 * 15])
 
 
-def test_an_older_probe_did_not_measure_what_the_loader_takes_of_the_cores():
-    old = {"num_workers": 2, "images_per_second": 5000.0}
-    assert modelled(cores=2, loader=old)[1] == pytest.approx((2 * 20 + 2 * 24) / 2 + 10)
-    assert modelled(cores=1, loader=old)[1] == pytest.approx(20 + 2 * 24 + 2 * 10)
-    alone = {**old, "num_workers": 0}
-    assert modelled(row_of("ddp", 1, 0), cores=1, loader=alone)[1] == pytest.approx(20 + 48 + 2 * 10)
-    text = " ".join(map(tell, projected(loader=old).projection.assumptions))
-    assert "which an older probe did not measure" in text and "between two idle ranks" in text
-
-
 def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     analysis = projected(row_of("single", seconds=0.5), row_of("ddp", 2, seconds=0.5), cores=8)
     first, second, third = analysis.projection.points
