@@ -64,7 +64,7 @@ def test_a_script_takes_every_flag(name, type_in, monkeypatch, tmp_path):
     assert option(name) in script_parser("").format_help()
 
 
-@pytest.mark.parametrize("name", {*flags_that("shared")} - {"device"})  # that is as the machine has it
+@pytest.mark.parametrize("name", sorted({*flags_that("shared")} - {"device"}))  # that is as the machine has it
 def test_what_the_comparison_shares_reaches_every_row(name, type_in):
     type_in("compare_parallel.py", *with_folder(name))
     arguments, shared = compare_parallel.parse()
