@@ -258,13 +258,14 @@ def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_pat
 @pytest.mark.parametrize("kind, others", [("cpu", ["--glibc-defaults"]), ("cuda", ["--glibc-defaults", "--untuned"])])
 def test_what_a_process_keeps_once_it_has_it_is_measured_in_another(kind, others, monkeypatch, tmp_path):
     """CuDNN's plans, as memory: a rival in the same process would go on with those that were found for the first."""
-    started, tuned = [], []
+    started, cudnn = [], torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "benchmark", cudnn.benchmark)  # which the program changes
     monkeypatch.setattr(options, "CASES", [("lenet", 32)])
     monkeypatch.setattr(options, "available_devices", lambda _: [torch.device(kind)])
     monkeypatch.setattr(options, "has_compiler", lambda: False)
-    monkeypatch.setattr(options.process, "prepare_process", lambda config, device, tune: tuned.append(tune))
+    monkeypatch.setattr(options.process, "prepare_process", lambda config, device: None)
     monkeypatch.setattr(options.process, "keep_freed_memory", None)  # which the process sets itself
-    monkeypatch.setattr(options, "steps_of", lambda *_, **__: lambda: 1.0 if tuned[-1] else 3.0)
+    monkeypatch.setattr(options, "steps_of", lambda *_, **__: lambda: 1.0 if cudnn.benchmark else 3.0)
 
     def run(*command):
         started.append(command[4:])

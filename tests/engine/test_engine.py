@@ -395,7 +395,7 @@ def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
     }.items():
         (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name[1:]).write_text(content)
-    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / path[1:])
+    monkeypatch.setattr(environment, "Path", lambda *parts: tmp_path.joinpath(parts[0][1:], *parts[1:]))
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
     assert environment.available_cores() == cores
 
