@@ -12,7 +12,7 @@ demo: .venv/installed
 	  --methods single single-all-cores ddp --repeats 3 --check-maths --output-dir figures/demo
 
 test: .venv/installed-dev
-	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
 
 # Every fault is injected; figures/faults/faults.json gets what came of each.

@@ -52,8 +52,9 @@ FORMAT = 3
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
     """Return the checksums of what `config` only names: the data set, and the file of a reader's own network."""
     content = {"the data set's images and labels, by their checksum": checksum(image_set)[:16]}
-    if ".py:" in config.model:
-        file = Path(config.model.rpartition(":")[0])
+    path, _, function = (config.model or "").rpartition(":")
+    if function and path.endswith(".py"):
+        file = Path(path)
         found = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else "missing"
         content[f"{file.name}, by its checksum"] = found
     return content
@@ -85,6 +86,7 @@ def save_checkpoint(
         "random": random_states,
         "begun": [asdict(training) for training in begun],
     }
+    assert config.checkpoint
     with replacing(config.checkpoint) as file:
         torch.save(state, file)
 
@@ -207,7 +209,7 @@ def restore(
 def load_states(model: nn.Module, optimizer, states: dict[str, dict]) -> None:
     """Take whole state_dicts of "model" and "optimizer"; where they are cut among ranks, each takes its share."""
     own = model.state_dict()
-    model.load_state_dict({name: cut_like(value, own.get(name)) for name, value in states["model"].items()})
+    model.load_state_dict({name: cut_like(value, own.get(name, value)) for name, value in states["model"].items()})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.load_state_dict(
         {
@@ -236,7 +238,9 @@ def join_states(parts: list[dict[str, dict]]) -> dict[str, dict]:
 
     parts: those of its parts, in their order (see states_on_cpu); each optimizer has one group of parameters.
     """
-    model, state, parameters = {}, {}, 0
+    model: dict = {}
+    state: dict = {}
+    parameters = 0
     for part in parts:
         (group,) = part["optimizer"]["param_groups"]
         model |= part["model"]

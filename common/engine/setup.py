@@ -1,8 +1,8 @@
 """What a process sets up before it trains: threads, memory, and whether its device has bfloat16."""
 
 import ctypes
-import math
 import os
+import sys
 from dataclasses import replace
 
 import torch
@@ -45,7 +45,7 @@ def threads_of(config: RunConfig, processes: int) -> int:
     others for ever (torch 2.15, with AVX-512). Raises SuiteError (USAGE) if --threads is more than that.
     """
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
-    most = int(limit) if limit.isdecimal() and int(limit) else math.inf
+    most = int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
     if config.threads and config.threads > most:
         what, advice = f"--threads {config.threads} cannot be had", f"unset it, or type --threads {limit}"
         raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)

@@ -43,7 +43,7 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
 
 
-def uncompiled(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """Return the same optimizer, without what torch wraps around its methods for those who compile it.
 
     That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one

@@ -1,6 +1,7 @@
 """The epochs of a run where TensorBoard reads them (`tensorboard --logdir DIR`), if that package is installed."""
 
 from pathlib import Path
+from typing import Any
 
 from common.files.results import EpochRecord
 
@@ -9,7 +10,8 @@ class EpochLog:
     """The TensorBoard log in a directory. Its file is made with the first epoch that is added."""
 
     def __init__(self, directory: str | Path) -> None:
-        self._directory, self._writer = directory, None
+        self._directory = directory
+        self._writer: Any = None
 
     def add(self, record: EpochRecord) -> None:
         """Write an epoch: losses in nats, accuracy in 0..1, seconds of training, images per second.

@@ -99,7 +99,7 @@ class PhaseTimer:
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
         self._marks: list[tuple[str, object]] = []
-        self.began: float | None = None
+        self.began = 0.0  # before the first series
 
     def start(self) -> None:
         """Begin a series of phases: what lies between the last mark and now belongs to no phase.

@@ -41,7 +41,7 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
     activities = [ProfilerActivity.CPU]
     if context.place.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    timer, few = PhaseTimer(context.place.devices), replace(config, max_steps=config.profile + WARM_UP)
+    timer, few = PhaseTimer(context.place.devices), replace(config, max_steps=(config.profile or 0) + WARM_UP)
     still = SimpleNamespace(step=lambda: None)  # the learning rate stays: a schedule has no steps left
     with profile(activities=activities) as profiler:
         train_one_epoch(context, train_step, optimizer, still, loader, few, timer=timer)
@@ -102,7 +102,8 @@ def write_trace(traces: list[RankTrace], path: Path) -> Path:
     """
     events, base = [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
-        late, threads = (trace.base - base) / 1e3, {("phases", ""): 0}  # microseconds
+        late = (trace.base - base) / 1e3  # microseconds
+        threads: dict[tuple, int] = {("phases", ""): 0}
         events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
         began = 1e6 * trace.began - base / 1e3
         events += [

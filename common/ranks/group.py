@@ -34,8 +34,7 @@ class Rank(Place):
         super().__init__([device])
         self.rank, self.ranks, self.launched = rank, ranks, has_launcher()
         self.store, self.config, self.options = store, config, options
-        self.all_end_after = end_together(rank, ranks, device)
-        self.after_batch = lambda: None
+        self.all_end_after = end_together(rank, ranks, device)  # type: ignore[method-assign, assignment]
 
     def agree(self, image_set) -> None:
         """Refuse ranks that have other flags, data or code than this one: see refuse_different_ranks()."""
@@ -55,7 +54,7 @@ class Rank(Place):
         if self.device.type == "cuda" and self.ranks > 1:
             heartbeat = Heartbeat(group_store(), self.rank, self.ranks)
             heartbeat.start()
-            self.after_batch = heartbeat.beat
+            self.after_batch = heartbeat.beat  # type: ignore[method-assign]
 
     def gather(self, value) -> list:
         self.after_batch()
@@ -119,7 +118,7 @@ def end_together(rank: int, world_size: int, device: torch.device) -> Callable[[
     learn from one another at its end.
     """
     keys = [f"told-{other}" for other in range(world_size)]
-    own = []
+    own: list[int] = []
 
     def all_end_after(step):
         synchronize([device])  # the host runs ahead of a GPU

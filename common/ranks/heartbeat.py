@@ -54,7 +54,8 @@ class Heartbeat:
         for rank, text in enumerate(self.store.multi_get(self.keys)):
             if int(text) != self.moved[rank][0]:
                 self.moved[rank] = int(text), now
-        beats, patience = [beats for beats, _ in self.moved.values()], self.store.timeout.total_seconds()
+        beats = [beats for beats, _ in self.moved.values()]
+        patience = self.store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
         return [
             rank
             for rank, (come, since) in self.moved.items()

@@ -131,7 +131,8 @@ def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
     failures alone. So rank 0 names the part, and answers every rank under a name that only this attempt's rank knows.
     Raises DistStoreError where a rank does not come within the store's timeout.
     """
-    own, end = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    own = uuid.uuid4().hex
+    end = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
     if rank:
         store.set(f"asks-{rank}", own)
         part = dist.PrefixStore(store.get(own).decode(), store)

@@ -246,7 +246,7 @@ def say_bubble(result: RunResult, place: Place, config) -> None:
     if place.rank > 0 or place.ranks == 1 or config.quiet:
         return
     phases = [rank.phases for rank in result.epochs[-1].ranks]
-    busy = sum(times.forward + times.backward for times in phases)
+    busy = sum((times.forward or 0.0) + (times.backward or 0.0) for times in phases)
     waiting = sum(times.exchange or 0.0 for times in phases)
     stages, parts = len(phases), result.config["micro_batches"]
     print(
