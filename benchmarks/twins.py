@@ -48,7 +48,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of one comparison: how many times as fast each of the other rows is as one device, as it was judged.
+    """The outcome of one comparison: how many times as fast each of the other rows is as one device, as it was judged.
 
     planted: milliseconds per step; true: one device's time ÷ that with so many more, computed from its time there.
     """

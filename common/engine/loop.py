@@ -44,8 +44,7 @@ def train_one_epoch(
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
 
     begun: what was done of this epoch when a signal ended the run, which this one resumes; it is part of what is
-    returned. timer: what tells the phases, for who wants to see each. Fewer steps than there are if a signal has ended
-    this one.
+    returned. timer: what marks the phases, where the caller wants to see each. A signal can end the epoch early.
     """
     context.model.train(not config.eval_mode)
     start = None if begun else time.monotonic()

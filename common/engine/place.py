@@ -56,9 +56,7 @@ class ParallelContext:
     place: Place
     sampler: DistributedSampler  # which share of every batch this process sees, of how many
     network: nn.Module  # the plain one, whose weights --save writes
-    model: (
-        nn.Module
-    )  # what train_step trains: maps images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
+    model: nn.Module  # what train_step trains: images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
     evaluation_model: nn.Module | None = None  # evaluated in the place of `model`
     replicas: int = 1  # into how many parts this process's share of a batch is cut, one for each device
     states: PartialStates | None = None  # where no rank has the whole network: how its parts are put together

@@ -270,12 +270,6 @@ def script_parser(description: str) -> OneLineParser:
     return parser
 
 
-def add_dist_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add --dist-timeout."""
-    explained = "give up when another rank does not answer for so many seconds (%(default)g)"
-    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help=explained)
-
-
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
     """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts.
 
