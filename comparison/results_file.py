@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from common.errors import DATA, SuiteError
-from common.files.records import as_record, read_json
-from common.files.writing import without_nan, write_json
+from common.files.reading import as_record, read_json, without_nan
+from common.files.writing import write_json
 from comparison.record import Report, Settings
 
 SCHEMA_VERSION = 8

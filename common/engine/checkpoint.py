@@ -14,8 +14,7 @@ from torch import nn
 from common.data.image_set import ImageSet, checksum
 from common.engine.shares import Training
 from common.errors import DATA, USAGE, SuiteError
-from common.files.reading import refuse_inflated
-from common.files.records import as_record
+from common.files.reading import as_record, refuse_inflated
 from common.files.results import EpochRecord
 from common.files.writing import replacing
 from common.models.sharded import cut_like

@@ -10,19 +10,18 @@ from common.words import count
 def result_name(result: RunResult) -> str:
     """A file name for what a run produced: data set, model, method and, where there are several, devices."""
     simulated = "-simulated" if result.simulated else ""
-    count = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
+    devices = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
     names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
-    return f"{short_name(names)}-{result.method}{simulated}{count}"
+    return f"{short_name(names)}-{result.method}{simulated}{devices}"
 
 
 def describe_start(result: RunResult) -> str:
     """What the run runs on, as a block of text for the terminal."""
     config, environment = result.config, result.environment
-    label = "SIMULATED: " if result.simulated else ""
     place = "per process" if result.data_ranks == result.world_size else "in rank 0"
     if result.workers_per_process and config.get("worker_nice"):
         place += f", which give way to the training (niceness {config['worker_nice']})"
-    note = f"\nNote:          {label}{result.reason}" if result.reason else ""
+    note = f"\nNote:          {result.note}" if result.reason else ""
     return (
         f"Method:        {result.method}\n"
         f"Devices:       {', '.join(result.devices)}; {count(result.world_size, 'process', 'es')} x "
@@ -54,11 +53,10 @@ def describe_end(result: RunResult) -> str:
     parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in result.memory_parts.items())
     own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())
     target = result.config.get("target_accuracy")
-    words = "" if target is None else f" to a test accuracy of {target:.2%}"
-    if result.status == "not reached":
-        words = f" without reaching a test accuracy of {target:.2%}"
+    reached = "without reaching" if result.status == "not reached" else "to"
+    goal = "" if target is None else f" {reached} a test accuracy of {target:.2%}"
     return (
-        f"Training took {training_seconds(result):.2f} s{words}; "
+        f"Training took {training_seconds(result):.2f} s{goal}; "
         f"{result.total_seconds:.2f} s from start to end\n"
         f"Test accuracy: {result.epochs[-1].test_accuracy:.2%}\nPer class:     {classes}\n"
         f"Memory (MiB):  {max(result.peak_memory_bytes) / 2**20:.0f} at its peak on a device; {parts}{own}"

@@ -14,9 +14,9 @@ BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a 
 
 
 def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: Sequence[float] = (1,)):
-    """Return (figure, axes) with `columns` axes side by side, or as many as `rows` below each other, on one scale.
+    """Return (figure, axes) with `columns` axes side by side, or `rows` (how high, in proportion) below each other.
 
-    width, height: in inches; rows: how high they are, in proportion. Draws without a display.
+    width, height: in inches. Draws without a display.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -66,19 +66,18 @@ def phase_look(name: str) -> dict[str, Any]:
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
-    """Draw what every rank did when: a bar for the phases of its steps, thin ones for its exchanges and each GPU.
+    """Draw a bar for the phases of every rank's steps, thin ones for its exchanges and each GPU.
 
     Returns, by what they stand for, artists for a legend; what is too short to be seen is not in it.
     """
-    ranks = sorted({span.rank for span in spans})
-    lanes = {rank: ["step", *sorted({span.lane for span in spans if span.rank == rank} - {"step"})] for rank in ranks}
+    ranks, seen = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
     legend: dict[str, object] = {}
-    places, ticks, top, seen = {}, [], 0.0, max(span.end for span in spans) / 1000
+    places, top = {}, 0.0
     for rank in ranks:
-        ticks.append(top)
-        for number, lane in enumerate(lanes[rank]):
-            places[rank, lane] = top + (0.25 + 0.2 * number if number else 0)
-        top += 0.8 + 0.2 * (len(lanes[rank]) - 1)
+        thin = sorted({span.lane for span in spans if span.rank == rank} - {"step"})
+        places[rank, "step"] = top
+        places |= {(rank, lane): top + 0.45 + 0.2 * number for number, lane in enumerate(thin)}
+        top += 0.8 + 0.2 * len(thin)
     for span in spans:
         place, length = places[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
@@ -89,7 +88,7 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
             (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
         if length > seen:
             legend.setdefault(name, bar)
-    axis.set_yticks(ticks, [f"rank {rank}" for rank in ranks])
+    axis.set_yticks([places[rank, "step"] for rank in ranks], [f"rank {rank}" for rank in ranks])
     axis.set_ylim(top - 0.4, -0.4)
     axis.grid(visible=False, axis="y")
     return legend
@@ -99,15 +98,9 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
     figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
     epochs = [record.epoch for record in result.epochs]
+    test: dict[str, Any] = {**LOOK, "linestyle": "--", "markerfacecolor": "white", "label": "test"}
     loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **LOOK, label="training")
-    loss_axis.plot(
-        epochs,
-        [record.test_loss for record in result.epochs],
-        **LOOK,
-        linestyle="--",
-        markerfacecolor="white",
-        label="test",
-    )
+    loss_axis.plot(epochs, [record.test_loss for record in result.epochs], **test)
     loss_axis.set(ylabel="cross-entropy loss (nats per image)", ylim=(0, None))
     loss_axis.legend()
     accuracy_axis.plot(epochs, [100 * record.test_accuracy for record in result.epochs], **LOOK)
@@ -115,13 +108,8 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     for axis in (loss_axis, accuracy_axis):
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    devices = f"{len(result.devices)} × {result.devices[0]}"
-    label = "SIMULATED: " if result.simulated else ""
-    last = result.epochs[-1]
-    figure.suptitle(
-        f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
-        f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
-        + (f"\n{label}{result.reason}" if result.reason else ""),
-        fontsize=11,
-    )
+    devices, last = f"{len(result.devices)} × {result.devices[0]}", result.epochs[-1]
+    title = f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
+    title += f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
+    figure.suptitle(title + (f"\n{result.note}" if result.reason else ""), fontsize=11)
     return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

@@ -26,10 +26,8 @@ class BlockTime:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that DistributedDataParallel exchanges at once, in bytes.
-
-    left: how much of a step's time the backward pass still takes when the last of them is computed; None if not known.
-    """
+    """Gradients that DistributedDataParallel exchanges at once, in bytes; left: the share of a step's time that the
+    backward pass still takes when the last of them is computed, None if not known."""
 
     size: int
     left: float | None
@@ -37,10 +35,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class ModelLink:
-    """A model's gradients in bytes, and the gigabits per second at which ranks exchange so many, if asked for.
+    """A model's gradients in bytes, and the gigabits per second at which ranks that train exchange them.
 
-    The ranks train between two exchanges. short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of
-    all gradients, between ranks of which none waits for another. buckets: in the order of their exchange.
+    short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
+    none waits for another. buckets: in the order of their exchange.
     """
 
     model: str
@@ -53,10 +51,7 @@ class ModelLink:
 
 @dataclass(frozen=True)
 class LoaderSpeed:
-    """How many images a second a training loader delivers while nothing else works.
-
-    cpu_seconds_per_image: of all cores, in this process and the loader's workers.
-    """
+    """What a training loader delivers while nothing else works; cpu_seconds_per_image: with those of its workers."""
 
     num_workers: int
     images_per_second: float
@@ -65,10 +60,8 @@ class LoaderSpeed:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of the memory of a device, "cpu" or "cuda": the most that the probe's process had, what is free besides.
-
-    On a GPU, the peak is what PyTorch reserved, and nothing counts as free where processes may not share it.
-    """
+    """Of a device, "cpu" or "cuda": the most that the probe's process had (on a GPU, that PyTorch reserved), and what
+    is free besides: nothing, where processes may not share a GPU."""
 
     device: str
     peak_bytes: int
@@ -79,9 +72,8 @@ class MemoryUse:
 class Probe:
     """All that was measured; a step that did not fit into memory is missing.
 
-    loaders: the loader in question, where a projection needs it. resident_images_per_second: of the resident loader;
-    None where it is the one in question, or did not fit. wall_seconds: of the whole, from outside. memory: of the CPU
-    and, where the steps ran on one, the GPU. blocks: of the models that are to be cut, in their order.
+    loaders: the loader in question, where a projection needs it. resident_images_per_second: None where the resident
+    loader is the one in question, or did not fit. wall_seconds: of the whole, from outside.
     """
 
     train_images: int

@@ -1,10 +1,22 @@
-"""Files that a command is given to read: one that is none, or has no end, is found out before it is opened."""
+"""Files that a command is given to read, and records, which are frozen dataclasses, from the JSON in them."""
 
+import json
 import os
+import reprlib
 import stat
 import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 LARGEST_TEXT = 2**28  # bytes; a results.json of a thousand runs has 20 MB
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -16,8 +28,7 @@ KINDS = {
 
 
 def regular(path: str | Path) -> Path:
-    """Return `path`; raise ValueError if it is a FIFO, which would wait for a writer, a device, which may have no end,
-    or the like; FileNotFoundError if it is missing."""
+    """Return `path`; raise ValueError if it is a FIFO, which would wait for a writer, a device, or the like."""
     kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     if kind:
         raise ValueError(f"it is {kind}, no file")
@@ -25,12 +36,11 @@ def regular(path: str | Path) -> Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file, which is UTF-8; raises ValueError if it is none, or larger than LARGEST_TEXT."""
-    path = regular(path)
-    size = path.stat().st_size
+    """Return the text of a file; raise ValueError if it is not UTF-8, or larger than LARGEST_TEXT."""
+    size = regular(path).stat().st_size
     if size > LARGEST_TEXT:
         raise ValueError(f"it has {size:,} bytes")
-    return path.read_text(encoding="utf-8")
+    return Path(path).read_text(encoding="utf-8")
 
 
 def refuse_inflated(path: str | Path) -> None:
@@ -44,3 +54,59 @@ def refuse_inflated(path: str | Path) -> None:
             raise ValueError(f"its {size:,} bytes would become {unpacked:,}")
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise ValueError("it is compressed")
+
+
+def read_json(path: str | Path) -> Any:
+    """Return what a file of JSON says.
+
+    Raises OSError, ValueError or RecursionError if it says nothing, or a number is infinite or has more than 64 bits.
+    """
+    values = json.loads(read_text(path), parse_int=_whole)
+    if values != without_nan(values):
+        raise ValueError("a number in it is infinite")
+    return values
+
+
+def _whole(text):
+    if abs(number := int(text)) >= 2**63:
+        raise ValueError(f"{reprlib.repr(text)} is too large a number")
+    return number
+
+
+def without_nan(value):
+    """Return a copy of `value`, made of JSON's types, with null for NaN and infinity."""
+    if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
+        return None
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def as_record(values: object, kind: type[Record]) -> Record:
+    """Return the record that `values`, of JSON's types, were written from: they have all its fields and no others.
+
+    Raises ValueError, which says where they do not fit.
+    """
+    record = msgspec.convert(values, kind)
+    found, written = without_nan(values), without_nan(asdict(record))
+    if found != written:
+        found, written = dict(_leaves(found)), dict(_leaves(written))
+        place = min(place for place in {**found, **written} if found.get(place, ...) != written.get(place, ...))
+        how = "missing" if place not in found else "unknown" if place not in written else reprlib.repr(found[place])
+        raise ValueError(f"{place} is {how}")
+    return record
+
+
+def _leaves(values, place="$") -> Iterator[tuple[str, Any]]:
+    """Every value within `values`, and where it is, e.g. "$.epochs[0].steps"."""
+    parts = {}
+    if isinstance(values, dict):
+        parts = {f"{place}.{name}": value for name, value in values.items()}
+    elif isinstance(values, list):
+        parts = {f"{place}[{index}]": value for index, value in enumerate(values)}
+    if not parts:
+        yield place, values
+    for name, value in parts.items():
+        yield from _leaves(value, name)

@@ -6,12 +6,12 @@ Raw values only: whatever can be derived (medians, speed-ups) is derived where i
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict, get_type_hints
 
 from msgspec import Meta
 
 from common.errors import FAILED, SuiteError
-from common.files.records import Count, as_record, read_json
+from common.files.reading import Count, as_record, read_json
 from common.files.writing import write_json
 
 SCHEMA_VERSION: Literal[6] = 6
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     Measured = float
 else:
     Measured = float | None  # in a file, where null stands for NaN
-
-
-OWN_GRADIENTS = "from a rank's own last gradient until the mean over all ranks is there"
-OF_A_STAGE = "of a pipeline's stage, sending features and gradients, and waiting for the others'"
+EXCHANGE = (
+    "from a rank's own last gradient until the mean over all ranks is there; "
+    "of a pipeline's stage, sending features and gradients, and waiting for the others'"
+)
 
 
 class Environment(TypedDict):
@@ -46,11 +46,7 @@ class Environment(TypedDict):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step. shade, hatch: how it is drawn in every figure.
-
-    shade: a place, 0..1, on a colour map of their own, for phases are no methods: cividis, which colour-blind readers
-    can read.
-    """
+    """A part of a step. shade, hatch: how it is drawn; shade is a place, 0..1, on the colour map cividis."""
 
     meaning: str
     shade: float
@@ -59,16 +55,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Where a step's time went, in milliseconds per step: the mean over one epoch of one rank.
-
-    All phases, in their order. None: one that the method's step does not tell apart.
-    """
+    """Milliseconds per step, the mean over one epoch of one rank; None: what a method's step does not tell apart."""
 
     data: Annotated[float | None, Phase("waiting for the next batch", 0.0)] = None
     transfer: Annotated[float | None, Phase("host to device", 0.25, "////")] = None
     forward: Annotated[float | None, Phase("forward pass, with the loss", 0.5)] = None
     backward: Annotated[float | None, Phase("backward pass", 0.75, "....")] = None
-    exchange: Annotated[float | None, Phase(f"{OWN_GRADIENTS}; {OF_A_STAGE}", 0.0, "oo")] = None
+    exchange: Annotated[float | None, Phase(EXCHANGE, 0.0, "oo")] = None
     update: Annotated[float | None, Phase("optimizer's step", 1.0, "\\\\\\\\")] = None
     rest: Annotated[float | None, Phase("what the method's step does in none of these", 0.6, "xxxx")] = None
 
@@ -87,8 +80,8 @@ PHASES: dict[str, Phase] = {
 class RankTimes:
     """One rank's training in one epoch, in seconds.
 
-    cpu_seconds: of the CPU, all threads of the rank together, without its loader workers. queue_seconds: how long those
-    threads were ready to run and had no core, because something else had it; None where the kernel does not tell.
+    cpu_seconds: of all its threads, without loader workers. queue_seconds: how long they were ready to run and had no
+    core; None where the kernel does not tell.
     """
 
     train_seconds: float
@@ -101,8 +94,8 @@ class RankTimes:
 class EpochRecord:
     """One epoch. Seconds and phases are the slowest rank's; counts and losses over all ranks; accuracy is in 0..1.
 
-    ranks: each rank's own times, by its number; none where they were not kept. start: when its training began, on rank
-    0's machine's time.monotonic(); None where that is not known, or was in the run that this one resumes.
+    ranks: each rank's own times, where they were kept. start: when its training began, by rank 0's time.monotonic();
+    None where that is not known, or was in the run that this one resumes.
     """
 
     epoch: Count
@@ -127,7 +120,7 @@ class EpochRecord:
 class Span:
     """Something that a rank did in the traced steps, in milliseconds from their begin.
 
-    lane: "step", of which name is a phase; "link", of what ranks exchange; or the name of a GPU that ran a kernel.
+    lane: "step", of which name is a phase; "link", for exchanges; or the GPU that ran a kernel.
     """
 
     rank: int
@@ -141,19 +134,15 @@ class Span:
 class RunResult:
     """One run of one training script. Times are in seconds, memory in bytes, accuracies in 0..1.
 
-    status: ok, skipped, failed, timed out, diverged, not reached (the target accuracy) or invalid; `reason` says why
-    where it is not ok.
-    simulated: the devices that the method needs were stood in for by one device; the times say nothing about speed.
+    status: ok, skipped, failed, timed out, diverged, not reached (the target accuracy) or invalid; reason: why.
+    simulated: one device stood in for those that the method needs; the times say nothing about speed.
     startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
     of the last evaluation, without what it waited for its turns.
     method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
-    precision: the type that the arithmetic is done in.
-    peak_memory_bytes: one for each of `devices`: on a GPU the most that PyTorch allocated while training; on a CPU the
-    most that the process had in memory since its start, with the interpreter, the libraries and the data, but without
-    its loader workers. reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself, which is more.
-    memory_parts: bytes of "parameters", "gradients" and "optimizer state" on the device with the largest peak.
-    data_ranks: among how many ranks the images are divided, each with workers_per_process: the stages of a pipeline see
-    the same ones, which the first loads. gpu_uuids: of each of `devices`; none on a CPU. timeline: what was traced.
+    peak_memory_bytes: of each device: on a GPU the most that PyTorch allocated while training; on a CPU the most that
+    the process had in memory since its start, without its loader workers. reserved_memory_bytes: on a GPU, the most
+    that PyTorch kept for itself. memory_parts: on the device with the largest peak.
+    data_ranks: among how many ranks the images are divided, each with workers_per_process.
     """
 
     method: str
@@ -185,6 +174,11 @@ class RunResult:
     schema_version: Literal[6] = SCHEMA_VERSION
 
     @property
+    def note(self) -> str:
+        """The reason, in front of it whether devices were simulated."""
+        return f"{'SIMULATED: ' if self.simulated else ''}{self.reason}"
+
+    @property
     def timed_epochs(self) -> tuple[EpochRecord, ...]:
         """The epochs that count for times: all but the first, which warms up, unless it is the only one."""
         return self.epochs[1:] or self.epochs
@@ -203,15 +197,10 @@ def write_result(result: RunResult, path: str | Path) -> None:
 def read_result(path: str | Path) -> RunResult:
     """Read what write_result wrote. Raises SuiteError if the file is missing, damaged or of another schema."""
     try:
-        return as_result(read_json(path))
+        values = read_json(path)
+        if isinstance(values, dict) and values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is {values.get('schema_version')!r}, not {SCHEMA_VERSION}")
+        return as_record(values, RunResult)
     except (OSError, ValueError, RecursionError) as error:
-        raise SuiteError(
-            f"cannot read the result file {path}", f"{type(error).__name__}: {error}", "run it again", FAILED
-        ) from None
-
-
-def as_result(values: Any) -> RunResult:
-    """Return the RunResult that `values` were written from, of JSON's types; raise ValueError if they do not fit."""
-    if isinstance(values, dict) and values.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"its schema_version is {values.get('schema_version')!r}, not {SCHEMA_VERSION}")
-    return as_record(values, RunResult)
+        found = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"cannot read the result file {path}", found, "run it again", FAILED) from None

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import USAGE, SuiteError
-from common.files.reading import KINDS
+from common.files.reading import KINDS, without_nan
 
-LONGEST_NAME = 255  # bytes, on all of Linux's and macOS's file systems
 TORN = "[a-z0-9_]" * 8 + ".part"  # what follows the name of a file that is being written
 
 
@@ -37,7 +36,8 @@ def replacing(path: str | Path):
             _keep_mode(part.fileno(), path)
             os.fsync(part.fileno())
             os.replace(part.name, path)
-            _sync_directory(path.parent)
+        with contextlib.suppress(OSError), _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
+            os.fsync(directory)  # or a loss of power may undo it; not all file systems can do that
     except BaseException as error:
         for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
             if isinstance(cause, OSError):
@@ -46,21 +46,19 @@ def replacing(path: str | Path):
         raise
 
 
-def _sync_directory(directory):
-    """Let what a directory holds survive a loss of power, where its file system can do that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+@contextlib.contextmanager
+def _opened(path, how):
+    descriptor = os.open(path, how)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def file_behind(path: str | Path, flag: str = "") -> Path:
     """Return the file that is written where `path` is named, which may be a symbolic link; it may be missing yet.
 
-    flag: by which it was named, if by one. Raises SuiteError (USAGE) if it is a device, a directory or the like, or if
-    its name cannot be one.
+    flag: by which it was named, if by one. Raises SuiteError (USAGE) for what is no file, or a name that cannot be one.
     """
     by_flag = f" with {flag}" if flag else ""
     try:
@@ -68,9 +66,8 @@ def file_behind(path: str | Path, flag: str = "") -> Path:
     except (FileNotFoundError, NotADirectoryError):
         kind = stat.S_IFREG
     except (OSError, ValueError) as error:  # a circle of links; a name that is too long, or has a 0 in it
-        raise SuiteError(
-            f"cannot write {path}", getattr(error, "strerror", None) or str(error), f"name another file{by_flag}", USAGE
-        ) from None
+        found = getattr(error, "strerror", None) or str(error)
+        raise SuiteError(f"cannot write {path}", found, f"name another file{by_flag}", USAGE) from None
     if kind != stat.S_IFREG:
         raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", f"name a file instead{by_flag}", USAGE)
     return Path(os.path.realpath(path))
@@ -82,30 +79,22 @@ def remove_torn(files: Iterable[Path]) -> None:
     One that is still at work holds a lock, wherever it runs: in another container, say.
     """
     for file in files:
-        for torn in file.parent.glob(glob.escape(_shortened(file.name)) + TORN):
-            with contextlib.suppress(OSError):  # somebody else's, or locked
-                descriptor = os.open(torn, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    torn.unlink()
-                finally:
-                    os.close(descriptor)
+        for torn in file.parent.glob(glob.escape(short_name(file.name)) + TORN):
+            with contextlib.suppress(OSError), _opened(torn, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails for somebody else's
+                torn.unlink()
 
 
 def _new_part(path):
     """A new file beside `path`, locked as long as it is open."""
     while True:
-        name = path.with_name(f"{_shortened(path.name)}{secrets.token_hex(4)}.part")
+        name = path.with_name(f"{short_name(path.name)}{secrets.token_hex(4)}.part")
         part = open(name, "xb")  # noqa: SIM115 - for the caller
         with contextlib.suppress(OSError):  # a file system without locks; then nobody can take it for torn either
             fcntl.flock(part, fcntl.LOCK_EX)
         if os.fstat(part.fileno()).st_nlink:
             return part
         part.close()  # remove_torn() came in between
-
-
-def _shortened(name):
-    return os.fsdecode(os.fsencode(name)[: LONGEST_NAME - len("12345678.part")])
 
 
 def short_name(name: str) -> str:
@@ -135,30 +124,12 @@ def write_text(text: str, path: str | Path) -> None:
         file.write(text.encode(errors="surrogateescape"))
 
 
-def without_nan(value):
-    """Return a copy of `value`, made of JSON's types, with null for NaN and infinity."""
-    if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
-        return None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return value
-
-
 def check_writable(directory: str | Path, flag: str) -> None:
-    """Make `directory` and put a file into it, which is removed again; raise SuiteError (USAGE) if that fails.
-
-    flag: by which another one is named.
-    """
+    """Make `directory` and try to write there; raise SuiteError (USAGE), which names `flag`, if that fails."""
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise SuiteError(
-            f"cannot write to {directory}",
-            error.strerror or str(error),
-            f"name another directory with {flag}, or free this one",
-            USAGE,
-        ) from None
+        what, advice = f"cannot write to {directory}", f"name another directory with {flag}, or free this one"
+        raise SuiteError(what, error.strerror or str(error), advice, USAGE) from None

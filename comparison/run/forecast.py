@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.files.probe import Probe
-from common.files.records import as_record
+from common.files.reading import as_record
 from common.words import count, duration
 from comparison.plan.plan import type_flags, with_cut
 from comparison.record import Report

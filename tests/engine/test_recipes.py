@@ -9,7 +9,7 @@ import pytest
 
 import compare_parallel
 from common.files.probe import Probe
-from common.files.records import as_record
+from common.files.reading import as_record
 from common.programs import probe
 from common.settings.config import DATASETS, RunConfig
 from common.settings.datasets import RECIPES
