@@ -5,7 +5,7 @@
 Alone: per-image loading with 0, 1 and 2 workers, as `--loader workers` does it, and `--loader resident`, in turn;
 batches of 128, augmented and normalised, MNIST and CIFAR-10; the resident loader also with all threads of this machine.
 Beside a training: epochs of the scripts with `--loader workers` and no other flag, one device and DDP, in turns with
-those of everything that a person could set by hand (threads, workers, niceness), on 1, 2 and 4 cores of this machine as
+those of everything that a person could set by hand (threads, workers), on 1, 2 and 4 cores of this machine as
 far as it has them. The images of the larger networks are drawn ones, in a folder, so that few have to be tested.
 """
 
@@ -28,7 +28,6 @@ from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_cores, available_devices
 from common.settings.arguments import positive_int
-from common.settings.config import RunConfig
 from common.words import count
 from comparison.methods import python, script
 from comparison.rows import Configuration, Planned
@@ -99,10 +98,9 @@ def choices(cores: int, ranks: int) -> dict[str, list[str]]:
     """Return name → flags: none, and all that a person could set by hand."""
     found: dict[str, list[str]] = {DEFAULT: []}
     threads, workers = {1, max(1, cores // ranks)}, {0, ranks, 2 * ranks, max(cores, ranks)}
-    for thread, worker, nice in itertools.product(sorted(threads), sorted(workers), (0, RunConfig.worker_nice)):
-        if worker or nice:  # without workers, niceness says nothing
-            name = f"{count(thread, 'thread')}, {count(worker, 'worker')}" + (f", niceness {nice}" if worker else "")
-            found[name] = f"--threads {thread} --num-workers {worker} --worker-nice {nice}".split()
+    for thread, worker in itertools.product(sorted(threads), sorted(workers)):
+        name = f"{count(thread, 'thread')}, {count(worker, 'worker')}"
+        found[name] = f"--threads {thread} --num-workers {worker}".split()
     return found
 
 

@@ -54,7 +54,7 @@ class Plant:
     method: of both rows. causes: all that may rightly be named then; the first must be. size: what is planted, as the
     first cause counts it (milliseconds per step, seconds per run, or a share); None where it is not known beforehand.
     variables, prefix: what comes before the row's command. settings: of both rows; workers: of the planted one alone.
-    flags: of both rows. burner: another program computes while the row runs. epochs: of a run, the first of which is
+    burner: another program computes while the row runs. epochs: of a run, the first of which is
     not timed.
     """
 
@@ -65,7 +65,6 @@ class Plant:
     prefix: tuple[str, ...] = ()
     settings: tuple[tuple[str, object], ...] = ()
     workers: int | None = None
-    flags: tuple[str, ...] = ()
     burner: bool = False
     epochs: int = EPOCHS
 
@@ -73,7 +72,7 @@ class Plant:
     def rows(self) -> list[Configuration]:
         """The two rows' configurations, the plain one first."""
         given = {**PLANNED, "loader": "resident", "methods": [(self.method, {})], **dict(self.settings)}
-        flags = [*TRAINING, "--epochs", str(self.epochs), "--loader", given["loader"], *self.flags]
+        flags = [*TRAINING, "--epochs", str(self.epochs), "--loader", given["loader"]]
         (plain,) = make_plan(argparse.Namespace(**given), Machine(gpus=0, cores=2), flags)
         command = list(plain.command)
         if self.workers is not None:
@@ -111,7 +110,7 @@ PLANTS = {
         causes=("too many workers", *ANY_PHASE, *ANY_STAGE),
         workers=8,
         settings=(("loader", "workers"), ("num_workers", [1]), ("threads_per_device", 2)),
-        flags=("--worker-nice", "0"),
+        variables=(PLANTED, "PLANT=rude-workers"),
     ),
     "foreign load": Plant(causes=("disturbed",), burner=True),
     "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),

@@ -98,6 +98,11 @@ def few_threads(engine):
     engine.train_one_epoch = train_alone
 
 
+def rude_workers(loaders):
+    """Loader workers do not give way to the training."""
+    loaders.NICE = 0
+
+
 def slow_all_reduce(distributed):
     """The last gradients of a step arrive later, on every rank."""
     dist, wrapper = distributed.dist, distributed.nn.parallel.DistributedDataParallel
@@ -150,6 +155,7 @@ PLANTS = {
     "slow-update": ("common.engine.step", slow_update),
     "growing": ("common.engine.step", growing),
     "few-threads": ("common.engine.loop", few_threads),
+    "rude-workers": ("common.data.loaders", rude_workers),
     "slow-all-reduce": ("common.ranks.group", slow_all_reduce),
     "straggler": ("common.ranks.group", straggler),
     "slow-start": ("common.data.image_set", slow_start),

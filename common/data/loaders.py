@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from multiprocessing.resource_sharer import DupFd
 
 import numpy as np
@@ -24,6 +23,7 @@ from common.settings.totals import per_process, total_workers
 
 # Of a spawned rank, workers would be spawned too: each imports torch for seconds, and is nobody's until it has done so.
 FORK = "fork" if sys.platform == "linux" else None
+NICE = 10  # of a worker
 EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
 
 
@@ -151,15 +151,15 @@ def end_workers_of(loader) -> Iterator[None]:
         raise
 
 
-def _begin(nice, number):
-    """A DataLoader's worker_init_fn, with a niceness: it ends with its parent, gives way to the training, and has the
-    socket by which it hands over what it loads.
+def _begin(number):
+    """A DataLoader's worker_init_fn: it ends with its parent, gives way to the training where cores are short, and has
+    the socket by which it hands over what it loads.
 
     Where there is no room for one, or TMPDIR is too long a name, an error now is one of the parent's; later it would
     be the worker's own, and the parent would wait for ever.
     """
     start_worker(number)
-    os.nice(nice)
+    os.nice(NICE)
     with open(os.devnull) as nothing:
         DupFd(nothing.fileno())
 
@@ -212,7 +212,7 @@ def make_loaders(
             num_workers=workers,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
-            worker_init_fn=partial(_begin, config.worker_nice),
+            worker_init_fn=_begin,
             multiprocessing_context=FORK if workers else None,
             generator=torch.Generator(),  # or it draws from the one that training uses
         )

@@ -19,8 +19,6 @@ def describe_start(result: RunResult) -> str:
     """What the run runs on, as a block of text for the terminal."""
     config, environment = result.config, result.environment
     place = "per process" if result.data_ranks == result.world_size else "in rank 0"
-    if result.workers_per_process and config.get("worker_nice"):
-        place += f", which give way to the training (niceness {config['worker_nice']})"
     note = f"\nNote:          {result.note}" if result.reason else ""
     return (
         f"Method:        {result.method}\n"

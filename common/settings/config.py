@@ -18,7 +18,6 @@ from common.settings.arguments import (
     one_of,
     positive_float,
     positive_int,
-    whole,
 )
 from common.settings.datasets import DATASETS, RECIPES
 from common.settings.schedules import SCHEDULES
@@ -107,13 +106,6 @@ class RunConfig:
         non_negative_int,
         own=True,
         several=True,
-    )
-    worker_nice: int = flag(
-        10,
-        "niceness of loader processes, which then give way to the training where cores are short; 0: they do not "
-        "(%(default)s)",
-        whole(0, 19),
-        equal=True,
     )
     augment: bool = trains(True, "random crop + flip (CIFAR-10) or random affine (MNIST)")
     crop_padding: str = trains(

@@ -160,13 +160,12 @@ def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, cr
     assert torch.equal(images[0], images[2]) != augment
 
 
-@pytest.mark.parametrize("nice", [10, 0])
-def test_workers_give_way_to_the_training(nice):
+def test_workers_give_way_to_the_training():
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    loader, _ = make_loaders(make_image_set(60), make_config(num_workers=2, batch_size=12, worker_nice=nice), CPU)
+    loader, _ = make_loaders(make_image_set(60), make_config(num_workers=2, batch_size=12), CPU)
     iterator = iter(loader)
     assert len(list(iterator)) == 5
-    assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + nice)] * 2
+    assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + 10)] * 2
 
 
 @LOADER

@@ -164,11 +164,11 @@ def before_file(monkeypatch, tmp_path):
 
 def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file):
     then = {"lr": 0.25, "augment": False, "batch_size": [50], "data_root": "~/then"}
-    row = before_file("--lr 0.5 --data-root /now --worker-nice 3", **then)
+    row = before_file("--lr 0.5 --data-root /now --optimizer sgd", **then)
     interpreter, *rest = row.command
     assert "python" in interpreter and rest[0] == script("data_parallel_train.py") and "--no-augment" in rest
     values = {"--lr": "0.25", "--data-root": "/now", "--batch-size": "50", "--epochs": "3"}
-    values["--worker-nice"] = "10"  # which the file does not have: the default
+    values["--optimizer"] = "adam"  # which the file does not have: the default
     assert {name: flag(row, name) for name in values} == values
     assert row.planned.batch_size == 50 and (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
 
