@@ -12,7 +12,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.methods import method_of
 from comparison.show.sections import sections
-from comparison.show.tables import answer_columns, table_of
+from comparison.show.tables import answer_rows, table_of
 from comparison.show.verdict import answers
 from comparison.words import render, say, spoken
 
@@ -28,7 +28,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
         language=spoken(),
         report=analysis.report,
         answers=answers(analysis, proofs),
-        table=table_of(analysis.rows, answer_columns(analysis), "html"),
+        table=table_of(answer_rows(analysis), "html"),
         chart=_chart(analysis.done),
         sections=sections(analysis, figures, proofs, "html"),
     )

@@ -65,13 +65,15 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
             ((TABLE, cards), (TEXT, cards and remarks.CARDS), (LIST, remarks.bandwidths(report))),
         ),
         Section("Which batches fit", ((TABLE, tables.trial_table(analysis, tablefmt)),)),
-        Section("What was equal", ((TABLE, tables.settings_table(report, tablefmt)),)),
+        Section("What was equal", ((TABLE, tables.settings_table(report, tablefmt) or say("No run ended well.")),)),
         Section("Sweeps", _each(TABLE, tables.sweep_tables(analysis, tablefmt))),
         Section(say("Projection ({words})", words=LABEL), projected if report.settings["project"] else ()),
         Section("Figures", ((FIGURES, figures),), True),
         Section("How the numbers are defined", ((LIST, remarks.definitions(report)),)),
         Section("What was not measured", ((LIST, remarks.not_measured(report)),)),
-        Section("Accuracy per class (%)", ((TABLE, tables.class_table(report, tablefmt)),)),
+        Section(
+            "Accuracy per class (%)", ((TABLE, tables.class_table(report, tablefmt) or say("Not known for any row.")),)
+        ),
         Section("Settings", ((TABLE, tables.lay_out(settings, ("setting", "value"), tablefmt, left=(0, 1))),)),
         Section("Machine", ((TABLE, tables.lay_out(machine, ("what", "found"), tablefmt, left=(0, 1))),)),
         Section("Every epoch, run by run", ((TABLE, tables.epoch_table(report, tablefmt)),)),

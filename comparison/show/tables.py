@@ -1,78 +1,66 @@
-"""Every table of a report, as tabulate lays it out. A number that was not measured is a dash."""
+"""Every table of a report: its rows, each a dictionary from heading to cell, as tabulate lays them out."""
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.choice import Sweep
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report
-from comparison.rows import SWEEPS, CardUse, trials_of
+from comparison.rows import SWEEPS, trials_of
 from comparison.show.sentences import efficiency, longer, mebibytes
 from comparison.words import count, join, named, narrowed, render, say, widened
 
-DASH = "–"
+DASH = "–"  # what was not measured
+LEFT = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "")  # the columns of texts
+Rows = Iterator[dict[str, Any]]
 
 
-def cell(value: Any, pattern: str = "") -> str:
-    """Return `value` in a format, or a dash for None."""
-    return DASH if value is None else value if isinstance(value, str) else format(value, pattern)
+def cell(value: Any, how: str | Callable[[Any], str] = "") -> str:
+    """Return `value` in a format, or as a function writes it; a dash for None."""
+    if value is None or isinstance(value, str):
+        return DASH if value is None else value
+    return format(value, how) if isinstance(how, str) else how(value)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table. find: from what a row is about, its value, None for a dash; `pattern` formats it."""
-
-    heading: str
-    find: Callable[[Any], Any]
-    pattern: str = ""
-    left: bool = False
+def cells_of(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
+    """Return the headings of a table and the cells of each row; nothing of no rows."""
+    rows = list(rows)
+    return [list(rows[0]), *(list(map(cell, row.values())) for row in rows)] if rows else []
 
 
-def number(heading: str, path: str, pattern: str = "") -> Column:
-    """Return the column of an attribute of an attribute …, in a format."""
-    return Column(heading, attrgetter(path), pattern)
+def table_of(rows: Iterable[dict[str, Any]], tablefmt: str) -> str:
+    """Return a table of rows, in one of tabulate's formats; nothing of no rows."""
+    header, *cells = cells_of(rows) or [[]]
+    left = [place for place, heading in enumerate(header) if heading in LEFT or " ÷ " in heading]
+    return lay_out(cells, header, tablefmt, left)
 
 
-METHOD = Column("Method", lambda entry: entry.label, left=True)
-RESULT = Column("Result", lambda entry: entry.result, left=True)
-EPOCH = number("Time per epoch (s)", "summary.epoch_seconds", ".2f")
-RATE = number("Images/s", "summary.images_per_second", ",.0f")
-TOTAL = number("Total time (s)", "summary.total_seconds", ".1f")
-ACCURACY = Column("Accuracy (%)", lambda entry: accuracy(entry.summary.accuracies))
-
-
-def cells_of(items: Iterable, columns: Sequence[Column]) -> list[list[str]]:
-    """Return the header of a table, and the cells of a row for each of `items`."""
-    rows = [[cell(column.find(item), column.pattern) for column in columns] for item in items]
-    return [[column.heading for column in columns], *rows]
-
-
-def table_of(items: Iterable, columns: Sequence[Column], tablefmt: str) -> str:
-    """Return a table with a row for each of `items`; nothing where there are none."""
-    header, *rows = cells_of(items, columns)
-    left = tuple(place for place, column in enumerate(columns) if column.left)
-    return lay_out(rows, header, tablefmt, left) if rows else ""
-
-
-def lay_out(rows: Iterable[Iterable], header: Iterable[str], tablefmt: str, left: tuple[int, ...] = (0,)) -> str:
-    """Return a table with the columns `left` aligned to the left and the others to the right."""
+def lay_out(rows: Iterable[Iterable], header: Iterable[str], tablefmt: str, left: Sequence[int] = (0,)) -> str:
+    """Return a table with the columns `left` aligned to the left, the others to the right; nothing of no rows."""
     header, *rows = ([widened(render(text)) for text in row] for row in (header, *rows))
     aligned = ["left" if column in left else "right" for column in range(len(header))]
     if tablefmt == "github":  # a bar would end the cell
         header, *rows = ([text.replace("|", "\\|") for text in row] for row in (header, *rows))
-    # tabulate 0.9 cannot align the columns of no rows
-    return narrowed(tabulate(rows, header, tablefmt, disable_numparse=True, colalign=aligned if rows else None))
+    return narrowed(tabulate(rows, header, tablefmt, disable_numparse=True, colalign=aligned)) if rows else ""
+
+
+def table(rows: Callable[[Any], Rows]) -> Callable[[Any, str], str]:
+    """Return the function of a comparison, and one of tabulate's formats, that makes a table of `rows`."""
+
+    @functools.wraps(rows)
+    def lay_them_out(compared, tablefmt):
+        return table_of(rows(compared), tablefmt)
+
+    return lay_them_out
 
 
 def accuracy(accuracies: tuple[float, ...]) -> str:
@@ -90,75 +78,64 @@ def accuracy(accuracies: tuple[float, ...]) -> str:
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
-def _memory(entry):
-    return entry.summary.memory and mebibytes(entry.summary.memory.peak)
-
-
-def main_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return one line per row: times, speed-up with its interval, and what that means."""
+@table
+def main_table(analysis: Analysis) -> Rows:
+    """One line per row: times, speed-up with its interval, and what that means."""
     report, target = analysis.report, _target(analysis.report)
-    swept = [_swept(name) for name in report.swept]
-    batch = Column("Largest batch", attrgetter("row.configuration.planned.batch_size"), ",")
     speed_up = say("Speed-up [95 %]") if target is None else say("Speed-up to {n:g} % [95 %]", n=target)
-    energy = number("Images/J", "summary.images_per_joule", ".1f")
-    columns = [
-        Column("Method", lambda entry: named(entry.row.configuration.label), left=True),
-        *swept,
-        *([batch] if report.fitted else []),
-        Column("Data set", lambda entry: report.settings["dataset"], left=True),
-        Column("Devices", lambda entry: len(entry.row.results[0].devices) if entry.row.results else None),
-        ACCURACY,
-        *([] if target is None else [Column(say("Training to {n:g} % (s)", n=target), target_cell)]),
-        EPOCH,
-        Column("min–max", _range),
-        number("Runs", "summary.runs"),
-        RATE,
-        Column(speed_up, attrgetter("standing.speed_up")),
-        Column("Efficiency [95 %]", lambda entry: entry.standing.efficiency and efficiency(entry.standing.efficiency)),
-        TOTAL,
-        Column("Peak memory (MiB)", _memory),
-        *([energy] if any(entry.summary.images_per_joule for entry in analysis.rows) else []),
-        *([Column("max |Δ parameter|", lambda entry: _difference(report, entry), ".1e")] if report.equivalence else []),
-        RESULT,
-    ]
-    return table_of(analysis.rows, columns, tablefmt)
+    gpus = any(entry.summary.images_per_joule for entry in analysis.rows)
+    for entry in analysis.rows:
+        row, numbers, memory = entry.row, entry.summary, entry.summary.memory
+        check = report.equivalence.get(entry.name)
+        yield {
+            "Method": named(row.configuration.label),
+            **{SWEEPS[name]: row.configuration.values.get(name) for name in report.swept},
+            **({"Largest batch": f"{row.configuration.planned.batch_size:,}"} if report.fitted else {}),
+            "Data set": report.settings["dataset"],
+            "Devices": len(row.results[0].devices) if row.results else None,
+            "Accuracy (%)": accuracy(numbers.accuracies),
+            **({} if target is None else {say("Training to {n:g} % (s)", n=target): target_cell(entry)}),
+            "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
+            "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else None,
+            "Runs": numbers.runs,
+            "Images/s": cell(numbers.images_per_second, ",.0f"),
+            speed_up: entry.standing.speed_up,
+            "Efficiency [95 %]": cell(entry.standing.efficiency, efficiency),
+            "Total time (s)": cell(numbers.total_seconds, ".1f"),
+            "Peak memory (MiB)": memory and mebibytes(memory.peak),
+            **({"Images/J": cell(numbers.images_per_joule, ".1f")} if gpus else {}),
+            **({"max |Δ parameter|": cell(check and check.difference, ".1e")} if report.equivalence else {}),
+            "Result": entry.result,
+        }
 
 
-def answer_columns(analysis: Analysis, narrow: bool = False) -> list[Column]:
-    """Return the columns of the table of what is judged; narrow: with intervals on lines of their own."""
-    target = _target(analysis.report)
-    time = RATE
-    if target is not None:
-        time = Column(say("Training to\n{n:g} % (s)", n=target), target_cell)
-    elif analysis.same_images:
-        time = number("Epoch\n(s)", "summary.epoch_seconds", ".2f")
-    before = "\n[" if narrow else " ["
-    batch = Column("Largest\nbatch", attrgetter("row.configuration.planned.batch_size"), ",")
-    return [
-        METHOD,
-        *([batch] if analysis.report.fitted else []),
-        time,
-        number("Total\n(s)", "summary.total_seconds", ".1f"),
-        Column("Speed-up\n[95 %]", lambda entry: cell(entry.standing.speed_up).replace(" [", before)),
-        Column("Memory\n(MiB)", _memory),
-        Column("Accuracy\n(%)", ACCURACY.find),
-        RESULT,
-    ]
+def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
+    """The table of what is judged; narrow: with intervals on lines of their own."""
+    target, before = _target(analysis.report), "\n[" if narrow else " ["
+    for entry in analysis.rows:
+        numbers, memory = entry.summary, entry.summary.memory
+        time = {"Images/s": cell(numbers.images_per_second, ",.0f")}
+        if target is not None:
+            time = {say("Training to\n{n:g} % (s)", n=target): target_cell(entry)}
+        elif analysis.same_images:
+            time = {"Epoch\n(s)": cell(numbers.epoch_seconds, ".2f")}
+        batch = entry.row.configuration.planned.batch_size
+        yield {
+            "Method": entry.label,
+            **({"Largest\nbatch": f"{batch:,}"} if analysis.report.fitted else {}),
+            **time,
+            "Total\n(s)": cell(numbers.total_seconds, ".1f"),
+            "Speed-up\n[95 %]": cell(entry.standing.speed_up).replace(" [", before),
+            "Memory\n(MiB)": memory and mebibytes(memory.peak),
+            "Accuracy\n(%)": accuracy(numbers.accuracies),
+            "Result": entry.result,
+        }
 
 
 def _target(report):
     """The accuracy in percent that rows are trained to, if so."""
     target = report.settings.get("target_accuracy")
     return None if target is None else 100 * target
-
-
-def _swept(name):
-    return Column(SWEEPS[name], lambda entry: entry.row.configuration.values.get(name))
-
-
-def _range(entry):
-    numbers = entry.summary
-    return f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if entry.row.results else None
 
 
 def target_cell(entry: RowAnalysis) -> str:
@@ -173,89 +150,99 @@ def target_cell(entry: RowAnalysis) -> str:
     return say("{mean} (not reached by {n} of {runs})", mean=mean, n=missed, runs=runs) if missed else mean
 
 
-def _difference(report, entry):
-    check = report.equivalence.get(entry.row.configuration.name)
-    return check and check.difference
-
-
-def settings_table(report: Report, tablefmt: str) -> str:
-    """Return what should be equal, as every row's own runs reported it."""
-    columns = [METHOD, *map(_setting, EFFECTIVE)]
-    return table_of([row for row in report.rows if row.results], columns, tablefmt) or say("No run ended well.")
-
-
-def _setting(name):
-    return Column(words_of(name).capitalize(), lambda row: str(effective(row.results[0])[name]))
+@table
+def settings_table(report: Report) -> Rows:
+    """What should be equal, as every row's own runs reported it."""
+    for row in report.rows:
+        if row.results:
+            settings = effective(row.results[0])
+            yield {"Method": row.label, **{words_of(name).capitalize(): str(settings[name]) for name in EFFECTIVE}}
 
 
 def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return one table for each swept setting and method: waiting and the rest of a step, times, accuracy."""
-    return [_sweep_table(analysis, sweep, tablefmt) for sweep in analysis.sweeps]
+    return [table_of(_sweep_rows(analysis, sweep), tablefmt) for sweep in analysis.sweeps]
 
 
-def _sweep_table(analysis: Analysis, sweep: Sweep, tablefmt):
-    ratios = dict(zip([entry.label for entry in sweep.rows[1:]], map(longer, sweep.ratios), strict=True))
-    of_first = {"time": analysis.report.asked.capital, "value": sweep.value(sweep.rows[0])}
-    if sweep.name == "model":  # another training
-        ratios = {}
-    columns = [
-        Column("Method", lambda entry: entry.row.label_without(sweep.name), left=True),
-        _swept(sweep.name),
-        number("Waiting for data (ms/step)", "summary.phases.data", ".1f"),
-        Column("Rest of the step (ms)", lambda some: some.summary.step_milliseconds - some.summary.phases.data, ".1f"),
-        EPOCH,
-        RATE,
-        TOTAL,
-        ACCURACY,
-        Column(say("{time} ÷ that at {value} [95 %]", **of_first), lambda entry: ratios.get(entry.label), left=True),
-    ]
-    return table_of(sweep.rows, columns, tablefmt)
+def _sweep_rows(analysis, sweep):
+    heading = say(
+        "{time} ÷ that at {value} [95 %]", time=analysis.report.asked.capital, value=sweep.value(sweep.rows[0])
+    )
+    ratios = ["", *map(longer, sweep.ratios)]
+    for entry, ratio in zip(sweep.rows, ratios, strict=True):
+        numbers = entry.summary
+        yield {
+            "Method": entry.row.label_without(sweep.name),
+            SWEEPS[sweep.name]: sweep.value(entry),
+            "Waiting for data (ms/step)": f"{numbers.phases.data:.1f}",
+            "Rest of the step (ms)": f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
+            "Time per epoch (s)": f"{numbers.epoch_seconds:.2f}",
+            "Images/s": f"{numbers.images_per_second:,.0f}",
+            "Total time (s)": f"{numbers.total_seconds:.1f}",
+            "Accuracy (%)": accuracy(numbers.accuracies),
+            heading: DASH if sweep.name == "model" or not ratio else ratio,  # another model is another training
+        }
 
 
-BEFORE_COLUMNS = (
-    Column("Method", lambda pair: pair.row.label, left=True),
-    number("Before (s per epoch)", "summary.epoch_seconds", ".2f"),
-    number("Now (s per epoch)", "row.summary.epoch_seconds", ".2f"),
-    number("Times as fast [95 %]", "ratio"),
-    Column(
-        "Result",
-        lambda pair: pair.ratio.words if pair.ratio else say("not compared: they train other numbers of images"),
-        left=True,
-    ),
-    Column("Now differs in", lambda pair: join("; ", pair.differences), left=True),
-)
+def before_rows(analysis: Analysis) -> Rows:
+    """How fast every row is beside the same one before, and what differs between the two besides the code."""
+    for pair in analysis.pairs[BEFORE]:
+        unlike = say("not compared: they train other numbers of images")
+        yield {
+            "Method": pair.row.label,
+            "Before (s per epoch)": f"{pair.summary.epoch_seconds:.2f}",
+            "Now (s per epoch)": f"{pair.row.summary.epoch_seconds:.2f}",
+            "Times as fast [95 %]": pair.ratio,
+            "Result": pair.ratio.words if pair.ratio else unlike,
+            "Now differs in": join("; ", pair.differences),
+        }
 
 
-def before_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return how fast every row is beside the same one before, and what differs between the two besides the code."""
-    return table_of(analysis.pairs[BEFORE], BEFORE_COLUMNS, tablefmt)
+def projected_rows(analysis: Analysis) -> Rows:
+    """The projection beside what was measured; the headings say that it is none."""
+    for point in analysis.projection.points:
+        yield {
+            "Devices": point.devices,
+            "One device's step (ms)": f"{point.step.compute:.1f}",
+            "All-reduce (ms)": f"{point.step.all_reduce:.2f}",
+            "Loader's limit (ms)": f"{point.step.loading:.1f}",
+            "Cores' limit (ms)": cell(point.step.cores, ".1f"),
+            "Epoch, projected, not measured (s)": cell(point.epoch_seconds, ".2f"),
+            "Speed-up, projected": cell(point.speed_up, ".2f"),
+            "Speed-up along trees, projected": cell(point.tree, ".2f"),
+            "Epoch, measured (s)": cell(point.measured_seconds, ".2f"),
+            "Error of the projection": cell(point.error, "+.0%"),
+        }
+
+
+before_table, projection_table = table(before_rows), table(projected_rows)
 
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return where a step takes longer than an even share of the baseline's, and a run than the baseline's own."""
     compared = [entry for entry in analysis.rows if entry.accounts.steps]
-    kinds = (("steps", "Step (ms)", "Even share (ms)"), ("runs", "Start to end (s)", "Baseline's (s)"))
-    return [_account_table(compared, *kind, tablefmt) for kind in kinds] if compared else []
-
-
-def _account_table(entries, kind, value, expected, tablefmt):
-    parts = [{part.name: part for part in getattr(entry.accounts, kind).parts} for entry in entries]
-    names = dict.fromkeys(name for row in sorted(parts, key=len, reverse=True) for name in row)
-    columns = [
-        METHOD,
-        number(value, f"accounts.{kind}.value", ".2f"),
-        number(expected, f"accounts.{kind}.expected", ".2f"),
-        Column("Difference [95 %]", lambda entry: signed(getattr(entry.accounts, kind).total)),
-        *(_part(kind, name) for name in names),
+    if not compared:
+        return []
+    steps = [(entry.label, entry.accounts.steps) for entry in compared]
+    runs = [(entry.label, entry.accounts.runs) for entry in compared]
+    return [
+        table_of(_account_rows(steps, say("Step (ms)"), say("Even share (ms)")), tablefmt),
+        table_of(_account_rows(runs, say("Start to end (s)"), say("Baseline's (s)")), tablefmt),
     ]
-    return table_of(entries, columns, tablefmt)
 
 
-def _part(kind, name):
-    def find(entry):
-        return next((signed(part) for part in getattr(entry.accounts, kind).parts if part.name == name), None)
-
-    return Column(name.capitalize(), find)
+def _account_rows(accounts, value, expected):
+    longest_first = sorted((account.parts for _, account in accounts), key=len, reverse=True)
+    names = dict.fromkeys(part.name for parts in longest_first for part in parts)
+    for label, account in accounts:
+        parts = {part.name: signed(part) for part in account.parts}
+        yield {
+            "Method": label,
+            value: f"{account.value:.2f}",
+            expected: f"{account.expected:.2f}",
+            "Difference [95 %]": signed(account.total),
+            **{name.capitalize(): parts.get(name) for name in names},
+        }
 
 
 def signed(excess: Excess) -> str:
@@ -263,136 +250,105 @@ def signed(excess: Excess) -> str:
     return f"{excess.value:+.2f}" + ("" if excess.margin is None else f" ± {excess.margin:.2f}")
 
 
-def rank_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return every rank's mean step, and what it had of the cores; nothing where that was not kept."""
-    ranks = [(entry.label, *rank) for entry in analysis.rows for rank in enumerate(entry.accounts.ranks)]
-    columns = (
-        Column("Method", lambda item: item[0], left=True),
-        Column("Rank", lambda item: item[1]),
-        Column("Step (ms)", lambda item: item[2].step, ".2f"),
-        Column("Its own work (ms)", lambda item: item[2].work, ".2f"),
-        Column("Exchange (ms)", lambda item: item[2].exchange, ".2f"),
-        Column("Cores it kept busy", lambda item: item[2].cpu / item[2].step, ".2f"),
-        Column("Without a core (%)", lambda item: item[2].queued and 100 * item[2].queued / item[2].step, ".2f"),
-    )
-    return table_of(ranks, columns, tablefmt)
+@table
+def rank_table(analysis: Analysis) -> Rows:
+    """Every rank's mean step, and what it had of the cores; nothing where that was not kept."""
+    for entry in analysis.rows:
+        for number, rank in enumerate(entry.accounts.ranks):
+            yield {
+                "Method": entry.label,
+                "Rank": number,
+                "Step (ms)": f"{rank.step:.2f}",
+                "Its own work (ms)": f"{rank.work:.2f}",
+                "Exchange (ms)": f"{rank.exchange:.2f}",
+                "Cores it kept busy": f"{rank.cpu / rank.step:.2f}",
+                "Without a core (%)": None if rank.queued is None else f"{100 * rank.queued / rank.step:.2f}",
+            }
 
 
-def memory_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return what all devices of each row and one of them hold, beside the row's time; nothing where no row tells."""
-    held = [entry for entry in analysis.done if entry.summary.memory]
-    names = next((tuple(entry.summary.memory.parts) for entry in held if entry.summary.memory.parts), ())
-    columns = [
-        METHOD,
-        EPOCH,
-        Column("All devices (MiB)", lambda entry: mebibytes(entry.summary.memory.together)),
-        Column("Peak (MiB)", _memory),
-        *map(_held, names),
-        Column("The rest", lambda entry: mebibytes(entry.summary.memory.rest) if entry.summary.memory.parts else None),
-    ]
-    return table_of(held, columns, tablefmt) if names else ""
+@table
+def memory_table(analysis: Analysis) -> Rows:
+    """What all devices of each row and one of them hold, beside the row's time; nothing where no row tells."""
+    held = [(entry, entry.summary.memory) for entry in analysis.done if entry.summary.memory]
+    names = next((memory.parts for _, memory in held if memory.parts), {})
+    for entry, memory in held if names else ():
+        yield {
+            "Method": entry.label,
+            "Time per epoch (s)": f"{entry.summary.epoch_seconds:.2f}",
+            "All devices (MiB)": mebibytes(memory.together),
+            "Peak (MiB)": mebibytes(memory.peak),
+            **{name.capitalize(): cell(memory.parts.get(name), mebibytes) for name in names},
+            "The rest": mebibytes(memory.rest) if memory.parts else None,
+        }
 
 
-def _held(name):
-    def find(entry):
-        return mebibytes(entry.summary.memory.parts[name]) if entry.summary.memory.parts else None
-
-    return Column(name.capitalize(), find)
-
-
-def card_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return what every GPU did in the timed epochs, means over the runs; nothing where NVML was not there to tell."""
-    cards = []
+@table
+def card_table(analysis: Analysis) -> Rows:
+    """What every GPU did in the timed epochs, means over the runs; nothing where NVML was not there to tell."""
     for entry in analysis.done:
         runs = [outcome for outcome in entry.row.outcomes if outcome.status == "ok" and outcome.cards]
-        uses = zip(*(outcome.cards for outcome in runs), strict=True)
         reserved = zip(*(outcome.result.reserved_memory_bytes for outcome in runs), strict=True)
-        cards += [(entry.label, *both) for both in zip(uses, reserved, strict=True)]
-    columns = (
-        Column("Method", lambda card: card[0], left=True),
-        Column("GPU", lambda card: card[1][0].device, left=True),
-        _card("Any kernel runs", "busy", ".0%"),
-        Column("Reserved by PyTorch (MiB)", lambda card: mebibytes(statistics.mean(card[2]))),
-        Column("In use by all (MiB)", lambda card: (size := _mean(card, "memory_bytes")) and mebibytes(size)),
-        _card("Power (W)", "watts", ".0f"),
-        _card("Energy (J per epoch)", "joules", ",.1f"),
-        _card("Clock (MHz)", "megahertz", ",.0f"),
-        _card("Held down by heat or power", "held_down", ".0%"),
-        _card("Another program computes", "foreign", ".0%"),
-    )
-    return table_of(cards, columns, tablefmt)
+        for uses, own in zip(zip(*(outcome.cards for outcome in runs), strict=True), reserved, strict=True):
+            yield {
+                "Method": entry.label,
+                "GPU": uses[0].device,
+                "Any kernel runs": _mean(uses, "busy", ".0%"),
+                "Reserved by PyTorch (MiB)": mebibytes(statistics.mean(own)),
+                "In use by all (MiB)": _mean(uses, "memory_bytes", mebibytes),
+                "Power (W)": _mean(uses, "watts", ".0f"),
+                "Energy (J per epoch)": _mean(uses, "joules", ",.1f"),
+                "Clock (MHz)": _mean(uses, "megahertz", ",.0f"),
+                "Held down by heat or power": _mean(uses, "held_down", ".0%"),
+                "Another program computes": _mean(uses, "foreign", ".0%"),
+            }
 
 
-def _card(heading, name, pattern):
-    return Column(heading, lambda card: _mean(card, name), pattern)
+def _mean(uses, name, how):
+    known = [getattr(use, name) for use in uses if getattr(use, name) is not None]
+    return cell(statistics.mean(known), how) if known else None
 
 
-def _mean(card: tuple[str, tuple[CardUse, ...], tuple[int, ...]], name):
-    known = [getattr(use, name) for use in card[1] if getattr(use, name) is not None]
-    return statistics.mean(known) if known else None
-
-
-PROJECTED = (
-    number("Devices", "devices"),
-    number("One device's step (ms)", "step.compute", ".1f"),
-    number("All-reduce (ms)", "step.all_reduce", ".2f"),
-    number("Loader's limit (ms)", "step.loading", ".1f"),
-    number("Cores' limit (ms)", "step.cores", ".1f"),
-    number("Epoch, projected, not measured (s)", "epoch_seconds", ".2f"),
-    number("Speed-up, projected", "speed_up", ".2f"),
-    number("Speed-up along trees, projected", "tree", ".2f"),
-    number("Epoch, measured (s)", "measured_seconds", ".2f"),
-    number("Error of the projection", "error", "+.0%"),
-)
-
-
-def projection_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return the projection beside what was measured; the heading says that it is none. Nothing where there is none."""
-    return table_of(analysis.projection.points, PROJECTED, tablefmt)
-
-
-def class_table(report: Report, tablefmt: str) -> str:
-    """Return the accuracy per class in percent, mean over the runs."""
-    done = [row for row in report.rows if row.results and not row.times_only and _classes_known(row)]
-    columns = [Column("class", lambda name: name, left=True), *map(_of_class, done)]
-    return table_of(done[0].results[0].class_accuracy, columns, tablefmt) if done else say("Not known for any row.")
+@table
+def class_table(report: Report) -> Rows:
+    """The accuracy per class in percent, mean over the runs; nothing where no row tells."""
+    rows = [row for row in report.rows if row.results and not row.times_only and _classes_known(row)]
+    for name in rows[0].results[0].class_accuracy if rows else ():
+        means = [statistics.mean(result.class_accuracy[name] for result in row.results) for row in rows]
+        yield {"class": name, **{row.label: f"{100 * mean:.1f}" for row, mean in zip(rows, means, strict=True)}}
 
 
 def _classes_known(row):
     return all(None not in (result.class_accuracy or {"": None}).values() for result in row.results)
 
 
-def _of_class(row):
-    results = row.results
-    return Column(row.label, lambda name: 100 * statistics.mean(one.class_accuracy[name] for one in results), ".1f")
+@table
+def trial_table(analysis: Analysis) -> Rows:
+    """Every batch that a row was tried with to find its largest; nothing where none was."""
+    for row in analysis.report.rows:
+        for trial in trials_of(row.configuration, analysis.report.trials):
+            yield {
+                "Method": row.label,
+                "Batch": f"{trial.batch_size:,}",
+                "Peak (MiB)": trial.peak_bytes and mebibytes(trial.peak_bytes),
+                "Result": say("fits") if trial.fits else trial.status,
+            }
 
 
-def trial_table(analysis: Analysis, tablefmt: str) -> str:
-    """Return every batch that a row was tried with to find its largest; nothing where none was."""
-    rows, trials = analysis.report.rows, analysis.report.trials
-    columns = (
-        Column("Method", lambda item: item[0].label, left=True),
-        Column("Batch", lambda item: item[1].batch_size, ","),
-        Column("Peak (MiB)", lambda item: item[1].peak_bytes and mebibytes(item[1].peak_bytes)),
-        Column("Result", lambda item: say("fits") if item[1].fits else item[1].status, left=True),
-    )
-    return table_of([(row, trial) for row in rows for trial in trials_of(row.configuration, trials)], columns, tablefmt)
-
-
-def epoch_table(report: Report, tablefmt: str) -> str:
-    """Return every epoch of every run, in the order in which the runs ended."""
+@table
+def epoch_table(report: Report) -> Rows:
+    """Every epoch of every run, in the order in which the runs ended."""
     labels = {row.configuration.name: row.label for row in report.all_rows}
-    columns = (
-        Column("block", lambda item: item[0].block),
-        Column("method", lambda item: labels[item[0].configuration], left=True),
-        Column("epoch", lambda item: item[1].epoch),
-        Column("training (s)", lambda item: item[1].train_seconds, ".2f"),
-        Column("training loss", lambda item: item[1].train_loss, ".4f"),
-        Column("test accuracy (%)", lambda item: 100 * item[1].test_accuracy, ".2f"),
-        Column("", lambda item: _remark(report, *item), left=True),
-    )
-    runs = [outcome for outcome in report.outcomes if outcome.result]
-    return table_of([(outcome, epoch) for outcome in runs for epoch in outcome.result.epochs], columns, tablefmt)
+    for outcome in report.outcomes:
+        for epoch in outcome.result.epochs if outcome.result else ():
+            yield {
+                "block": outcome.block,
+                "method": labels[outcome.configuration],
+                "epoch": epoch.epoch,
+                "training (s)": f"{epoch.train_seconds:.2f}",
+                "training loss": f"{epoch.train_loss:.4f}",
+                "test accuracy (%)": f"{100 * epoch.test_accuracy:.2f}",
+                "": _remark(report, outcome, epoch),
+            }
 
 
 def _remark(report, outcome, epoch):

@@ -8,17 +8,15 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
-from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.show.remarks import faults, warnings
 from comparison.show.sentences import tell
-from comparison.show.tables import BEFORE_COLUMNS, PROJECTED, answer_columns, cells_of, lay_out, table_of
+from comparison.show.tables import answer_rows, before_rows, cells_of, lay_out, projected_rows, table_of
 from comparison.show.verdict import answers
 from comparison.words import NOTHING, join, narrowed, render, say, valued, widened
 
@@ -44,12 +42,12 @@ def terminal_columns() -> int:
 
 def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
     """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
-    before = fitted_table(*cells_of(analysis.pairs[BEFORE], _narrowed(BEFORE_COLUMNS)), width=width)
+    before = cells_of(_narrowed(before_rows(analysis)))
     parts = [
         fill(analysis.report.title, width),
         fill(_what_is_equal(analysis), width),
-        fitted_table(*cells_of(analysis.rows, answer_columns(analysis, narrow=width < MOST)), width=width),
-        f"{render(say('Now and before'))}\n\n{before}" if analysis.pairs[BEFORE] else "",
+        fitted_table(*cells_of(answer_rows(analysis, narrow=width < MOST)), width=width),
+        f"{render(say('Now and before'))}\n\n{fitted_table(*before, width=width)}" if before else "",
         *(_projection(analysis, width) if analysis.report.settings["project"] else ()),
         *(fill(sentence, width) for sentence in answers(analysis, proofs)),
         "\n".join(fill(join("", ["- ", text]), width, "  ") for text in (*warnings(analysis), *faults(analysis))),
@@ -57,8 +55,8 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
     return "\n\n".join(part for part in parts if part)
 
 
-def _narrowed(columns):
-    return [replace(column, heading=NARROW.get(column.heading, column.heading)) for column in columns]
+def _narrowed(rows):
+    return [{NARROW.get(heading, heading): text for heading, text in row.items()} for row in rows]
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
@@ -106,7 +104,7 @@ def fitted_table(header: list[str], *rows: list[str], width: int) -> str:
 
 def _projection(analysis, width):
     projection = analysis.projection
-    columns = [column for column in _narrowed(PROJECTED) if column.heading in ("Devices", *NARROW.values())]
-    table = table_of(projection.points, columns, "simple")
+    shown = ("Devices", *NARROW.values())
+    rows = [{name: row[name] for name in row if name in shown} for row in _narrowed(projected_rows(analysis))]
     words = join(" ", map(tell, projection.stops or projection.assumptions))
-    return render(say("Projection ({words})", words=LABEL)), table, fill(words, width)
+    return render(say("Projection ({words})", words=LABEL)), table_of(rows, "simple"), fill(words, width)

@@ -43,7 +43,7 @@ ENGLISH = re.compile(
     r"from|to|by|as|that|which|has|have|be|no)\b",
     re.IGNORECASE,
 )
-SAYING = ("say", "render", "Column", "number", "_card", "Section")
+SAYING = ("say", "render", "Section")
 
 
 def texts(node):
@@ -70,6 +70,8 @@ def templates():
             name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
             if name.lower().endswith(("template", "templates")):
                 found |= {*texts(node.value)}
+            if file.stem == "tables" and isinstance(node, ast.Dict):  # the headings of a row
+                found |= {text for heading in node.keys if heading for text in texts(heading)}
     for noun, ending in ((noun, (*endings, "s")[0]) for noun, *endings in NOUNS.values()):
         found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
     return {key_of(text) for text in found}
