@@ -38,11 +38,11 @@ from comparison.plan.counterparts import before, twin_of
 from comparison.plan.flags import parse_comparison, settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan, type_flags
 from comparison.record import FEWEST_BLOCKS, Report
-from comparison.results_file import as_read, read_results, write_results
+from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
 from comparison.run.launch import HelperFailed
 from comparison.run.machine import find_blocks, find_machine, find_nodes
-from comparison.run.session import Output, only_writer, resumed, run_comparison
+from comparison.run.session import Output, continued, only_writer, run_comparison
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
 from comparison.show.report import PROOF, keep_earlier, present, read_proof
@@ -167,13 +167,8 @@ def refuse_projection(arguments: argparse.Namespace, machine: Machine, plan: lis
 
 
 def output_to(directory: Path) -> Output:
-    """Return where a comparison's files go, and how it is kept and told."""
-    return Output(directory, write_results, tell_trial, resolution)
-
-
-def continued(report: Report, file: Path) -> Report:
-    """Return a planned comparison with what is finished of it in a results.json."""
-    return resumed(report, as_read(report), read_results(file))
+    """Return where a comparison's files go, and who finds words for it."""
+    return Output(directory, tell_trial, resolution)
 
 
 def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str) -> None:

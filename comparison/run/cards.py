@@ -19,19 +19,21 @@ from common.files.results import RunResult
 from comparison.rows import CardUse
 
 LOOK_EVERY = 0.2  # seconds
+CLOCK_SM = 1  # nvmlClockType_t: of the multiprocessors
 # nvmlClocksThrottleReasons: the power limit, and heat or the power supply by the driver or the card itself (NVML's
 # reference, "Field Value Enums"); that nothing is to be done, or that clocks are set, slows nobody down
 HELD_DOWN = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-# What is asked at every look, by its name in CardUse: NVML gives percents, bytes, milliwatts, millijoules since the
-# driver was loaded, and bits.
+# What is asked at every look, by its name in CardUse: NVML gives percents, bytes, milliwatts, megahertz, millijoules
+# since the driver was loaded, and bits.
 QUESTIONS = {
-    "busy": ("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100),
-    "memory_bytes": ("nvmlDeviceGetMemoryInfo", lambda memory: memory.used),
-    "watts": ("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
-    "joules": ("nvmlDeviceGetTotalEnergyConsumption", lambda millijoules: millijoules / 1000),
-    "held_down": ("nvmlDeviceGetCurrentClocksThrottleReasons", lambda reasons: bool(reasons & HELD_DOWN)),
+    "busy": ("nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu / 100),
+    "memory_bytes": ("nvmlDeviceGetMemoryInfo", (), lambda memory: memory.used),
+    "watts": ("nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts / 1000),
+    "megahertz": ("nvmlDeviceGetClockInfo", (CLOCK_SM,), float),
+    "joules": ("nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules / 1000),
+    "held_down": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), lambda reasons: bool(reasons & HELD_DOWN)),
 }
-Moment = dict[str, Any]  # a card's answers to QUESTIONS, megahertz, programs (PIDs that computed lately), and seconds
+Moment = dict[str, Any]  # a card's answers to QUESTIONS, programs (PIDs that computed lately), and seconds
 
 
 @functools.cache
@@ -53,7 +55,7 @@ class CardWatch:
 
     def __init__(self) -> None:
         # by UUID: NVML's numbers do not depend on CUDA_VISIBLE_DEVICES, PyTorch's do
-        numbers = range(self._ask("nvmlDeviceGetCount") or 0 if nvml() else 0)
+        numbers = range(self._ask("nvmlDeviceGetCount") or 0)
         cards = [self._ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
         self._cards = {self._ask("nvmlDeviceGetUUID", card): card for card in cards}
         self._moments: dict[str, list[Moment]] = {uuid: [] for uuid in self._cards}
@@ -66,15 +68,20 @@ class CardWatch:
             yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._look_until, args=(over,), daemon=True)
-        self._look()
+
+        def look():
+            while not over.is_set():
+                self._look()
+                over.wait(LOOK_EVERY)
+            self._look()
+
+        thread = threading.Thread(target=look, daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-            self._look()
 
     def uses(self, result: RunResult) -> tuple[CardUse, ...]:
         """Return what the cards of a run did in its timed epochs, one CardUse for each of its devices on a GPU."""
@@ -83,16 +90,11 @@ class CardWatch:
         cards = zip(result.devices, result.gpu_uuids, strict=False)
         return tuple(self._use(name.partition(" (")[0], self._moments.get(uuid, []), windows) for name, uuid in cards)
 
-    def _look_until(self, over):
-        while not over.wait(LOOK_EVERY):
-            self._look()
-
     def _look(self):
         for uuid, card in self._cards.items():
             moment = {"seconds": time.monotonic(), "programs": self._programs(card)}
-            moment["megahertz"] = self._ask("nvmlDeviceGetClockInfo", card, nvml().NVML_CLOCK_SM)
-            for name, (function, convert) in QUESTIONS.items():
-                answer = self._ask(function, card)
+            for name, (function, more, convert) in QUESTIONS.items():
+                answer = self._ask(function, card, *more)
                 moment[name] = None if answer is None else convert(answer)
             self._moments[uuid].append(moment)
 
@@ -111,9 +113,12 @@ class CardWatch:
         return programs
 
     def _ask(self, function, *arguments):
+        """None where there is no NVML, or it does not tell that of this card, or to this user."""
+        if not nvml():
+            return None
         try:
             return getattr(nvml(), function)(*arguments)
-        except nvml().NVMLError:  # not on this card, or not for this user
+        except nvml().NVMLError:
             return None
 
     def _use(self, device, moments, windows):
@@ -122,18 +127,16 @@ class CardWatch:
         def known(name):
             return [moment[name] for moment in inside if moment[name] is not None]
 
-        def mean(name):
-            return statistics.mean(known(name)) if known(name) else None
-
-        means = {name: mean(name) for name in ("busy", "watts", "megahertz", "held_down")}
-        peak, foreign = max(known("memory_bytes"), default=None), self._foreign(known("programs"))
+        means = {
+            name: statistics.mean(known(name)) if known(name) else None
+            for name in ("busy", "watts", "megahertz", "held_down")
+        }
+        # None too where the run's own processes were never seen: a container may not know its processes' numbers
+        programs, foreign = known("programs"), None
+        if any(seen & self._own for seen in programs):
+            foreign = statistics.mean(bool(seen - self._own) for seen in programs)
+        peak = max(known("memory_bytes"), default=None)
         return CardUse(device, memory_bytes=peak, joules=_joules(moments, windows), foreign=foreign, **means)
-
-    def _foreign(self, programs):
-        """None too where the run's own processes were never seen: a container may not know its processes' numbers."""
-        if not any(seen & self._own for seen in programs):
-            return None
-        return statistics.mean(bool(seen - self._own) for seen in programs)
 
 
 def _joules(moments, windows):

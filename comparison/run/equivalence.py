@@ -46,19 +46,18 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
         return json.loads(ask("common.programs.weights", str(references[flags]), str(file)))["difference"]
 
     def check(number, row):
-        method = METHODS[row.method]
+        method, found = METHODS[row.method], None
         if method.times_only:
             return Equivalence(None, "expected", f"{method.differs}, so that its weights differ on purpose")
-        found = None
         try:
             in_float32 = difference(number, row, "fp32")
             found = _judge(in_float32, method.rounds)
             if found.status == "failed":
                 found = _judge(difference(number, row, "fp64"), method.rounds, in_float32)
         except (SuiteError, HelperFailed) as error:  # what was found in float32 stands
-            return found or Equivalence(None, "failed", f"the check did not end well: {error}")
+            found = found or Equivalence(None, "failed", f"the check did not end well: {error}")
         except MemoryError as error:
-            return found or Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}")
+            found = found or Equivalence(None, OUT_OF_MEMORY, f"not checked: {error}")
         return found
 
     with temporary_directory() as directory:
@@ -72,14 +71,11 @@ def _train(command, row, train_images, file):
         place = command.index("--target-accuracy")
         command = (*command[:place], *command[place + 2 :])
     length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
-    log = file.with_suffix(".log")
-    code = run_child(
-        (*command, *DETERMINISTIC, *length, "--save", str(file), "--figure-dir", str(file.parent)), log, NO_TF32
-    )
-    if code and ran_out_of_memory(why := cause(code, log)):
-        raise MemoryError(why)
-    if code:
-        raise SuiteError(f"its {STEPS} steps did not end well", cause(code, log), "run it alone to see why", FAILED)
+    kept, log = ("--save", str(file), "--figure-dir", str(file.parent)), file.with_suffix(".log")
+    if code := run_child((*command, *DETERMINISTIC, *length, *kept), log, NO_TF32):
+        if ran_out_of_memory(why := cause(code, log)):
+            raise MemoryError(why)
+        raise SuiteError(f"its {STEPS} steps did not end well", why, "run it alone to see why", FAILED)
 
 
 def _judge(difference, rounds, in_float32=None):

@@ -22,16 +22,21 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     Twice the largest that fits, unless that was tried or the data set does not fill it; if none fits, half of the
     smallest, as long as it divides among the devices.
     """
-    results = {trial.batch_size: trial for trial in trials_of(row, trials)}  # the last with each batch
+    results = _results(row, trials)
     if not results:
         return row.planned.batch_size
-    if fitting := [(batch, trial.images) for batch, trial in results.items() if trial.images is not None]:
-        largest, images = max(fitting)
-        return None if 2 * largest in results or images < 2 * largest else 2 * largest
+    if fitting := [batch for batch, trial in results.items() if trial.fits]:
+        double = 2 * max(fitting)
+        return None if double in results or (results[max(fitting)].images or 0) < double else double
     smallest = min(results)
     if results[smallest].status != OUT_OF_MEMORY or smallest % (2 * row.planned.shares):
         return None
     return smallest // 2
+
+
+def _results(row, trials):
+    """Batch → the last trial with it."""
+    return {trial.batch_size: trial for trial in trials_of(row, trials)}
 
 
 def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], directory: Path) -> Trial:
@@ -63,7 +68,7 @@ def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tupl
     """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
 
     def fitted(row):
-        results = {trial.batch_size: trial for trial in trials_of(row, trials)}
+        results = _results(row, trials)
         fitting = [batch for batch, trial in results.items() if trial.fits]
         return with_batch(row, max(fitting, default=min(results))) if results else row
 

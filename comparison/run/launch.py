@@ -40,21 +40,16 @@ def started(
 ) -> Iterator[subprocess.Popen]:
     """Start `command` with stdout and stderr in the file `log`; at the end of the `with`, stop it if it still runs.
 
-    environment: variables besides this process's own. Whatever ends the `with` (Ctrl-C, SIGTERM), nothing that the
-    child started outlives it, its temporary files are deleted; and should this process be killed, it dies too.
+    environment: variables besides this process's own. Whatever ends the `with`, nothing that the child started outlives
+    it, its temporary files are deleted; and should this process be killed, it dies too.
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
     with temporary_directory() as temporary, _new_file(log) as file:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **(environment or {}), **_use(temporary), TAG: tag},
-            preexec_fn=end_with_parent,  # should the guard be killed too
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        variables = {**os.environ, **(environment or {}), **_use(temporary), TAG: tag}
+        # end_with_parent: should the guard be killed too
+        child = subprocess.Popen(command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent)
         try:
             yield child
         finally:

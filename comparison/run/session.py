@@ -1,7 +1,6 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,29 +16,25 @@ from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.plan import file_name, with_cut
 from comparison.record import Report
+from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest, with_peaks
-from comparison.run.forecast import guesses_of, how_long, run_probe, seconds_left, starved, tell_cuts
+from comparison.run.forecast import guesses_of, how_long, run_probe, seconds_left
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
 from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where a comparison's files go, and who writes them and finds words, which lie above what runs it.
+    """Where a comparison's files go, and who finds words, which lie above what runs it.
 
-    write: results.json; trial, noise: words for a batch that was tried, and for how small a difference can be found.
+    trial: words for a batch that was tried; noise: for how small a difference can be found.
     """
 
     directory: Path
-    write: Callable[[Report, Path], None]
     trial: Callable[[Trial], str]
     noise: Callable[[Analysis], Iterable[str]]
-
-    def keep(self, report: Report) -> None:
-        """Put all that is known so far on disk, whole."""
-        self.write(report, self.directory)
 
     @property
     def runs(self) -> Path:
@@ -58,50 +53,37 @@ def only_writer(directory: Path) -> Iterator[None]:
         raise SuiteError(what, "its lock is held", f"wait for it, or {advice}", USAGE) from None
 
 
-def resumed(report: Report, as_read: Report, earlier: Report) -> Report:
-    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison `earlier`.
+def continued(report: Report, file: Path) -> Report:
+    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison in a results.json.
 
-    as_read: `report` as its file would be read. Raises SuiteError (USAGE) if settings, rows, order or machine differ.
+    Raises SuiteError (USAGE) if settings, rows, order or machine differ.
     """
-    changed = _changed(earlier.settings, as_read.settings) + _changed(earlier.environment, as_read.environment)
-    rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, as_read))
-    if not changed and (rows_then, earlier.order[: len(as_read.order)]) != (rows_now, as_read.order):
+    earlier, planned = read_results(file), as_read(report)
+    then, now = ({**some.settings, **some.environment} for some in (earlier, planned))
+    changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
+    rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
+    if not changed and (rows_then, earlier.order[: len(planned.order)]) != (rows_now, planned.order):
         changed = ["the rows or their order"]
     if changed:
         advice = "type the flags of then, or leave out --resume to start anew"
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
     kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
-    plan, command, settings = with_largest(report.plan, earlier.trials), report.command, report.settings
-    return replace(
-        earlier, command=command, settings=settings, environment=report.environment, plan=plan, outcomes=kept
-    )
-
-
-def _changed(then, now):
-    return [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
+    now_typed = {name: getattr(report, name) for name in ("command", "settings", "environment")}
+    return replace(earlier, plan=with_largest(report.plan, earlier.trials), outcomes=kept, **now_typed)
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
     """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
 
-    Every block has a seed of its own, counted up from --seed (after the largest comes 0), which all its rows share: the
-    same initial weights and order of images for all, and other ones for the next block. Blocks are added to
-    `report.order` where other programs disturbed one, or while there is a budget and need of them. results.json is on
-    disk, whole, before the next run starts.
+    Blocks are added to `report.order` where other programs disturbed one, or while there is a budget and need of them.
+    results.json is on disk, whole, before the next run starts.
     """
     _announce(report)
     remove_torn([output.directory / "results.json"])
     remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
-    output.keep(report)
+    write_results(report, output.directory)
     if report.left:
-        report, probe = _probed(report, shared_flags)
-        if report.fitted:
-            report = fit_batches(report, output)
-        if not report.outcomes:
-            report = _choose_turns(report, probe)
-        if report.settings["check_maths"] and not report.equivalence:
-            able = [row.configuration for row in report.rows if not row.configuration.skip]
-            report = replace(report, equivalence=check_equivalence(able, shared_flags, probe.train_images))
+        report = _prepared(report, shared_flags, output)
         report = _run_blocks(report, output)
     return trace_rows(report, output)
 
@@ -109,36 +91,35 @@ def run_comparison(report: Report, shared_flags: list[str], output: Output) -> R
 def _announce(report):
     runs, rows = count(len(report.order), "run"), count(len({name for _, name in report.order}), "row")
     kept = f", of which {len(report.outcomes)} are kept" if report.outcomes else ""
-    budget = report.settings.get("budget")
-    at_first = "" if budget is None else f" at first, and more blocks for up to {duration(budget)} in all"
-    blocks = list(dict.fromkeys(block for block, _ in report.order))
-    print(f"{runs}: {rows} x {count(len(blocks), 'block')}{kept}{at_first}")
+    if budget := report.settings["budget"]:
+        kept += f" at first, and more blocks for up to {duration(budget)} in all"
+    blocks = dict.fromkeys(block for block, _ in report.order)
+    print(f"{runs}: {rows} x {count(len(blocks), 'block')}{kept}")
     for block in blocks:
-        print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block))
-    sys.stdout.flush()
+        print(f"Block {block}: " + ", ".join(name for number, name in report.order if number == block), flush=True)
 
 
-def _probed(report, shared_flags):
-    """The report with its probe, and that; what it says is told once."""
+def _prepared(report, shared_flags, output):
+    """The report with its probe, the batches that fit, how rows take turns and whether they compute the same."""
     if not report.probe:
         report = replace(report, probe=run_probe(report, shared_flags))
-        tell_cuts(report.plan, report.probe)
-        for sentence in starved(report, report.probe):
-            print(f"warning: {sentence}", file=sys.stderr)
-    return report, report.probe
-
-
-def _choose_turns(report, probe):
-    obstacle = why_not_in_turns(report.plan, with_peaks(probe, report.trials))
-    whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
-    print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
-    return replace(report, in_turns=not obstacle)
+    if report.fitted:
+        report = fit_batches(report, output)
+    if not report.outcomes:
+        obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
+        whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
+        print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
+        report = replace(report, in_turns=not obstacle)
+    if report.settings["check_maths"] and not report.equivalence:
+        able = [row.configuration for row in report.rows if not row.configuration.skip]
+        report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
+    return report
 
 
 def _run_blocks(report, output):
     """Run what is left, block after block, and as many more blocks as are needed."""
     print("\n".join(how_long(report)), flush=True)
-    budget, guesses = report.settings.get("budget"), guesses_of(report)
+    budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
     used, longest = (report.looks[-1][1] * budget if report.looks else 0.0), 0.0
@@ -146,7 +127,7 @@ def _run_blocks(report, output):
         block, start = report.left[0][0], time.perf_counter()
         for outcome in run_block(report, block, output.runs):
             report = replace(report, outcomes=(*report.outcomes, outcome))
-            output.keep(report)
+            write_results(report, output.directory)
             _tell_run(report, outcome, guesses)
         seconds = time.perf_counter() - start
         used, longest = used + seconds, max(longest, seconds)
@@ -156,8 +137,11 @@ def _run_blocks(report, output):
         report = look(report, used, longest)
         if not report.left and wants_block(report, used, longest):
             report = with_another_block(report)
-        output.keep(report)
-        _tell_block(report, block, output)
+        write_results(report, output.directory)
+        if block in report.disturbed_blocks:
+            print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
+        for sentence in output.noise(analyse(report)):
+            print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
     return report
 
 
@@ -168,32 +152,26 @@ def _tell_run(report, outcome, guesses):
     print(f"{place}: {outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
 
 
-def _tell_block(report, block, output):
-    """What a block says about this machine: whether it was disturbed, and how small a difference can be found."""
-    if block in report.disturbed_blocks:
-        print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
-    for sentence in output.noise(analyse(report)):
-        print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
-
-
 def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     """Run what is left of a block; yield what became of each run as soon as it has ended.
 
-    One that runs out of memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
+    A block's seed, which all its rows share, is counted up from --seed; after the largest comes 0. A run that runs out
+    of memory in turns, beside what the others hold, is repeated when they have ended, alone and whole.
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
+    how = (block, seed, directory, settings["timeout"])
     rows = {row.name: with_cut(row, report.probe) for row in report.plan}
     left = [rows[name] for number, name in report.left if number == block]
     if report.in_turns:
-        together, left = [Run(row, block, seed, directory, settings["timeout"]) for row in left], []
+        together, left = [Run(row, *how) for row in left], []
         for outcome in take_turns(together, seed):
             if outcome.status == OUT_OF_MEMORY:
                 left.append(rows[outcome.configuration])
             else:
                 yield outcome
     for row in left:
-        outcome = run_once(row, block, seed, directory, settings["timeout"])
+        outcome = run_once(row, *how)
         if report.in_turns and outcome.result and outcome.status == "ok":
             note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
             reason = "; ".join(filter(None, (outcome.result.reason, note)))
@@ -207,7 +185,7 @@ def fit_batches(report: Report, output: Output) -> Report:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
             trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
             report = replace(report, trials=(*report.trials, trial))
-            output.keep(report)
+            write_results(report, output.directory)
             print(f"Batch {batch:,}, {row.label}: {output.trial(trial)}", flush=True)
     return replace(report, plan=with_largest(report.plan, report.trials))
 
@@ -229,16 +207,17 @@ def trace_rows(report: Report, output: Output) -> Report:
     """
     settings: Mapping[str, Any] = report.settings
     flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
-    if settings.get("target_accuracy") is not None:
+    if settings["target_accuracy"] is not None:
         flags += ["--target-accuracy", "0.001"]  # which so short a training reaches
-    for row in report.rows if settings.get("timeline") else ():
-        if not row.results or row.configuration.name in report.timelines:
+    for row in report.rows if settings["timeline"] else ():
+        name = row.configuration.name
+        if not row.results or name in report.timelines:
             continue
-        cut, place = with_cut(row.configuration, report.probe), output.directory / "traces"
-        traced = replace(cut, command=(*cut.command, *flags))
-        outcome = run_once(traced, 0, settings["seed"], place / file_name(cut.name), settings["timeout"])
+        cut = with_cut(row.configuration, report.probe)
+        traced, place = replace(cut, command=(*cut.command, *flags)), output.directory / "traces" / file_name(name)
+        outcome = run_once(traced, 0, settings["seed"], place, settings["timeout"])
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
         if outcome.status == "ok" and outcome.result:
-            report = replace(report, timelines={**report.timelines, cut.name: outcome.result.timeline})
-            output.keep(report)
+            report = replace(report, timelines={**report.timelines, name: outcome.result.timeline})
+            write_results(report, output.directory)
     return report

@@ -17,16 +17,15 @@ USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a s
 def expectation(report: Report, budget: float, block_seconds: float) -> str:
     """Return in words what a budget of seconds allows and what that can find, where a block may take block_seconds."""
     rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
+    allowed = f"The budget of {duration(budget)} is"
     if blocks < least:
-        return (
-            f"The budget of {duration(budget)} is less than the fewest blocks take, which are {least}; no more are run."
-        )
-    difference, finds = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1)), ""
+        return f"{allowed} less than the fewest blocks take, which are {least}; no more are run."
+    allowed += f" good for about {count(blocks, 'block')}, {least} at least"
+    difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
     if difference < math.inf:
-        above = f"differences above about {percent(difference)} would be found"
-        finds = f"; where the times of runs differ by {USUAL_NOISE:.0%}, {above}"
-    allowed = f"The budget of {duration(budget)} is good for about {count(blocks, 'block')}, {least} at least"
-    return f"{allowed}{finds}. It ends earlier if every row is decided."
+        allowed += f"; where the times of runs differ by {USUAL_NOISE:.0%}, differences above about "
+        allowed += f"{percent(difference)} would be found"
+    return f"{allowed}. It ends earlier if every row is decided."
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
@@ -35,9 +34,9 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
     used: seconds since its first block began; block_seconds: of another. Where no time is left for that, it is the last
     look and may take what is left of the error.
     """
-    budget, blocks = report.settings.get("budget"), len(report.whole_blocks) - len(report.set_aside)
+    budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
-    if budget is None or report.settings.get("margin") or blocks <= before:
+    if budget is None or report.settings["margin"] or blocks <= before:
         return report
     share = 1.0 if used + block_seconds > budget else max(share, used / budget)
     return replace(report, looks=(*report.looks, (blocks, share)))
@@ -49,28 +48,18 @@ def wants_block(report: Report, used: float, block_seconds: float) -> bool:
     In the place of a disturbed one, as long as there are SPARE_BLOCKS. Else, if there is time within the budget: with a
     margin, until there are needed_blocks; with a budget alone, while a row, a sweep's value or a pair is not decided.
     """
-    budget, margin = report.settings.get("budget"), report.settings.get("margin")
-    if _wants(report, report.wanted_blocks):
+    whole, budget, margin = len(report.whole_blocks), report.settings["budget"], report.settings["margin"]
+
+    def lacks(blocks):
+        return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
+
+    if lacks(report.wanted_blocks):
         return True
-    if (budget is None and margin is None) or (budget is not None and used + block_seconds > budget):
+    if budget is not None and used + block_seconds > budget:
         return False
     if margin is not None:
-        return _wants(report, needed_blocks(report, margin))
-    return not all(ratio.decided for ratio in _judged(report))
-
-
-def _wants(report, blocks):
-    """Whether there are fewer blocks, without the disturbed ones, and spare ones left."""
-    whole = len(report.whole_blocks)
-    return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
-
-
-def _judged(report):
-    """The ratios that the comparison is to decide."""
-    analysis = analyse(report)
-    ratios = [entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline]
-    ratios += [ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios]
-    return list(filter(None, [*ratios, *(pair.ratio for pair in analysis.pairs[BEFORE])]))
+        return lacks(needed_blocks(report, margin))
+    return budget is not None and not all(ratio.decided for ratio in _judged(report))
 
 
 def needed_blocks(report: Report, margin: float) -> int:
@@ -79,9 +68,8 @@ def needed_blocks(report: Report, margin: float) -> int:
     C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): an interval's width, of logarithms, shrinks with
     the root of the number of blocks, as the first stage alone tells the noise.
     """
-    blocks = len(report.whole_blocks) - len(report.set_aside)
     half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio.low]
-    needed = [math.ceil(blocks * (half / math.log1p(margin)) ** 2) for half in half_widths]
+    needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]
     return max(report.wanted_blocks, *needed, 0)
 
 
@@ -90,3 +78,15 @@ def with_another_block(report: Report) -> Report:
     names = [row.name for row in report.plan if not row.skip]
     more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
     return replace(report, order=(*report.order, *more))
+
+
+def _counted(report):
+    return len(report.whole_blocks) - len(report.set_aside)
+
+
+def _judged(report):
+    """The ratios that the comparison is to decide."""
+    analysis = analyse(report)
+    ratios = [entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline]
+    ratios += [ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios]
+    return list(filter(None, [*ratios, *(pair.ratio for pair in analysis.pairs[BEFORE])]))

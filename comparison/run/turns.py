@@ -65,7 +65,7 @@ class Run:
     """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
 
     Its result file and its log go into `directory`. timeout: seconds of its own turns after which it is stopped. To be
-    used in a `with`: whatever ends that also stops the run, and nothing that it started outlives it.
+    used in a `with`, which stops the run at its end.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Run:
         own = ("--seed", str(seed), "--output", str(self._file), "--figure-dir", str(directory), "--no-curves")
         self._command = (*configuration.launched, *own)
         self._here = configuration.nodes == 1
-        self._wall_seconds = self._busy_seconds = self._unseen_seconds = 0.0
+        self._wall_seconds = self._foreign_seconds = 0.0
         self._resources, self._cards = contextlib.ExitStack(), CardWatch()
         self._child: subprocess.Popen | None = None
 
@@ -104,15 +104,11 @@ class Run:
         if exit_code is not None:
             self._resources.close()  # what it left behind would use the others' time
         self._wall_seconds += time.perf_counter() - start
-        if busy is not None:
-            self._busy_seconds += (busy_seconds() or 0.0) - busy
+        if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
+            self._foreign_seconds += (busy_seconds() or 0.0) - busy - (children_seconds() - own)
         if exit_code is None:
             return None
-        foreign = None
-        if busy is not None:  # its own seconds are known, all at once, as soon as it has ended
-            foreign = max(0.0, self._busy_seconds - (children_seconds() - own)) / self._wall_seconds
-            foreign += self._unseen_seconds / self._wall_seconds * available_cores()
-        return self._outcome(exit_code, foreign)
+        return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)
 
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,43 +127,32 @@ class Run:
             if look > end:
                 return TIMED_OUT
             idle = self._gate.is_idle(LOOK_EVERY)
-            seconds = time.perf_counter() - look
-            if seconds > LONGEST_LOOK:
-                self._unseen_seconds += seconds
+            if (unseen := time.perf_counter() - look) > LONGEST_LOOK:  # as if others had had all cores
+                self._foreign_seconds += unseen * available_cores()
             if idle:
                 return None
         return self._child.returncode
 
     def _outcome(self, exit_code, foreign_cores):
         """What became of it: what its result file says, if that is whole, else how its process ended."""
-        result, (status, reason) = None, self._end(exit_code)
+        result, (status, reason), log = None, self._end(exit_code), f" (log: {self._log})"
         if not self._log.exists():
             print(f"warning: {self._log} has vanished while its run wrote it", file=sys.stderr, flush=True)
-        if not self._file.exists():
-            reason += f", before its first epoch (log: {self._log})"
-        else:
-            try:
+        try:
+            if self._file.exists():
                 result = read_result(self._file)
-            except SuiteError as error:
-                status, reason = "failed", f"{error} (log: {self._log})"
+            else:
+                reason += f", before its first epoch{log}"
+        except SuiteError as error:
+            status, reason = "failed", f"{error}{log}"
         if result and (result.status == "failed" or (result.status == "ok" and exit_code != 0)):
-            reason += f", after {len(result.epochs)} of {result.config['epochs']} epochs (log: {self._log})"
+            reason += f", after {len(result.epochs)} of {result.config['epochs']} epochs{log}"
             result = None
         if result:
             status, reason = result.status, result.reason
-        return Outcome(
-            self.configuration.name,
-            self._block,
-            status,
-            reason,
-            shlex.join(self._command),
-            str(self._log),
-            exit_code,
-            self._wall_seconds,
-            foreign_cores,
-            result,
-            self._cards.uses(result) if result else (),
-        )
+        how = (self.configuration.name, self._block, status, reason, shlex.join(self._command), str(self._log))
+        cards = self._cards.uses(result) if result else ()
+        return Outcome(*how, exit_code, self._wall_seconds, foreign_cores, result, cards)
 
     def _end(self, exit_code):
         """Status and reason of a run that leaves no whole result."""
@@ -185,18 +170,36 @@ def run_once(
     configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
 ) -> Outcome:
     """Go through a Run to its end, in one turn after the other."""
-    with Run(configuration, block, seed, directory, timeout) as run:
-        while not (outcome := run.take_turn()):
-            pass
+    (outcome,) = take_turns([Run(configuration, block, seed, directory, timeout)], seed)
     return outcome
+
+
+def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
+    """Go through Runs to their ends, one turn of one of them at a time; yield what became of each as it ends.
+
+    They start in the order given, each in a turn of its own, and go on in an order that is shuffled for every epoch
+    from `seed`. One that fails, or is stopped for taking too long, leaves the others as they are.
+    """
+    shuffle, every = random.Random(seed), runs
+    with contextlib.ExitStack() as stack:
+        for run in every:
+            stack.enter_context(run)
+        stack.callback(lambda: end_together([child for run in every for child in run.running]))
+        while runs:
+            waiting = []
+            for run in runs:
+                if outcome := run.take_turn():
+                    yield outcome
+                else:
+                    waiting.append(run)
+            runs = shuffle.sample(waiting, len(waiting))
 
 
 def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
     """Return why the rows of a block should not all be started at once, or "" if they fit into memory together.
 
-    On a CPU, each of a row's devices counts with the most that the probe's process had, which held all images and
-    trained each model; each loader worker, and what launches several devices, with half of that. On a GPU, each row
-    counts with the most that PyTorch had there in the probe, and GPU_BASE.
+    On a CPU, each device counts with the most that the probe's process had; each loader worker, and what launches
+    several devices, with half of that. On a GPU, each row counts with what PyTorch had there, and GPU_BASE.
     """
     able = [row for row in plan if not row.skip]
     if any(row.nodes > 1 for row in able):
@@ -210,25 +213,3 @@ def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
         if needed > memory.free_bytes:
             return f"together they could need {needed / GIB:.1f} GiB of {place}, {memory.free_bytes / GIB:.1f} are free"
     return "" if probe.memory else "how much memory they need is not known"
-
-
-def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
-    """Go through Runs to their ends, one turn of one of them at a time; yield what became of each as it ends.
-
-    They start in the order given, each in a turn of its own, and go on in an order that is shuffled for every epoch
-    from `seed`. One that fails, or is stopped for taking too long, leaves the others as they are.
-    """
-    shuffle = random.Random(seed)
-    with contextlib.ExitStack() as stack:
-        for run in runs:
-            stack.enter_context(run)
-        every = runs
-        stack.callback(lambda: end_together([child for run in every for child in run.running]))
-        while runs:
-            waiting = []
-            for run in runs:
-                if outcome := run.take_turn():
-                    yield outcome
-                else:
-                    waiting.append(run)
-            runs = shuffle.sample(waiting, len(waiting))

@@ -195,7 +195,7 @@ def test_a_proof_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
 
     def run_comparison(wanted, flags, output):
         ran.append((output.directory.name, len(wanted.outcomes)))
-        output.keep(wanted)
+        write_results(wanted, output.directory)
         return wanted
 
     monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)

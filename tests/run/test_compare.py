@@ -10,19 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import convert
 
 import compare_parallel
 from common.errors import SuiteError
-from common.files.probe import Probe
 from common.files.results import write_result
 from common.words import duration, percent
 from comparison.results_file import read_results
-from comparison.run.forecast import guess_seconds, seconds_left, shorter_command
+from comparison.run.forecast import guesses_of, how_long, seconds_left
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from tests.fixtures import PROJECT, child, child_environment, misfits
-from tests.reports import PROBE, configuration, make_result, report_of, runs
+from tests.reports import configuration, make_result, report_of, runs
 
 # ---- how long it takes
 
@@ -47,10 +45,10 @@ def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags
 
 def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     row, other = configuration(), configuration("ddp")
-    probe = convert({**PROBE, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}, Probe)
+    report = report_of((row, []), probe={"steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}, epochs=2)
     for steps, images in ((None, 1000), (1, 100)):  # 2 s of start-up, 2 epochs with 200/3 images more, at 0.5 ms
         expected = 2 + 2 * (images + 200 / 3) * 0.0005
-        assert guess_seconds(row, {"epochs": 2, "max_steps": steps}, probe) == pytest.approx(expected)
+        assert guesses_of(report, max_steps=steps) == {"single": pytest.approx(expected)}
     order = [(1, "single"), (1, "ddp"), (2, "ddp"), (2, "single")]
     guesses = {"single": 2.0, "ddp": 4.0}
     assert seconds_left(order, (), guesses) == 12
@@ -77,9 +75,9 @@ def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(settings, na
     command = "python compare_parallel.py"
     report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry-run", outcomes=())
     told = f"Which row is fastest, this tells in about 2 min:\n{command} --epochs 2 --max-steps 100"
-    assert shorter_command(report) == (told if named else None)
+    assert how_long(report)[1:] == ([told] if named else [])
     evaluates = replace(report, probe=replace(report.probe, test_images=3_000_000))  # which fewer steps do not shorten
-    assert shorter_command(replace(evaluates, settings={**report.settings, "epochs": 2})) is None
+    assert not how_long(replace(evaluates, settings={**report.settings, "epochs": 2}))[1:]
 
 
 # ---- one child

@@ -10,7 +10,7 @@ import pytest
 import compare_parallel
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import MemoryUse
-from compare_parallel import continued, output_to
+from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, counterpart
@@ -18,7 +18,7 @@ from comparison.results_file import read_results
 from comparison.rows import Outcome, Trial, trials_of
 from comparison.run import fitting, forecast, session
 from comparison.run.fitting import next_batch, try_batch, with_largest, with_peaks
-from comparison.run.session import run_comparison
+from comparison.run.session import continued, run_comparison
 from comparison.show.remarks import definitions
 from comparison.show.report import write_markdown
 from comparison.show.tables import main_table, trial_table

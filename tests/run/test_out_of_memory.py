@@ -8,13 +8,12 @@ import torch
 
 from common.errors import OUT_OF_MEMORY, is_out_of_memory
 from common.machine.entry import explained
-from compare_parallel import continued
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.results_file import read_results, write_results
 from comparison.run import equivalence, session, turns
 from comparison.run.launch import ran_out_of_memory
-from comparison.run.session import run_block
+from comparison.run.session import continued, run_block
 from comparison.run.turns import run_once
 from comparison.show.remarks import not_measured, notes
 from comparison.show.report import write_csv

@@ -12,14 +12,14 @@ import pytest
 
 import compare_parallel
 from common.errors import FAILED, SuiteError
-from compare_parallel import continued, output_to
+from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.methods import Machine
 from comparison.plan.plan import make_order
 from comparison.results_file import read_results, write_results
 from comparison.run import forecast, session
 from comparison.run.launch import HelperFailed
-from comparison.run.session import run_comparison
+from comparison.run.session import continued, run_comparison
 from comparison.run.stopping import wants_block
 from comparison.show.remarks import definitions, faults
 from comparison.show.terminal import terminal_text
@@ -103,7 +103,7 @@ def test_rows_of_a_block_take_turns_and_each_is_on_disk_when_it_has_ended(in_tur
     assert report.in_turns and read_results(tmp_path / "results.json") == report
 
 
-def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, tmp_path, capsys):
+def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, tmp_path):
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in (("a", 4.0), ("b", 3.25))]
     rows = [(configuration(), runs()), (replace(configuration("pipeline"), stages=2), runs("pipeline", count=2))]
     made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
@@ -124,7 +124,6 @@ def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, 
     (flags,) = asked
     assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch, of 100
     assert {command[2:] for command in commands} == {(), ("--split-at", "b")} and len(commands) == 6
-    assert "lenet in 2 stages is cut before b: its blocks take a 4.0, b 3.2 ms\n" in capsys.readouterr().out
     assert [row.command for row in report.plan] == [configured.command for configured, _ in rows]
 
 
@@ -293,47 +292,6 @@ def test_a_comparison_of_gpus_is_none_of_loaders_unless_that_is_asked_for(gpus, 
     typed = [loader] if (gpus and loader == "resident") or "--loader" in flags else []  # a recipe has it inside
     for command in (report.plan[0].command, shared_flags):  # the rows' and the probe's
         assert [command[place + 1] for place, flag in enumerate(command) if flag == "--loader"] == typed
-
-
-def on_gpus(**probe):
-    """A comparison on GPUs with loader workers, of batches of 100 images."""
-    rows = [(configuration(method, device="gpu", num_workers=2), []) for method in ("single", "dp")]
-    return report_of(*rows, probe={"steps": STEPS, **probe}, loader="workers", micro_batches=[4])
-
-
-def test_workers_that_starve_a_gpu_are_named_before_the_first_run(planned, monkeypatch, capsys):
-    def delivering(speed):
-        return on_gpus(loaders=[{"num_workers": 2, "images_per_second": speed, "cpu_seconds_per_image": 0.0}])
-
-    def starved(report):
-        return forecast.starved(report, report.probe)
-
-    assert starved(delivering(2001.0)) == starved(on_gpus()) == []
-    assert starved(delivering(1500.0)) == [
-        "2 loader workers deliver 1,500 images/s, of which one GPU trains 2,000 (lenet): these rows would compare "
-        "loaders; type --loader resident, or more --num-workers"
-    ]
-    rows = [(configuration("ddp", device="gpu", num_workers=2, batch_size=800), [])]
-    eight = report_of(
-        *rows,
-        probe={
-            "steps": STEPS,
-            "loaders": [{"num_workers": 2, "images_per_second": 15_999.0, "cpu_seconds_per_image": 0.0}],
-        },
-    )
-    (sentence,) = starved(eight)
-    assert "of which 8 GPUs train 16,000 (lenet)" in sentence
-    asked = []
-    monkeypatch.setattr(forecast, "ask", lambda module, *flags: asked.append(flags) or json.dumps(PROBE))
-    forecast.run_probe(on_gpus(), [])
-    assert "--ceiling" in asked[0] and "--link" not in asked[0]
-    report = on_gpus()
-    forecast.run_probe(replace(report, environment={**report.environment, "gpus": ["H200"] * 2}), [])
-    assert "--link" in asked[1]
-    run, _ = planned
-    monkeypatch.setattr(session, "starved", lambda *_: ["too few"])
-    run()
-    assert capsys.readouterr().err == "warning: too few\n" and "--ceiling" not in asked[2]
 
 
 # ---- as many blocks as it takes

@@ -134,7 +134,7 @@ def test_a_rows_own_turns_alone_count_for_its_times_and_its_timeout(rows):
 def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
     turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
     monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
-    own = iter([20, 20, 20, 20, 33])  # of this process's children: the row's 13 are known when it has ended
+    own = iter([*7 * [20], 33])  # of this process's children: the row's 13 are known when it has ended
     monkeypatch.setattr(turns_module, "children_seconds", lambda: next(own))
     runs, _ = rows
     (outcome,) = take_turns(runs(a={}), seed=1)
