@@ -17,7 +17,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from common.machine.begin import begin
+from common.machine.begin import begin, check_tensorboard
 
 begin(__name__, training=False)
 
@@ -26,7 +26,6 @@ from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
-from common.machine.environment import check_tensorboard
 from common.settings.config import FOLDER, RunConfig
 from common.settings.totals import per_process
 from common.words import count

@@ -15,8 +15,8 @@ from measure import PROJECT
 from tables import COMPARISONS, TABLES
 
 from common.errors import FAILED, SuiteError
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_cores
 from common.settings.arguments import OneLineParser, one_of
 from docs import write
 

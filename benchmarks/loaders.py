@@ -25,8 +25,9 @@ from common.data.synthetic import synthetic_cifar10
 from common.engine.setup import prepare_process
 from common.engine.timing import synchronize
 from common.errors import FAILED, SuiteError
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_cores, available_devices
+from common.machine.environment import available_devices
 from common.settings.arguments import positive_int
 from common.words import count
 from comparison.methods import python, script

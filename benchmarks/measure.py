@@ -22,7 +22,8 @@ from common.engine.place import ParallelContext, Place  # noqa: E402
 from common.engine.step import build_loss, to_device  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.writing import write_json  # noqa: E402
-from common.machine.environment import available_cores, describe_environment  # noqa: E402
+from common.machine.cores import available_cores  # noqa: E402
+from common.machine.environment import describe_environment  # noqa: E402
 from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402

@@ -26,8 +26,9 @@ from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
 from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_cores, available_devices
+from common.machine.environment import available_devices
 from common.models.build import build_network
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}

@@ -40,8 +40,9 @@ from common.data.loaders import make_loaders
 from common.engine.loop import fit
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_cores, available_devices
+from common.machine.environment import available_devices
 from common.models.build import build_model, build_network
 from common.settings.arguments import non_negative_int, positive_int
 from common.settings.schedules import build_schedule

@@ -40,9 +40,8 @@ from common.engine.setup import prepare_process
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.engine.timing import synchronize
 from common.files.writing import write_json
-from common.machine.cores import share_of, short_slices
+from common.machine.cores import keep_on, share_of, short_slices
 from common.machine.entry import run_script
-from common.machine.environment import keep_on
 from common.machine.lifetime import end_with_parent
 from common.models.build import build_model
 from common.ranks.group import gather, shutdown

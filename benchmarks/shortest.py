@@ -16,8 +16,8 @@ from pathlib import Path
 from measure import Witness, arguments_of, as_table, call, median, paired, write
 
 from common.files.results import read_result
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_cores
 from common.settings.arguments import one_of
 
 RECIPE, BEFORE = "the recipe", "the recipe before it"

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, g
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
-from common.machine.environment import free_memory
 from common.machine.lifetime import start_worker
+from common.machine.memory import free_memory
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 

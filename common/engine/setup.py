@@ -9,8 +9,8 @@ import torch
 
 from common.engine.timing import Stopwatch
 from common.errors import MACHINE, USAGE, SuiteError
-from common.machine.cores import bind
-from common.machine.environment import available_cores, device_name
+from common.machine.cores import available_cores, bind
+from common.machine.environment import device_name
 from common.settings.config import RunConfig
 
 

@@ -22,7 +22,7 @@ def begin(name: str, training: bool = True) -> None:
     """Check the packages, and import torch; end the program with one line if one is missing or broken.
 
     name: the caller's __name__; nothing happens where it is imported, except by a process that it has spawned.
-    training: without it, torch is not needed. From now on Ctrl-C, also during imports, ends the program without a word.
+    training: whether torch is needed. From now on Ctrl-C, also during imports, ends the program without a word.
     """
     if name not in ("__main__", "__mp_main__"):
         return
@@ -41,6 +41,13 @@ def begin(name: str, training: bool = True) -> None:
     _import_torch()
     gc.freeze()  # nor will it look there later
     gc.enable()
+
+
+def check_tensorboard() -> None:
+    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
+    if not importlib.util.find_spec("tensorboard"):
+        found, advice = "tensorboard is not installed", "type: pip install tensorboard"
+        raise SuiteError("--tensorboard needs a package", found, advice, MACHINE)
 
 
 def _say_nothing_of_ctrl_c(kind, error, traceback):

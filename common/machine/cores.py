@@ -1,4 +1,4 @@
-"""Which CPU cores a process keeps to, and how soon what it sends and receives gets one: --bind."""
+"""How many CPU cores a process may use, to which it keeps, and how soon what it sends and receives gets one: --bind."""
 
 import contextlib
 import ctypes
@@ -9,34 +9,74 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+import psutil
 
 from common.errors import MACHINE, SuiteError
-from common.machine.environment import keep_on
 
 SYSFS = Path("/sys")
 SHORT_SLICE = 100_000  # nanoseconds, the least that Linux grants
-SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2); that of sched_getattr(2) is the next
-ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
-POLICY, RUNTIME = 1, 5  # their places
+SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2)
+ATTRIBUTES = "=IIQiIQQQ"  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
+
+_unbound_cores = None  # how many this process might use before keep_on()
 
 
-def bind(device: torch.device, number: int = 0, processes: int = 1) -> None:
+def available_cores() -> int:
+    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside."""
+    return _unbound_cores or max(1, min([len(usable_cores()), *_quotas()]))
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of the CPU cores on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
+
+
+def _quotas():
+    """The whole cores that each control group allows in which this process is, or around that, if it has a quota.
+
+    cgroup v2: cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two files,
+    with a quota of -1 for none (kernel: scheduler/sched-bwc). A container's own group is the root of what it sees.
+    """
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, own = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", own.lstrip("/"))
+        for directory in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
+                quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
+                if quota > 0:
+                    yield quota // period
+
+
+def bind(device, number: int = 0, processes: int = 1) -> None:
     """Keep this process, and all that it will start, on some of the CPU cores that it may use.
 
-    On a GPU, on those of its NUMA node, where Linux says which that is (sysfs-bus-pci, numa_node; -1 for none). On a
-    CPU, on its own share: see share_of(). Raises SuiteError (MACHINE) on a system that keeps no process on a core.
+    On a GPU, on those of its NUMA node, if Linux knows it; on a CPU, on its own share: see share_of(). Raises
+    SuiteError (MACHINE) on a system that keeps no process on a core.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise SuiteError("--bind needs Linux", f"this is {platform.system()}", "leave it out", MACHINE)
     own = os.sched_getaffinity(0)
-    cores = own & _next_to(device) if device.type == "cuda" else share_of(own, number, processes)
-    if cores:
+    if cores := own & _next_to(device) if device.type == "cuda" else share_of(own, number, processes):
         keep_on(cores)
 
 
+def keep_on(cores: set[int]) -> None:
+    """Keep every thread of this process, and whatever they start, on these cores."""
+    global _unbound_cores
+    _unbound_cores = available_cores()
+    for thread in psutil.Process().threads():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread.id, cores)
+
+
 def _next_to(gpu):
-    """The cores of a GPU's NUMA node, none if that is not known."""
+    """The cores of a GPU's NUMA node (sysfs-bus-pci, numa_node; -1 for none), none if that is not known."""
+    import torch
+
     traits = torch.cuda.get_device_properties(gpu)
     address = f"{traits.pci_domain_id:04x}:{traits.pci_bus_id:02x}:{traits.pci_device_id:02x}.0"
     try:
@@ -75,31 +115,23 @@ def cores_in(ranges: str) -> set[int]:
 
 @contextlib.contextmanager
 def short_slices(wanted: bool = True) -> Iterator[None]:
-    """Let threads that are started in the `with` get a core as soon as they have something to do.
+    """Let threads that are started in the `with`, such as gloo's, get a core as soon as they have something to do.
 
-    Such as gloo's: one that is woken while its rank computes waits some milliseconds until the kernel takes the core
-    from that, and the other ranks wait with it. A thread that asks for shorter slices comes first, and leaves sooner.
-    Linux 6.12 or newer (sched_setattr(2); kernel: scheduler/sched-eevdf); elsewhere nothing changes.
+    Else one that is woken while its rank computes waits some milliseconds for a core, and the other ranks with it. Who
+    asks for shorter slices comes first: Linux 6.12 (sched_setattr(2); kernel: scheduler/sched-eevdf), not elsewhere.
     """
-    before = slice_attributes() if wanted else None
-    if before is None or before[POLICY] != os.SCHED_OTHER:
-        yield
-        return
-    _call(0, 0, ATTRIBUTES.pack(*before[:RUNTIME], SHORT_SLICE, *before[RUNTIME + 1 :]), 0)
+    wanted = wanted and sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER
+    if wanted:
+        _ask_for_slices(SHORT_SLICE)
     try:
         yield
     finally:
-        _call(0, 0, ATTRIBUTES.pack(*before), 0)
+        if wanted:
+            _ask_for_slices(0)  # as the kernel likes
 
 
-def slice_attributes(thread: int = 0) -> tuple[int, ...] | None:
-    """Return the ATTRIBUTES by which the kernel schedules a thread, 0 for this one; None where it does not tell."""
-    buffer = ctypes.create_string_buffer(ATTRIBUTES.size)
-    failed = _call(1, thread, buffer, ATTRIBUTES.size, 0)
-    return None if failed else ATTRIBUTES.unpack(buffer.raw)
-
-
-def _call(offset, *arguments):
-    """Call sched_setattr(2), or the call after it; return 0 if the kernel obeyed."""
-    number = SETATTR.get(platform.machine()) if sys.platform == "linux" else None
-    return number is None or ctypes.CDLL(None).syscall(number + offset, *arguments)
+def _ask_for_slices(nanoseconds):
+    number, nice = SETATTR.get(platform.machine()), os.getpriority(os.PRIO_PROCESS, 0)
+    if number is not None:
+        attributes = struct.pack(ATTRIBUTES, struct.calcsize(ATTRIBUTES), os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -33,8 +33,8 @@ def end_at_once() -> None:
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
     """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
 
-    pass_on(number): called at each of these signals. ctrl_c: SIGINT is one of them too, but a second one ends at once.
-    Not in a run of a comparison, which does not wait for the end of a step.
+    pass_on(number): called at each. ctrl_c: SIGINT is one of them too, but a second one ends at once. Not in a run of a
+    comparison, which does not wait for the end of a step.
     """
     global _told
     _told, told_at = 0, math.inf

@@ -17,7 +17,6 @@ from common.machine.ending import end_at_once
 from common.words import printable
 
 _exit_code: int | str | None = None  # of run_script(), once it is through
-WORKER_ADVICE = "free memory, enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0"
 HANDED_OVER_IN = os.path.join("multiprocessing", "resource_sharer.py")
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,9 +25,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
     """Call `main()`; on failure print one `error:` line, or with --debug the traceback, and exit with its code.
 
-    as_rank: this process may be one of several: then the line names the rank, and its launcher finds the line where
-    it looks for it. Elsewhere a RANK in the environment means nothing: on a cluster, all processes may have one. A
-    signal that ends the program leaves nothing behind, but in a rank, which may wait where Python sees no signal.
+    as_rank: RANK in the environment, which a cluster may give to all processes, counts: then the line names it, and the
+    launcher finds the line where it looks for it. No signal is handled, as a rank may wait where Python sees none.
     """
     global _exit_code
     try:
@@ -43,8 +41,8 @@ def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
 def skip_teardown() -> None:
     """Leave with run_script()'s exit code, if it is through: registered with atexit first, it is called last.
 
-    To take apart all that torch is made of takes a quarter as long as to import it, and may abort a rank in which
-    gloo's threads are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
+    To take apart what torch is made of takes a quarter as long as to import it, and may abort a rank in which gloo's
+    threads are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):
         sys.stdout.flush()
@@ -102,9 +100,9 @@ def tell(error: Exception, as_rank: bool) -> None:
 
 def _where(error, as_rank):
     """E.g. "rank 1, epoch 2: "; what rank 0 found out on purpose is true of all ranks."""
-    rank = os.environ.get("RANK") if as_rank else None
-    said_by_all = rank == "0" and isinstance(error, SuiteError)
-    places = [*([f"rank {rank}"] if rank and not said_by_all else []), *getattr(error, "__notes__", [])]
+    places, rank = [*getattr(error, "__notes__", [])], os.environ.get("RANK") if as_rank else None
+    if rank and not (rank == "0" and isinstance(error, SuiteError)):
+        places.insert(0, f"rank {rank}")
     return f"{', '.join(places)}: " if places else ""
 
 
@@ -117,8 +115,10 @@ def explained(error: Exception) -> SuiteError:
             return known
     message = f"{type(error).__name__}: {error}"
     if _lost_worker(error, message):
-        advice = "let TMPDIR name a directory of at most 75 characters, or type --num-workers 0"
-        advice = advice if "AF_UNIX" in message else WORKER_ADVICE
+        remedy = "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
+        if "AF_UNIX" in message:
+            remedy = "let TMPDIR name a directory of at most 75 characters"
+        advice = f"{remedy}, or type --num-workers 0"
         return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
@@ -127,7 +127,6 @@ def explained(error: Exception) -> SuiteError:
 
 
 def _of_the_system(error):
-    """What to do about an OSError, or None."""
     if error.errno in NO_SPACE:
         what = f"cannot write all of {error.filename or 'a file'}"
         return SuiteError(what, os.strerror(error.errno), "free some space, or write elsewhere", FAILED)

@@ -1,9 +1,7 @@
 """What hardware and software a run used, and which devices it may use."""
 
-import contextlib
 import glob
 import importlib.metadata
-import importlib.util
 import itertools
 import os
 import platform
@@ -14,109 +12,48 @@ import sys
 import warnings
 from pathlib import Path
 
-import psutil
+import torch
 
 from common.errors import MACHINE, SuiteError
+from common.machine.cores import available_cores
 
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
 
-_unbound_cores = None  # how many this process might use before keep_on()
 
-
-def available_cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside."""
-    return _unbound_cores or max(1, min([len(usable_cores()), *_quotas()]))
-
-
-def usable_cores() -> set[int]:
-    """Return the numbers of the CPU cores on which this process may run."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
-
-
-def keep_on(cores: set[int]) -> None:
-    """Keep every thread of this process, and whatever they start, on these cores."""
-    global _unbound_cores
-    _unbound_cores = available_cores()
-    for thread in psutil.Process().threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(thread.id, cores)
-
-
-def _quotas():
-    """The whole cores that each control group allows in which this process is, or around that, if it has a quota.
-
-    cgroup v2: cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two files,
-    with a quota of -1 for none (kernel: scheduler/sched-bwc). A container's own group is the root of what it sees.
-    """
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, controllers, own = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", own.lstrip("/"))
-        for directory in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
-                quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
-                if quota > 0:
-                    yield quota // period
-
-
-def available_devices(kind: str, instead: str = "--device cpu") -> list:
-    """Return the torch.devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
+def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.device]:
+    """Return the devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
 
     instead: what to type on a machine without GPUs. Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and
     for "auto" where there is one all the same that was not hidden on purpose.
     """
-    import torch
-
-    cpu = [torch.device("cpu")]
-    if kind == "cpu":
-        return cpu
-    if gpus := _visible_gpus():
+    if kind != "cpu" and (gpus := _visible_gpus()):
         return [torch.device("cuda", index) for index in range(gpus)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     unusable = visible not in ("", "-1") and glob.glob(DEVICE_FILES)
+    if kind == "cpu" or (kind == "auto" and not unusable):
+        return [torch.device("cpu")]
     cause = f"PyTorch {torch.__version__} sees no GPU"
     cause += "" if visible is None else ", CUDA_VISIBLE_DEVICES=" + (visible or '""')
     cause += f": {_why_unusable()}" if unusable else ""
     if kind == "gpu":
         raise SuiteError("--device gpu needs a GPU", cause, f"type {instead}, or check with nvidia-smi", MACHINE)
-    if unusable:
-        what, advice = "this machine has a GPU that PyTorch cannot use", f"mend that, or type {instead} to do without"
-        raise SuiteError(what, cause, advice, MACHINE)
-    return cpu
+    what, advice = "this machine has a GPU that PyTorch cannot use", f"mend that, or type {instead} to do without"
+    raise SuiteError(what, cause, advice, MACHINE)
 
 
 def _visible_gpus():
     """How many GPUs PyTorch sees; is_available() asks the driver, device_count() alone does not."""
-    import torch
-
     with warnings.catch_warnings():  # about an old driver: _why_unusable() says the same
         warnings.simplefilter("ignore")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _why_unusable():
-    import torch
-
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter where PyTorch is built without CUDA
         return str(error).partition("\n")[0]
     return "it does not say why"
-
-
-def free_memory(device) -> int:
-    """Return how many bytes are free on a torch.device; on a CPU, without swapping, or what a control group allows."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
-        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return available
 
 
 def gpus_can_be_shared() -> bool:
@@ -125,26 +62,15 @@ def gpus_can_be_shared() -> bool:
     return all(modes.get(gpu_uuid(device)) == "Default" for device in available_devices("gpu"))
 
 
-def device_name(device) -> str:
+def device_name(device: torch.device) -> str:
     """Return e.g. "cuda:0 (NVIDIA H200)" or "cpu"."""
-    import torch
-
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
-def rounds_to_tf32(device) -> bool:
+def rounds_to_tf32(device: torch.device) -> bool:
     """Return whether convolutions in float32 may round their inputs to TF32, as PyTorch lets a GPU from Ampere on."""
-    import torch
-
     on_gpu = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def check_tensorboard() -> None:
-    """Raise SuiteError (MACHINE) unless TensorBoard is installed."""
-    if not importlib.util.find_spec("tensorboard"):
-        found, advice = "tensorboard is not installed", "type: pip install tensorboard"
-        raise SuiteError("--tensorboard needs a package", found, advice, MACHINE)
 
 
 def require_torchvision() -> None:
@@ -155,18 +81,13 @@ def require_torchvision() -> None:
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
-        versions = {name: _version(name) or "" for name in ("torch", "torchvision")}
-        mixed = [name for name, version in versions.items() if "+cpu" in version]
-        found = ", ".join(f"{name} {version or None}" for name, version in versions.items())
-        found += f", of which only {mixed[0]} is built for the CPU alone" if len(mixed) == 1 else ""
+        found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
         advice = "install a matched pair into a fresh environment: pip install -r requirements.txt"
         raise SuiteError("torchvision cannot be imported", f"{found}: {error}", advice, MACHINE) from None
 
 
 def describe_environment() -> dict:
     """Return the hardware and software as JSON-ready values. No host name, no user name, no paths."""
-    import torch
-
     gpus = range(_visible_gpus())
     drivers = _of_each_gpu("driver_version") if gpus else {}
     return {
@@ -201,8 +122,6 @@ def _links(machine: list[str], visible: list[str]) -> list[str]:
 
 def gpu_uuid(device) -> str:
     """Return a GPU's UUID as nvidia-smi prints it: its number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
-    import torch
-
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -237,8 +156,6 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
+    file = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or "unknown"

@@ -3,8 +3,8 @@
     python common/machine/lifetime.py NAME
 
 is started by guard(). When its standard input is closed, by the end of whoever started it, it kills all processes of
-that one's runs and deletes their temporary directories. Should it be killed too, the kernel ends the runs, and whoever
-next needs a temporary directory deletes those that nobody holds any more.
+that one's runs and deletes their temporary directories. Should it be killed too, the kernel ends the runs, and the next
+temporary_directory() deletes those that nobody holds any more.
 """
 
 import contextlib
@@ -30,34 +30,28 @@ TEMPORARY = "parallel-training-{}-"  # how the temporary directories of a proces
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill this process as soon as its parent, strictly the thread that started it, has ended.
-
-    Not for what a shell starts: a training under nohup outlives its shell on purpose.
-    """
+    """Ask the kernel to kill this process as soon as the thread that started it has ended; not for a shell's child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_worker(_: int) -> None:
-    """Let a DataLoader's worker end with its parent, and only with it: a DataLoader's worker_init_fn.
+    """Let a DataLoader's worker (worker_init_fn) end with its parent, and only with it.
 
-    A cluster, a terminal and timeout(1) signal the process group; the workers must still load what the last step needs.
+    Who signals the process group, as a terminal does, would end what the last step still needs.
     """
     end_with_parent()
     os.setpgid(0, 0)
 
 
 def has_launcher() -> bool:
-    """Return whether torchrun, accelerate launch or spawn_ranks() started this rank.
-
-    Not a shell or a container, though a cluster may have put RANK and the like into its environment.
-    """
+    """Return whether torchrun, accelerate launch or spawn_ranks() started this rank, not a shell or a container."""
     return "TORCHELASTIC_RUN_ID" in os.environ or "TORCHELASTIC_ERROR_FILE" in os.environ
 
 
 @functools.cache
 def own_name() -> str:
-    """Return what tells this process from all others, also in other containers: in each of them, PIDs begin at 1."""
+    """Return what tells this process from all others, also from those in containers, where PIDs begin at 1 again."""
     return uuid.uuid4().hex[:12]
 
 
@@ -80,8 +74,7 @@ def guard() -> subprocess.Popen:
 def temporary_directory() -> Iterator[str]:
     """Make a directory that is deleted at the end of the `with`, or after this process, whatever ends it.
 
-    Its lock, which this process holds, says so wherever the system's directory for such things is seen. Those whose
-    lock nobody holds are deleted first.
+    This process holds its lock. Those whose lock nobody holds, in no container, are deleted first.
     """
     for left in Path(tempfile.gettempdir()).glob(TEMPORARY.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):  # or it is somebody's

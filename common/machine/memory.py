@@ -1,9 +1,24 @@
-"""How much memory this process has had, and how much --memory-limit allows it."""
+"""How much memory is free, how much this process has had, and how much --memory-limit allows it."""
 
+import contextlib
 import re
 import resource
 import sys
 from pathlib import Path
+
+import psutil
+
+
+def free_memory(device) -> int:
+    """Return how many bytes are free on a torch.device; on a CPU, without swapping, or what a control group allows."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return available
 
 
 def peak_resident_bytes() -> int:
@@ -20,8 +35,8 @@ def peak_resident_bytes() -> int:
 def hold_to(limit: int) -> None:
     """Raise MemoryError if this process has had more than `limit` bytes of memory, at any moment since it started.
 
-    No limit of the kernel's is one of what a process has in memory: RLIMIT_AS and RLIMIT_DATA (getrlimit(2)) count what
-    it could use, such as keep_freed_memory()'s heap; a control group's counts all processes together.
+    The kernel has no such limit: RLIMIT_AS and RLIMIT_DATA (getrlimit(2)) count what a process could use, a control
+    group's counts all processes together.
     """
     had, allowed = peak_resident_bytes() / 2**20, limit / 2**20
     if had > allowed:

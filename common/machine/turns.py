@@ -1,7 +1,7 @@
 """Several runs that take turns: each waits before every epoch, without using a core, until it is its turn.
 
-Who starts a run keeps a Gate, which the environment names to the run's ranks, whatever launched them. Into one FIFO
-rank 0 puts a byte for each rank when all are idle; out of the other each rank takes one, in a read that costs nothing.
+Who starts a run keeps a Gate, which the environment names to the run's ranks. Into one FIFO rank 0 puts a byte for each
+rank when all are idle; out of the other each rank takes one, in a read that costs nothing.
 """
 
 import os

@@ -2,8 +2,7 @@
 
     python -m common.programs.check --data-root ./data --output-dir figures
 
-prints a line for everything that was looked at; --json prints all that is known. GPUs that a run with --device would
-use (auto, by default) have a convolution to compute.
+prints a line for everything that was looked at; --json prints all that is known.
 """
 
 import argparse
@@ -24,12 +23,12 @@ begin(__name__)
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from common.data.archives import are_there, read_checked
 from common.errors import MACHINE, SuiteError
-from common.machine import environment as machine
+from common.machine.cores import available_cores
 from common.machine.entry import run_script
+from common.machine.environment import available_devices, describe_environment, device_name, require_torchvision
 from common.machine.lifetime import tags
 from common.settings.datasets import DATASETS
 
@@ -57,26 +56,22 @@ class Check:
 
 def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
     """Return every check, and describe_environment() unless nothing can be trained on what `--device` names."""
-    checks, environment, name = [_python()], None, "torch"
+    old = sys.version_info < LEAST_PYTHON
+    advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer" if old else ""
+    checks = [Check("Python", BAD if old else OK, f"Python {platform.python_version()}", advice)]
+    environment, name = None, "torch"
     try:
-        machine.require_torchvision()
+        require_torchvision()
         name = "GPUs"
-        for place in machine.available_devices(device):
+        for place in available_devices(device):
             _compute(place)
-        environment = machine.describe_environment()
+        environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
-        checks += [Check("torch", OK, versions), _gpus(environment), _backends(environment), *_data(data_root)]
+        checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root)]
     except SuiteError as error:
         checks.append(Check(name, BAD, *str(error).rsplit("; ", 1)))
     checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
     return checks, environment
-
-
-def _python():
-    version = f"Python {platform.python_version()}"
-    if sys.version_info < LEAST_PYTHON:
-        return Check("Python", BAD, version, f"install {'.'.join(map(str, LEAST_PYTHON))} or newer")
-    return Check("Python", OK, version)
 
 
 def _compute(device):
@@ -89,7 +84,7 @@ def _compute(device):
         wrong = str(error).partition("\n")[0]
     if wrong:
         advice = "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu"
-        raise SuiteError(f"{machine.device_name(device)} cannot be used", wrong, advice, MACHINE)
+        raise SuiteError(f"{device_name(device)} cannot be used", wrong, advice, MACHINE)
 
 
 def _gpus(environment):
@@ -105,18 +100,8 @@ def _gpus(environment):
     return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
 
 
-def _backends(environment):
-    there = dist.is_available()
-    found = {"gloo": there and dist.is_gloo_available(), "NCCL": there and dist.is_nccl_available()}
-    needed = "NCCL" if environment["gpus"] else "gloo"
-    backends = ", ".join(name for name, here in found.items() if here) or "none"
-    if not found[needed]:
-        return Check("DDP backends", BAD, f"{backends}; DDP needs {needed} here", "install torch from requirements.txt")
-    return Check("DDP backends", OK, f"{backends}; DDP will use {needed}")
-
-
 def _cores():
-    cores, all_cores = machine.available_cores(), os.cpu_count()
+    cores, all_cores = available_cores(), os.cpu_count()
     use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
     return Check("CPU cores", OK if cores == all_cores else NOTE, use)
 
@@ -125,15 +110,13 @@ def _shared_memory():
     if not Path("/dev/shm").is_dir():
         return Check("/dev/shm", NOTE, "there is none")
     free = shutil.disk_usage("/dev/shm").free
-    found = f"{free / 1e6:,.0f} MB free"
+    found = f"{free / 1e6:,.0f} MB free, where loader workers hand over their batches"
     if free < SHARED_MEMORY_BYTES:
-        found += ", loader workers hand over their batches there"
         return Check("/dev/shm", BAD, found, "in docker: --shm-size=1g; or type --num-workers 0")
     return Check("/dev/shm", OK, found)
 
 
 def _data(root: Path) -> Iterator[Check]:
-    """One check for each real data set. Missing is no fault: it is downloaded when it is asked for."""
     for name, files in ((name, known.files) for name, known in DATASETS.items() if known.archives):
         if not are_there(root, files):
             yield Check(f"data: {name}", NOTE, f"not in {root}", "downloaded when it is first used")
@@ -147,7 +130,6 @@ def _data(root: Path) -> Iterator[Check]:
 
 
 def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
-    """Whether files can be written there, or where the directory would be made, and how much room there is."""
     for directory in dict.fromkeys((output_dir, data_root)):
         name = f"write to {directory}"
         existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
@@ -158,9 +140,9 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
             status = NOTE if directory == data_root else BAD  # data may be there already
             yield Check(name, status, error.strerror or str(error), "name another directory")
             continue
-        enough = free >= FREE_DISK_BYTES
-        advice = "" if enough else "free some space, or name another directory"
-        yield Check(name, OK if enough else BAD, f"{free / 1e9:,.1f} GB free", advice)
+        full = free < FREE_DISK_BYTES
+        advice = "free some space, or name another directory" if full else ""
+        yield Check(name, BAD if full else OK, f"{free / 1e9:,.1f} GB free", advice)
 
 
 def _running():
@@ -170,9 +152,8 @@ def _running():
         parent = f"{tag}-".split("-")[1]
         if pid != os.getpid() and parent.isdecimal():
             runs[parent].append(pid)
-    gone = [pids for parent, pids in runs.items() if not psutil.pid_exists(int(parent))]
-    stray = " ".join(str(pid) for pids in gone for pid in pids if _same_namespace(pid))
-    if stray:
+    gone = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
+    if stray := " ".join(str(pid) for pid in gone if _same_namespace(pid)):
         return Check("other runs", BAD, f"processes {stray} are left of an earlier run", f"type kill -9 {stray}")
     if runs:
         return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
@@ -192,7 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help="(%(default)s)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="what will train (%(default)s)"
+    )
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -2,10 +2,7 @@
 
     python -m common.programs.probe --dataset mnist --sizes 32 64 128 --threads 1 --ceiling --link
 
-prints JSON. For each model and size: the time of a training step on so many images on one device, without a loader.
---cut: the time of each of its blocks. How many images/s the resident loader delivers to nobody; --ceiling: also the
-loader in question, and how much of the cores it takes. --link: how fast ranks that train exchange gradients, and in
-which parts. Last, how much memory all that took. It also puts the data set in place, for all runs.
+prints a common.files.probe.Probe as JSON. It also puts the data set in place, for all runs.
 """
 
 import contextlib
@@ -39,9 +36,9 @@ from common.errors import SuiteError, suppress_out_of_memory
 from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
 from common.machine.entry import run_script
-from common.machine.environment import available_devices, free_memory, gpus_can_be_shared
+from common.machine.environment import available_devices, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
-from common.machine.memory import peak_resident_bytes
+from common.machine.memory import free_memory, peak_resident_bytes
 from common.models.build import block_names, build_network
 from common.ranks.group import shutdown
 from common.settings.arguments import OneLineParser, positive_int
@@ -73,10 +70,10 @@ def wants_more(steps: int, seconds: float) -> bool:
 
 
 def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: list[int], device) -> dict[int, float]:
-    """Return batch → the median time of a training step on so many random images, for each of `sizes`.
+    """Return batch → the median time of a training step on so many random images, the first two left out.
 
-    Of a GPU, each time is that of 20 steps. The first two times of each do not count. The sizes take turns, so that
-    whatever slows the machine down for a while slows all alike. One that does not fit into memory is left out.
+    Of a GPU, each time is that of 20 steps. The sizes take turns, so that whatever slows the machine down for a while
+    slows all alike. One that does not fit into memory is left out.
     """
     calls = CALLS[device.type]
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
@@ -96,10 +93,7 @@ def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: l
 
 
 def loader_speed(loader, workers: int, device: torch.device) -> LoaderSpeed:
-    """Return what a training loader delivers to `device` while nothing else works, and what that takes of the cores.
-
-    Its start, up to the first batch, is left out. Goes through the data again until SECONDS_PER_MEASUREMENT are over.
-    """
+    """Return what a training loader delivers to `device`, after its first batch, and what that takes of the cores."""
     count, start = 0, None
     while True:
         for images, _ in loader:
@@ -125,10 +119,9 @@ def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: s
 
     Between ranks, one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before an exchange,
     because one between idle ranks is several times as fast. It lasts as long as DistributedDataParallel would wait for
-    it on average over the ranks, the slower ranks' last moments included: a step pays for them too. Two more follow at
-    once, of SHORT bytes and of all. Bandwidth, in gigabits per second, is the "bus bandwidth" of NCCL's tests
-    (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. All None where there is one GPU,
-    and so no link, and where processes may not share the one on which this process computes.
+    it on average over the ranks. Two more follow at once, of SHORT bytes and of all. Bandwidth, in gigabits per second,
+    is the "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2
+    (N-1)/N. All None where there is one GPU, and so no link, and where processes may not share this process's.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
     if ranks < 2 or (kind == "cuda" and not gpus_can_be_shared()):
@@ -143,18 +136,30 @@ def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: s
 
 
 def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
+    """As one of the ranks; rank 0 leaves the medians of the three exchanges' seconds in the directory."""
     end_with_parent()
-    device = _join(rank, ranks, directory, arguments, kind)
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    prepare_process(arguments, device, rank, ranks)
+    with short_slices(arguments.bind and kind == "cpu"):
+        backend, own = ("nccl", device) if kind == "cuda" else ("gloo", None)
+        place = f"file://{directory}/rendezvous"
+        dist.init_process_group(backend, place, rank=rank, world_size=ranks, device_id=own)
     model = _build(name, arguments, image_set, device)
     share = max(1, arguments.batch_size[0] // ranks)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set, share, device)
     gradients, message = (torch.ones(max(1, count // 4), device=device) for count in (size, SHORT))
     exchanges, spent = [], 0.0
     while wants_more(len(exchanges), spent):
-        with Stopwatch([device]) as training:
+        watches = [Stopwatch([device]) for _ in range(4)]
+        with watches[0]:
             step()
-        exchanges.append([_all_reduce_seconds(sent, device) for sent in (gradients, message, gradients)])
-        together = torch.tensor([training.seconds + sum(exchanges[-1])], device=device)
+        for watch, sent in zip(watches[1:], (gradients, message, gradients), strict=True):
+            with watch:
+                dist.all_reduce(sent)
+        exchanges.append([watch.seconds for watch in watches[1:]])
+        together = torch.tensor([sum(watch.seconds for watch in watches)], device=device)
         dist.all_reduce(together)  # so that all ranks end with the same step
         spent += together.item() / ranks
     seconds = torch.tensor(exchanges, device=device)  # (exchanges, 3)
@@ -165,29 +170,10 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     shutdown()
 
 
-def _join(rank, ranks, directory, arguments, kind):
-    """Join the process group of the ranks that meet in a directory; return this one's device."""
-    on_gpu = kind == "cuda"
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    prepare_process(arguments, device, rank, ranks)
-    backend, place = "nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous"
-    with short_slices(arguments.bind and not on_gpu):
-        dist.init_process_group(backend, place, rank=rank, world_size=ranks, device_id=device if on_gpu else None)
-    return device
-
-
-def _build(name: str, arguments: Any, image_set: ImageSet, device: torch.device) -> nn.Module:
-    """Return a network as the command line asks for it, on a device."""
+def _build(name, arguments, image_set, device):
+    """A network as the command line asks for it, on a device."""
     classes = len(image_set.classes)
     return build_network(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
-
-
-def _all_reduce_seconds(tensor, device):
-    with Stopwatch([device]) as watch:
-        dist.all_reduce(tensor)
-    return watch.seconds
 
 
 def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.device) -> tuple[Bucket, ...]:
@@ -211,26 +197,17 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
         passes.append({name: end for name, _, end in timer.spans()})
     for hook in hooks:
         hook.remove()
-    update = [ends.pop("update") for ends in passes]
-    *_, last = order = sorted(passes[-1], key=lambda name: passes[-1][name])
-    sizes = {name: parameter.numel() * parameter.element_size() for parameter, name in names.items()}
+    sizes = {name: parameter.nbytes for parameter, name in names.items() if name in passes[-1]}
+    *_, last = order = sorted(sizes, key=lambda name: passes[-1][name])
     buckets: list[Bucket] = []
     size = 0
     for name in order:
         size += sizes[name]
         if name == last or size >= (BUCKET if buckets else FIRST_BUCKET):
-            left = [(ends[last] - ends[name]) / whole for ends, whole in zip(passes, update, strict=True)]
-            buckets.append(Bucket(size, statistics.median(left[2:])))
+            left = statistics.median((ends[last] - ends[name]) / ends["update"] for ends in passes[2:])
+            buckets.append(Bucket(size, left))
             size = 0
     return tuple(buckets)
-
-
-@torch.no_grad()
-def evaluate_batch(model: nn.Module, test_loader, device: torch.device) -> None:
-    """Classify one batch: where training batches are small, that needs the most memory of all."""
-    images, _ = next(iter(test_loader))
-    model.eval()(to_device(images, device))
-    model.train()
 
 
 def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
@@ -279,10 +256,12 @@ def _loaders(arguments, image_set, device, **changed):
 
 
 def _measure_model(name, arguments, image_set, device, test_loader):
-    """Return the StepTimes, the ModelLink and the BlockTimes of one network."""
+    """The StepTimes, the ModelLink and the BlockTimes of one network."""
     model, blocks = _build(name, arguments, image_set, device), []
-    with suppress_out_of_memory():
-        evaluate_batch(model, test_loader, device)
+    with suppress_out_of_memory(), torch.no_grad():  # where training batches are small, that needs the most memory
+        images, _ = next(iter(test_loader))
+        model.eval()(to_device(images, device))
+    model.train()
     if arguments.cut:
         images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
         with suppress_out_of_memory():
@@ -292,7 +271,7 @@ def _measure_model(name, arguments, image_set, device, test_loader):
         model.compile()
     optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]
     times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
     link = ModelLink(name, size, None)
     if arguments.link and (batch in times or batch not in arguments.sizes):  # else half of it may not fit either
         step = random_step(model, optimizer, image_set, batch, device)
@@ -304,11 +283,13 @@ def _measure_model(name, arguments, image_set, device, test_loader):
 def main() -> None:
     parser = OneLineParser(prog="-m common.programs.probe", description=__doc__)
     add_training_flags(parser, several=True)
-    parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N")
+    parser.add_argument(
+        "--sizes", type=positive_int, nargs="+", default=[128], metavar="N", help="time steps on N images"
+    )
     parser.add_argument("--threads", type=positive_int, metavar="N")
     parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
-    parser.add_argument("--ceiling", action="store_true")
-    parser.add_argument("--link", action="store_true")
+    parser.add_argument("--ceiling", action="store_true", help="the loader's speed, and what it takes of the cores")
+    parser.add_argument("--link", action="store_true", help="how fast ranks that train exchange gradients")
     parser.set_defaults(num_workers=[0])
     arguments: Any = parse_with_recipe(parser, several=True)
     print(json.dumps(asdict(measure(arguments, load_image_set(arguments)))))

@@ -21,16 +21,12 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return max |Δ| over all parameters of two state_dicts.
-
-    NaN if any difference is NaN. Raises SuiteError (FAILED) if they do not hold the same names and shapes.
-    """
+    """Return max |Δ| over all parameters of two state_dicts, or NaN; SuiteError (FAILED) if they do not match."""
     shapes, others = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
     for name in {**shapes, **others}:
         if shapes.get(name) != others.get(name):
-            found = f"{name}: {shapes.get(name)}, {others.get(name)}"
-            advice = "give two files of the same model"
-            raise SuiteError("the weights are of two different models", found, advice, FAILED)
+            what, found = "the weights are of two different models", f"{name}: {shapes.get(name)}, {others.get(name)}"
+            raise SuiteError(what, found, "give two files of the same model", FAILED)
     parameters = [name for name in reference if name.rpartition(".")[2] not in STATISTICS]
     distances = [(reference[name].double() - other[name].double()).abs().max() for name in parameters]
     return torch.stack(distances).max().item()

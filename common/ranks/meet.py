@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
-from common.machine.environment import available_devices, usable_cores
+from common.machine.cores import usable_cores
+from common.machine.environment import available_devices
 from common.ranks.agree import tell_all
 from common.words import count
 

@@ -18,10 +18,12 @@ from common.engine.checkpoint import content_of, read_checkpoint
 from common.engine.place import Place
 from common.engine.setup import check_memory_limit, check_precision, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
+from common.machine.cores import available_cores
 from common.machine.ending import end_after_step, told
 from common.machine.entry import run_script
-from common.machine.environment import available_cores, available_devices, free_memory
+from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
+from common.machine.memory import free_memory
 from common.ranks.group import GRACE_SECONDS, Rank
 from common.ranks.lost import name_lost_ranks
 from common.ranks.meet import find_ranks, rank_device

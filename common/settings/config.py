@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import USAGE, SuiteError
 from common.files.writing import check_writable, file_behind
-from common.machine.environment import check_tensorboard
+from common.machine.begin import check_tensorboard
 from common.settings.arguments import (
     OneLineParser,
     fraction,

@@ -22,7 +22,7 @@ import psutil
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import Probe
 from common.files.results import read_result
-from common.machine.environment import available_cores
+from common.machine.cores import available_cores
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
 from comparison.plan.plan import file_name

@@ -17,7 +17,7 @@ from common.engine.shares import Evaluation, Training, merge
 from common.engine.step import LastGradient, build_optimizer
 from common.engine.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
 from common.files.describe import describe_epoch
-from common.machine import environment
+from common.machine import cores as machine_cores
 from common.machine.lifetime import has_launcher
 from common.ranks.replicas import SimulatedDataParallel
 from common.settings.schedules import build_schedule
@@ -395,9 +395,9 @@ def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
     }.items():
         (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name[1:]).write_text(content)
-    monkeypatch.setattr(environment, "Path", lambda *parts: tmp_path.joinpath(parts[0][1:], *parts[1:]))
-    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
-    assert environment.available_cores() == cores
+    monkeypatch.setattr(machine_cores, "Path", lambda *parts: tmp_path.joinpath(parts[0][1:], *parts[1:]))
+    monkeypatch.setattr(machine_cores.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert machine_cores.available_cores() == cores
 
 
 def test_every_twentieth_batch_of_training_is_sampled():

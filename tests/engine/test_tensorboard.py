@@ -6,7 +6,7 @@ import pytest
 
 from common.engine.tensorboard import EpochLog
 from common.errors import MACHINE, SuiteError
-from common.machine.environment import check_tensorboard
+from common.machine.begin import check_tensorboard
 from comparison.results_file import read_results, write_results
 from tests.reports import configuration, report_of, runs
 

@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,32 +15,31 @@ import torch
 
 from common.engine.setup import prepare_process
 from common.errors import MACHINE, SuiteError
-from common.machine import cores, environment
-from common.machine.cores import RUNTIME, SHORT_SLICE, share_of, short_slices, slice_attributes
+from common.machine import cores
+from common.machine.cores import SHORT_SLICE, share_of, short_slices
 from common.ranks.meet import find_ranks
 from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
-LINUX = tuple(map(int, platform.release().split(".")[:2])) if sys.platform == "linux" else (0, 0)
-HAS_SLICES = pytest.mark.skipif(LINUX < (6, 12), reason="needs Linux 6.12, whose threads may ask for a slice")
+OWN = Path("/proc/self/sched")  # since Linux 6.12 with a thread's slice, in nanoseconds
+HAS_SLICES = pytest.mark.skipif(not (OWN.exists() and "se.slice" in OWN.read_text()), reason="needs Linux 6.12")
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """What a process that may use cores 0 and 1 is kept on, in place of keeping it there."""
+def kept(monkeypatch, tmp_path):
+    """What a process that may use cores 0 to 3 is kept on, in place of keeping it there; its machine is in tmp_path."""
     kept = []
-    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(cores, "keep_on", kept.append)
+    monkeypatch.setattr(cores, "SYSFS", tmp_path)
     return kept
 
 
 @pytest.mark.parametrize(
-    "node, near, expected",
-    [("1", "0,2-3\n", [{0}]), ("0", "1\n", [{1}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])],
+    "node, near, expected", [("1", "0,2-3,8\n", [{0, 2, 3}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])]
 )
 def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, kept, monkeypatch, tmp_path):
     gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(cores, "SYSFS", tmp_path)
     card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
     for directory in (card, place):
         directory.mkdir(parents=True)
@@ -50,33 +51,26 @@ def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, k
     assert kept == expected
 
 
-def test_a_rank_on_a_cpu_is_bound_to_its_share(kept, monkeypatch, tmp_path):
-    monkeypatch.setattr(cores, "SYSFS", tmp_path)
-    for local_rank in (0, 1):
-        cores.bind(CPU, local_rank, 2)
-    cores.bind(CPU)
-    assert kept == [{0}, {1}, {0, 1}]
-
-
 @pytest.mark.parametrize(
-    "siblings, sockets, processes, shares",
+    "siblings, sockets, shares",
     [
-        ("0 1 2 3", "0 0 0 0", 2, [{0, 1}, {2, 3}]),
-        ("0,2 1,3 0,2 1,3", "0 0 0 0", 2, [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
-        ("0 1 2 3", "0 1 0 1", 2, [{0, 2}, {1, 3}]),
-        ("0-1 0-1 2-3 2-3", "0 0 0 0", 3, [{0}, {1}, {2, 3}]),
-        ("0 1 2 3", "0 0 0 0", 5, [{0}, {1}, {2}, {3}, {0}]),
-        ("", "", 4, [{0}, {1}, {2}, {3}]),
+        ("0 1 2 3", "0 0 0 0", [{0, 1, 2, 3}]),
+        ("0,2 1,3 0,2 1,3", "0 0 0 0", [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
+        ("0 1 2 3", "0 1 0 1", [{0, 2}, {1, 3}]),
+        ("0-1 0-1 2-3 2-3", "0 0 0 0", [{0}, {1}, {2, 3}]),
+        ("0 1 2 3", "0 0 0 0", [{0}, {1}, {2}, {3}, {0}]),
+        ("", "", [{0}, {1}, {2}, {3}]),
     ],
 )
-def test_ranks_get_whole_cores_of_one_socket(siblings, sockets, processes, shares, monkeypatch, tmp_path):
-    monkeypatch.setattr(cores, "SYSFS", tmp_path)
+def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets, shares, kept, tmp_path):
     for core, (threads, socket) in enumerate(zip(siblings.split(), sockets.split(), strict=True)):
         topology = tmp_path / f"devices/system/cpu/cpu{core}/topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{threads}\n")
         (topology / "physical_package_id").write_text(f"{socket}\n")
-    assert [share_of({0, 1, 2, 3}, rank, processes) for rank in range(processes)] == shares
+    for rank in range(len(shares)):
+        cores.bind(CPU, rank, len(shares))
+    assert kept == shares
 
 
 def threads_and_cores(rank, allowed, directory, told):
@@ -87,7 +81,7 @@ def threads_and_cores(rank, allowed, directory, told):
     os.environ.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
     kept = []
     os.sched_getaffinity = lambda _: {*allowed}
-    environment._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
+    cores._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
     place = find_ranks(f"file://{directory}/rendezvous", 60)
     prepare_process(make_config(bind=True), CPU, *place.sharing)
     told.put((rank, kept))
@@ -130,7 +124,7 @@ def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
 
 KEEP = """
 import os, threading
-from common.machine.environment import available_cores, keep_on
+from common.machine.cores import available_cores, keep_on
 before = available_cores()
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
@@ -145,40 +139,35 @@ def test_every_thread_is_kept_on_the_cores_and_the_others_still_count():
     subprocess.run([sys.executable, "-c", KEEP], cwd=PROJECT, env=child_environment(), check=True)
 
 
-def slice_in_a_thread(wanted=True):
-    """What a thread that is started inside of short_slices() has."""
-    found = []
-    with short_slices(wanted):
-        thread = threading.Thread(target=lambda: found.append(slice_attributes()[RUNTIME]))
-        thread.start()
-        thread.join()
-    return found[0]
+def slice_of(thread: int) -> int:
+    """For so many nanoseconds the kernel lets a thread compute when another one waits."""
+    return int(re.search(r"se.slice\s+: *(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text())[1])
 
 
 @HAS_SLICES
-def test_threads_that_are_started_inside_ask_for_short_slices():
-    before = slice_attributes()
-    assert before[RUNTIME] > SHORT_SLICE == slice_in_a_thread()
-    assert slice_attributes() == before and slice_in_a_thread(wanted=False) == before[RUNTIME]
-
-
-def test_where_a_kernel_knows_no_slices_nothing_changes(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "abacus")
-    assert slice_attributes() is None
-    with short_slices():
-        pass
+@pytest.mark.parametrize("wanted, machine", [(True, None), (False, None), (True, "abacus")])
+def test_threads_that_are_started_inside_ask_for_short_slices(wanted, machine, monkeypatch):
+    if machine:  # whose kernel knows no such call
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+    own, found = threading.get_native_id(), []
+    before = slice_of(own)
+    with short_slices(wanted):
+        thread = threading.Thread(target=lambda: found.append(slice_of(threading.get_native_id())))
+        thread.start()
+        thread.join()
+    assert found == [SHORT_SLICE if wanted and not machine else before] and slice_of(own) == before > SHORT_SLICE
 
 
 MODEL = """
 import os, pathlib
-from common.machine.cores import RUNTIME, slice_attributes
+from tests.machine.test_cores import slice_of
 from torch import nn
 
 class Told(nn.Linear):
     def forward(self, images):
         tasks = pathlib.Path("/proc/self/task").iterdir()
         gloo = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
-        slices = {slice_attributes(task)[RUNTIME] for task in gloo}
+        slices = {slice_of(task) for task in gloo}
         cores = {frozenset(os.sched_getaffinity(task)) for task in [0, *gloo]}
         if gloo:
             told = repr((os.environ.get("RANK"), slices, [sorted(kept) for kept in cores]))
@@ -190,28 +179,24 @@ def build(image_shape, classes):
 """
 
 
-def told_file(tmp_path):
-    """A network that tells of every process in which gloo is: rank, slices of gloo's threads, cores."""
+@pytest.fixture
+def told(tmp_path):
+    """A network, and what tells of every process in which it met gloo: rank, slices of gloo's threads, cores."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    file = tmp_path / "told.py"
-    file.write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
-    return f"{file}:build"
+    (tmp_path / "told.py").write_text(MODEL.replace("DIRECTORY", repr(str(tmp_path))))
+
+    def told():
+        files = [*tmp_path.glob("*.told")]
+        found = sorted((eval(file.read_text()) for file in files), key=lambda shown: shown[2])
+        for file in files:
+            file.unlink()
+        return found
+
+    return f"{tmp_path / 'told.py'}:build", told
 
 
-def told(tmp_path):
-    files = [*tmp_path.glob("*.told")]
-    found = sorted((eval(file.read_text()) for file in files), key=lambda shown: shown[2])
-    for file in files:
-        file.unlink()
-    return found
-
-
-def shares():
-    """The cores of the two ranks, as told() has them."""
-    return [[sorted(share_of(os.sched_getaffinity(0), rank, 2))] for rank in (0, 1)]
-
-
+SHARES = [[sorted(share_of(os.sched_getaffinity(0), rank, 2))] for rank in (0, 1)]
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
 
 
@@ -225,25 +210,24 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
         pytest.param(f"{TORCHRUN} accelerate_train.py", marks=pytest.mark.slow),
     ],
 )
-def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, tmp_path):
+def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, told):
     if "accelerate_train.py" in command:
         pytest.importorskip("accelerate")
-    model = told_file(tmp_path)
+    model, seen = told
     result, weights, _ = train(command, "--model", model, "--bind")
-    bound = told(tmp_path)
-    assert bound == [(str(rank), {SHORT_SLICE}, shares()[rank]) for rank in (0, 1)]
+    assert seen() == [(str(rank), {SHORT_SLICE}, SHARES[rank]) for rank in (0, 1)]
     assert result["config"]["bind"] and result["environment"]["cores"] >= 2
     _, others, _ = train(command, "--model", model)
-    free = told(tmp_path)
+    free = seen()
     assert len(free) == 2 and not any(SHORT_SLICE in slices for _, slices, _ in free)
     assert all(kept == [sorted(os.sched_getaffinity(0))] for _, _, kept in free)
     torch.testing.assert_close(weights, others, rtol=0, atol=0)
 
 
 @HAS_SLICES
-def test_a_link_is_measured_between_bound_ranks(project, data_root, tmp_path):
-    flags = "--dataset synthetic-mnist --train-size 48 --batch-size 48 --loader resident --link --bind"
-    command = f"-m common.programs.probe {flags} --model"
-    done = project(command, told_file(tmp_path), "--data-root", data_root, tiny=False)
+def test_a_link_is_measured_between_bound_ranks(project, data_root, told):
+    model, seen = told
+    flags = "--dataset synthetic-mnist --train-size 48 --batch-size 48 --loader resident --link --bind --model"
+    done = project(f"-m common.programs.probe {flags}", model, "--data-root", data_root, tiny=False)
     assert done.returncode == 0, done.stderr
-    assert told(tmp_path) == [(None, {SHORT_SLICE}, share) for share in shares()]
+    assert seen() == [(None, {SHORT_SLICE}, share) for share in SHARES]

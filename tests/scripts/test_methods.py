@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data.image_set import load_image_set
-from common.machine.environment import available_cores
+from common.machine.cores import available_cores
 from common.models.build import build_network
 from common.ranks import replicas
 from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, small, start_here
