@@ -5,26 +5,25 @@
     python benchmarks/benchmark.py --tables
 
 Each is a script of its own beside this one, and leaves a JSON file in figures/benchmark/; --tables only makes the
-tables of those files again. Takes about four hours on 2 CPU cores: those that train to an accuracy three of them.
+tables of those files again. Takes about four hours on 2 CPU cores, three of them those that train to an accuracy.
 """
 
 import subprocess
 import sys
 
 from measure import PROJECT
-from tables import COMPARISONS, TABLES
 
 from common.errors import FAILED, SuiteError
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser, one_of
-from docs import write
+from docs import COMPARISONS, SCRIPTS, write
 
 
 def commands(arguments) -> dict[str, list[str]]:
     """Return the command of every benchmark, without the interpreter."""
     data = ["--data-root", arguments.data_root]
-    lines = {name: [f"benchmarks/{name}.py", *data] for name in TABLES}
+    lines = {name: [f"benchmarks/{name}.py", *data] for name in SCRIPTS}
     if arguments.example:
         lines["peers"] += ["--example", arguments.example]
     for directory, flags in COMPARISONS.items():
@@ -36,7 +35,7 @@ def commands(arguments) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    names = (*TABLES, *COMPARISONS)
+    names = (*SCRIPTS, *COMPARISONS)
     parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME", help=f"{' | '.join(names)} (all)")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only make the tables again")
     parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example, for peers")

@@ -7,31 +7,46 @@ read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is
 was never measured is left as it is.
 """
 
+import importlib
 import json
 import re
 import statistics
-import sys
 import textwrap
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from measure import PROJECT
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(PROJECT))
-
-from tables import table  # noqa: E402
-
-from common.files.results import PHASES, RunResult  # noqa: E402
-from common.files.writing import write_text  # noqa: E402
-from common.settings.config import FLAGS, RunConfig  # noqa: E402
-from comparison.judge.analysis import analyse  # noqa: E402
-from comparison.record import Report  # noqa: E402
-from comparison.results_file import SCHEMA_VERSION, read_results  # noqa: E402
-from comparison.show.tables import lay_out, main_table, projection_table, sweep_tables  # noqa: E402
+from common.files.results import PHASES, RunResult
+from common.files.writing import write_text
+from common.settings.config import FLAGS, RunConfig
+from comparison.judge.analysis import analyse
+from comparison.plan.counterparts import BEFORE
+from comparison.record import Report
+from comparison.results_file import SCHEMA_VERSION, read_results
+from comparison.show.tables import before_table, lay_out, main_table, projection_table, sweep_tables
 
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
+SCRIPTS = "overhead loaders options peers scaling roofline startup planted_causes sharding".split()  # with a table()
+DDP_LENET = (
+    "--dataset mnist --model lenet --batch-size 128 --loader resident --epochs 2 --max-steps 200 "
+    "--methods single single-all-cores ddp fsdp"
+)
+FAST_CIFAR10 = "--dataset cifar10 --recipe fast --baseline single-all-cores"
+COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this machine
+    "time-to-99-mnist": "--dataset mnist --recipe fast --methods single --threads-per-device CORES --repeats 5 "
+    "--target-accuracy 0.99",
+    "time-to-90-cifar10": f"{FAST_CIFAR10} --methods single-all-cores ddp pipeline --repeats 3 --target-accuracy 0.9",
+    "time-to-90-batches": f"{FAST_CIFAR10} --methods single-all-cores ddp --batch-size 512 1024 --repeats 3 "
+    "--target-accuracy 0.9",
+    "zero-muon": f"{FAST_CIFAR10} --epochs 2 --max-steps 12 --repeats 4 --methods single-all-cores ddp ddp-zero",
+    "ddp-lenet": f"{DDP_LENET} --repeats 5",
+    "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
+    "pipeline-resnet8": "--dataset cifar10 --model resnet8 --loader resident --epochs 2 --max-steps 15 --repeats 10 "
+    "--methods pipeline-1 pipeline pipeline-1f1b --micro-batches 8 --baseline pipeline-1",
+}
 
 
 def schema(kind: type) -> dict:
@@ -74,6 +89,27 @@ def comparison() -> dict:
     return made
 
 
+def measured_table(name: str, directory: Path) -> str:
+    """Return the table of one benchmark, and the machine it was measured on, as Markdown."""
+    if (file := directory / name / "results.json").exists():
+        report = read_results(file)
+        analysis, command, where = analyse(report), report.command, report.environment
+        foreign = max((run.foreign_cores for run in report.outcomes if run.foreign_cores is not None), default=None)
+        text = main_table(analysis, "github")
+        if analysis.pairs[BEFORE]:
+            text += "\n\nEach row beside the same one, but for what the last column says:\n\n"
+            text += before_table(analysis, "github")
+    else:
+        results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+        command, where, foreign = results["command"], results["environment"], results["foreign_cores"]
+        text = importlib.import_module(name).table(results)
+        if results.get("device") == "cpu":  # it had too few GPUs
+            where = {**where, "gpus": []}
+    machine = ", ".join([*where["gpus"], f"{where['cores']} cores of {where['cpu']}"])
+    busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
+    return f"{text}\n\n`{command}` on {machine}, torch {where['torch']}{busy}."
+
+
 def comparison_table(name: str) -> str:
     """Return the table of a comparison, or those of its sweeps."""
     analysis = analyse(read_results(FIGURES / name / "results.json"))
@@ -111,7 +147,7 @@ def part(page: Path, match: re.Match) -> str:
     if kind in PARTS:
         text = PARTS[kind](about)
     elif any((FIGURES / "benchmark" / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
-        text = table(name, FIGURES / "benchmark")
+        text = measured_table(name, FIGURES / "benchmark")
     else:
         return match[0]
     space = "\n" if kind == "terminal" else "\n\n"  # a README is short

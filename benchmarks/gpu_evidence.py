@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 from measure import PROJECT
-from tables import TABLES, table
 
 from common.errors import FAILED, MACHINE, USAGE, SuiteError, describe_exit
 from common.files.writing import write_json, write_text
@@ -25,6 +24,7 @@ from common.machine.environment import describe_environment
 from common.settings.arguments import OneLineParser, positive_float, positive_int
 from comparison.run.launch import TIMED_OUT, run_child
 from comparison.show.tables import lay_out
+from docs import SCRIPTS, measured_table
 
 COMPARE, OPTIONS = "compare_parallel.py", "benchmarks/options.py"
 RESIDENT, FAST = "--loader resident --epochs 3", "--recipe fast --methods single"
@@ -42,7 +42,7 @@ STEPS = {
     "time-to-94-cifar10": f"{COMPARE} --dataset cifar10 {FAST} --model airbench-wide --lr 0.005 --epochs 20 "
     "--repeats 3 --target-accuracy 0.94",
 }
-SECONDS, MEBIBYTES = 480.0, 16
+SECONDS = 480.0
 
 
 def directory_of(gpus: list[str]) -> Path:
@@ -76,20 +76,10 @@ def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> 
     ]
     for name, step in steps.items():
         compared = (directory / name / "results.json").exists()
-        if step["exit_code"] == 0 and (compared or name in TABLES):
-            parts += [f"## {name}", table(name, directory)]
+        if step["exit_code"] == 0 and (compared or name in SCRIPTS):
+            parts += [f"## {name}", measured_table(name, directory)]
             parts += [f"[Report]({name}/report.md)"] if compared else []
     write_text("\n\n".join(parts) + "\n", directory / "report.md")
-
-
-def check_size(directory: Path) -> None:
-    """Raise SuiteError (FAILED) if a directory holds more than is to be committed."""
-    sizes = {file: file.stat().st_size for file in directory.rglob("*") if file.is_file()}
-    if sum(sizes.values()) > MEBIBYTES * 2**20:
-        largest = max(sizes, key=sizes.get)
-        most = f"{largest.relative_to(directory)} has {sizes[largest] / 2**20:.0f}"
-        found, what = f"{sum(sizes.values()) / 2**20:.0f} MiB, of which {most}", directory.relative_to(PROJECT)
-        raise SuiteError(f"{what} is too large to commit", found, f"leave it under {MEBIBYTES} MiB", FAILED)
 
 
 def main() -> None:
@@ -122,7 +112,6 @@ def main() -> None:
         print(f"{number} {name}: {words}, after {steps[name]['seconds']:.0f} s", flush=True)
         write_json(steps, record)
         write_report(directory, environment, steps)
-    check_size(directory)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
         what = f"these did not come to a good end: {', '.join(failed)}"
         found = f"their logs are in {directory.relative_to(PROJECT)}"

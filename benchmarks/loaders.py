@@ -83,11 +83,11 @@ def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def draw_folder(directory: Path) -> None:
-    """Write enough training images for every network, and 64 test images, as a folder of images."""
+def draw_folder(directory: Path, size: int) -> None:
+    """Write so many training images, and 64 test images, as a folder of images."""
     from PIL import Image
 
-    drawn = synthetic_cifar10(max(batch * steps for batch, steps in NETWORKS.values()), 64)
+    drawn = synthetic_cifar10(size, 64)
     for part, images, labels in (("train", *drawn[:2]), ("test", *drawn[2:])):
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             path = directory / part / str(label) / f"{number}.png"
@@ -141,7 +141,7 @@ def all_beside_training(cores: list[int]) -> list[dict]:
     found, devices = [], available_devices("auto")
     ranks = (1, 2) if devices[0].type == "cpu" or len(devices) > 1 else (1,)
     with tempfile.TemporaryDirectory() as directory:
-        draw_folder(images := Path(directory, "images"))
+        draw_folder(images := Path(directory, "images"), max(batch * steps for batch, steps in NETWORKS.values()))
         for model, some, number in itertools.product(NETWORKS, cores, ranks):
             if number <= some <= available_cores():
                 print(f"{model}, {count(number, 'rank')}, {count(some, 'core')}", flush=True)

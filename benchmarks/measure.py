@@ -18,14 +18,19 @@ sys.path.insert(0, str(PROJECT))
 
 from torch.utils.data import DistributedSampler  # noqa: E402
 
+from common.data.image_set import load_image_set  # noqa: E402
+from common.data.loaders import make_loaders  # noqa: E402
+from common.engine.loop import fit  # noqa: E402
 from common.engine.place import ParallelContext, Place  # noqa: E402
-from common.engine.step import build_loss, to_device  # noqa: E402
+from common.engine.step import build_loss, build_optimizer, to_device  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.writing import write_json  # noqa: E402
 from common.machine.cores import available_cores  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
+from common.models.build import build_model  # noqa: E402
 from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
+from common.settings.schedules import build_schedule  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
 from comparison.run.turns import busy_seconds, children_seconds  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
@@ -124,6 +129,23 @@ def one_device(model, config: RunConfig, device, sampler=None) -> tuple[Parallel
 def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:
     """Return the sampler of one rank, as the training scripts make it."""
     return DistributedSampler(image_set.train_labels, world_size, rank, seed=config.seed, drop_last=True)
+
+
+def training_of(config: RunConfig, device) -> tuple:
+    """Return what data_parallel_train.py does with one device, as a callable that returns its epochs' records, and
+    the image set, the sampler and both loaders that it takes."""
+    image_set = load_image_set(config)
+    sampler = sampler_of(image_set, config)
+    loaders = make_loaders(image_set, config, device, sampler)
+    model = build_model(config, image_set).to(device)
+    optimizer = build_optimizer(model.parameters(), config)
+    context, train_step = one_device(model, config, device, sampler)
+
+    def train():
+        schedule = build_schedule(optimizer, config, len(loaders[0]))
+        return fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None)[0]
+
+    return train, image_set, sampler, loaders
 
 
 class Witness:

@@ -7,18 +7,17 @@ a model that does nothing, so that only the loops are left: that shows microseco
 """
 
 import statistics
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, sampler_of, write
+from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, training_of, write
 
-from common.data.image_set import load_image_set
-from common.data.loaders import make_loaders
 from common.engine import loop as engine
-from common.engine.loop import fit, train_one_epoch
+from common.engine.loop import train_one_epoch
 from common.engine.setup import prepare_process
-from common.engine.step import build_loss, build_optimizer, to_device
+from common.engine.step import build_optimizer
 from common.engine.timing import PhaseTimer, Stopwatch
 from common.files.results import PHASES
 from common.machine.entry import run_script
@@ -77,9 +76,9 @@ def rivals_of(ours, by_hand, device) -> dict:
         return seconds_of(ours, device)
 
     return {
-        "fit": lambda: with_timer(PhaseTimer),
-        "by hand": lambda: seconds_of(by_hand, device),
-        "fit, no phases": lambda: with_timer(NoTimer),
+        "fit": partial(with_timer, PhaseTimer),
+        "by hand": partial(seconds_of, by_hand, device),
+        "fit, no phases": partial(with_timer, NoTimer),
     }
 
 
@@ -87,63 +86,42 @@ def end_to_end(batch: int, device, data_root: str, blocks: int) -> dict:
     """Return the blocks' seconds of training and evaluation."""
     size = batch * STEPS[batch]
     config = config_of(loader="resident", batch_size=batch, epochs=1, train_size=size, data_root=data_root)
-    image_set, training = load_image_set(config), []  # seconds of the loop by hand without its evaluation
-    sampler = sampler_of(image_set, config)
-    loaders = make_loaders(image_set, config, device, sampler)
-    model, other = (build_model(config, image_set).to(device) for _ in range(2))
-    optimizer, other_optimizer = (build_optimizer(net.parameters(), config) for net in (model, other))
-    context, train_step = one_device(model, config, device, sampler)
-
-    def ours():
-        schedule = build_schedule(optimizer, config, STEPS[batch])
-        fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None)
+    ours, image_set, sampler, loaders = training_of(config, device)
+    model, training = build_model(config, image_set).to(device), []  # seconds of the loop by hand without evaluation
+    optimizer = build_optimizer(model.parameters(), config)
 
     def by_hand():
         sampler.set_epoch(1)
-        training.append(seconds_of(lambda: train_by_hand(other, other_optimizer, loaders[0], device), device))
-        evaluate_by_hand(other, loaders[1], device)
+        training.append(seconds_of(partial(train_by_hand, model, optimizer, loaders[0], device), device))
+        evaluate_by_hand(model, loaders[1], device)
 
     timings = interleave(rivals_of(ours, by_hand, device), blocks)
     return {**timings, "by hand, training alone": training[1:]}
 
 
 def direct(device, blocks: int) -> dict:
-    """Return the blocks' microseconds per step of the loops around nothing."""
-    logits = torch.zeros(1, 10, device=device)
+    """Return the blocks' microseconds per step of the loops around nothing but the loss of constant logits."""
+    logits = torch.zeros(1, 10, device=device, requires_grad=True)
 
     class Nothing(torch.nn.Module):
         def forward(self, images):
             return logits
 
-    nothing, optimizer = Nothing(), SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
+    nothing, optimizer, config = (
+        Nothing(),
+        SimpleNamespace(step=int, zero_grad=int),
+        config_of(),
+    )  # int(): as good as nothing
     loader = [(torch.zeros(1, 1, 28, 28, device=device), torch.zeros(1, dtype=torch.int64, device=device))]
-    loader, config = loader * EMPTY_STEPS, config_of()
+    loader = loader * EMPTY_STEPS
     real = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     schedule = build_schedule(real, config, EMPTY_STEPS)
     real.step()  # or the schedule warns that it is stepped first
-    (context, _), loss_function = one_device(nothing, config, device), build_loss(config)
-
-    def train_step(images, labels, mark):
-        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
-        mark("transfer")
-        loss = loss_function(nothing(images), labels)
-        mark("forward")
-        mark("backward")
-        return loss
-
-    def by_hand():
-        nothing.train()
-        for images, labels in loader:
-            images, labels = images.to(device), labels.to(device)
-            F.cross_entropy(nothing(images), labels)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def ours():
-        train_one_epoch(context, train_step, optimizer, schedule, loader, config)
-
-    rivals = rivals_of(ours, by_hand, device)
-    return interleave({name: lambda run=run: 1e6 * run() / EMPTY_STEPS for name, run in rivals.items()}, blocks)
+    context, train_step = one_device(nothing, config, device)
+    ours = partial(train_one_epoch, context, train_step, optimizer, schedule, loader, config)
+    rivals = rivals_of(ours, partial(train_by_hand, nothing, optimizer, loader, device), device)
+    seconds = interleave(rivals, blocks)
+    return {name: [1e6 * value / EMPTY_STEPS for value in values] for name, values in seconds.items()}
 
 
 def table(results: dict) -> str:

@@ -5,8 +5,7 @@
 lenet on MNIST without augmentation, Adam, batches of 128, fp32, in a process of its own each time, all with the same
 number of threads, in turn. The rivals: `fit` with either loader; the loop of PyTorch's MNIST example (--example: the
 path of its main.py; github.com/pytorch/examples), which loads image by image; Lightning Fabric and Accelerate around a
-plain loop over a DataLoader with two workers (packages lightning-fabric and accelerate); and a loop in the style of
-torchvision's reference scripts, with two workers and a running mean of loss and accuracy. Epoch seconds are training
+plain loop over a DataLoader with two workers (packages lightning-fabric and accelerate). Epoch seconds are training
 without evaluation; accuracy is of the last epoch.
 """
 
@@ -15,6 +14,7 @@ import importlib.util
 import json
 import statistics
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -26,26 +26,20 @@ from measure import (
     config_of,
     interleave,
     median,
-    one_device,
     paired,
     printed_by,
-    sampler_of,
+    training_of,
     write,
 )
 from torch import nn
 from torch.utils.data import DataLoader
 
-from common.data.image_set import load_image_set
-from common.data.loaders import make_loaders
-from common.engine.loop import fit
 from common.engine.setup import prepare_process
-from common.engine.step import build_optimizer
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
-from common.models.build import build_model, build_network
+from common.models.build import build_network
 from common.settings.arguments import non_negative_int, positive_int
-from common.settings.schedules import build_schedule
 
 BATCH = 128
 
@@ -68,10 +62,12 @@ class Job:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     @torch.no_grad()
-    def accuracy(self, model, to=lambda tensor: tensor) -> float:
+    def accuracy(self, model) -> float:
         """Return the share of test images that are classified rightly."""
         model.eval()
-        right = sum((model(to(images)).argmax(1) == to(labels)).sum().item() for images, labels in self.test_loader)
+        right = 0
+        for images, labels in self.test_loader:
+            right += (model(images.to(self.device)).argmax(1) == labels.to(self.device)).sum().item()
         return right / len(self.test_loader.dataset)
 
 
@@ -80,20 +76,14 @@ def plain_lenet(seed: int) -> nn.Module:
     return build_network("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
 
 
-def ours(arguments, loader):
+def ours(loader, arguments):
     device = available_devices("auto")[0]
     given = {name: getattr(arguments, name) for name in ("data_root", "epochs", "seed")}
     workers = 2 if loader == "workers" else 0
     config = config_of(**given, batch_size=BATCH, augment=False, loader=loader, num_workers=workers)
     prepare_process(config, device)
-    image_set = load_image_set(config)
-    sampler = sampler_of(image_set, config)
-    loaders = make_loaders(image_set, config, device, sampler)
-    model = build_model(config, image_set).to(device)
-    optimizer = build_optimizer(model.parameters(), config)
-    context, train_step = one_device(model, config, device, sampler)
-    schedule = build_schedule(optimizer, config, len(loaders[0]))
-    records, _ = fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None)
+    train, *_ = training_of(config, device)
+    records = train()
     return [record.train_seconds for record in records], records[-1].test_accuracy
 
 
@@ -118,7 +108,7 @@ def example(arguments):
     model = nn.Sequential(job.model, nn.LogSoftmax(1))
     flags = SimpleNamespace(log_interval=10, dry_run=False)
     seconds = timed(job, lambda epoch: module.train(flags, model, job.device, job.train_loader, job.optimizer, epoch))
-    return seconds, job.accuracy(model, lambda tensor: tensor.to(job.device))
+    return seconds, job.accuracy(model)
 
 
 def prepared_loop(job, helper, model, optimizer, loader):
@@ -132,7 +122,7 @@ def prepared_loop(job, helper, model, optimizer, loader):
             optimizer.step()
             optimizer.zero_grad()
 
-    return timed(job, train), job.accuracy(model, lambda tensor: tensor.to(job.device))
+    return timed(job, train), job.accuracy(model)
 
 
 def fabric(arguments):
@@ -143,7 +133,6 @@ def fabric(arguments):
     helper.launch()
     model, optimizer = helper.setup(job.model, job.optimizer)
     loader = helper.setup_dataloaders(job.train_loader)
-
     return prepared_loop(job, helper, model, optimizer, loader)
 
 
@@ -153,46 +142,16 @@ def accelerate(arguments):
     job = Job(arguments, workers=2)
     helper = Accelerator(cpu=job.device.type == "cpu")
     model, optimizer, loader = helper.prepare(job.model, job.optimizer, job.train_loader)
-
     return prepared_loop(job, helper, model, optimizer, loader)
 
 
-def torchvision_style(arguments):
-    """As in torchvision's references: every step adds its loss and its accuracy to running means."""
-    job = Job(arguments, workers=2)
-
-    def train(_):
-        job.model.train()
-        loss_sum = right = count = 0.0
-        for images, labels in job.train_loader:
-            images, labels = images.to(job.device), labels.to(job.device)
-            logits = job.model(images)
-            loss = F.cross_entropy(logits, labels)
-            job.optimizer.zero_grad()
-            loss.backward()
-            job.optimizer.step()
-            loss_sum += loss.item() * len(labels)
-            right += (logits.argmax(1) == labels).sum().item()
-            count += len(labels)
-
-    return timed(job, train), job.accuracy(job.model, lambda tensor: tensor.to(job.device))
-
-
 RIVALS = {
-    "fit, resident": lambda arguments: ours(arguments, "resident"),
-    "fit, 2 workers": lambda arguments: ours(arguments, "workers"),
+    "fit, resident": partial(ours, "resident"),
+    "fit, 2 workers": partial(ours, "workers"),
     "PyTorch's example, 0 workers": example,
     "Lightning Fabric, 2 workers": fabric,
     "Accelerate, 2 workers": accelerate,
-    "torchvision's style, 2 workers": torchvision_style,
 }
-
-
-def run_one(arguments) -> None:
-    """In a process of its own: print one rival's epoch seconds and accuracy, as JSON, last."""
-    torch.set_num_threads(available_cores())
-    seconds, accuracy = RIVALS[arguments.rival](arguments)
-    print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
 
 
 def table(results: dict) -> str:
@@ -217,15 +176,17 @@ def main() -> None:
 
     arguments = arguments_of(__doc__, 3, more)
     if arguments.rival:
-        run_one(arguments)
+        torch.set_num_threads(available_cores())
+        seconds, accuracy = RIVALS[arguments.rival](arguments)
+        print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
         return
-    missing = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
-    able = {
-        name: rival
+    packages = {fabric: "lightning_fabric", accelerate: "accelerate"}
+    able = [
+        name
         for name, rival in RIVALS.items()
         if (rival is not example or arguments.example)
-        and (rival.__name__ not in missing or importlib.util.find_spec(missing[rival.__name__]))
-    }
+        and (rival not in packages or importlib.util.find_spec(packages[rival]))
+    ]
     flags = ["--epochs", str(arguments.epochs), "--data-root", arguments.data_root]
     flags += ["--example", arguments.example] if arguments.example else []
     calls = dict.fromkeys(able, 0)
@@ -235,7 +196,7 @@ def main() -> None:
         return printed_by("benchmarks/peers.py", "--rival", name, "--seed", str(calls[name]), *flags)
 
     with Witness() as witness:
-        runs = interleave({name: lambda name=name: run(name) for name in able}, arguments.blocks, warm_up=False)
+        runs = interleave({name: partial(run, name) for name in able}, arguments.blocks, warm_up=False)
     measured = {"batch": BATCH, "epochs": arguments.epochs, "threads": available_cores(), "runs": runs}
     measured["left_out"] = [name for name in RIVALS if name not in able]
     write(arguments.output, measured, witness)

@@ -1,22 +1,17 @@
-"""What do DDP and a pipeline on two devices give, beside one device and beside loops by hand, and what do their knobs?
+"""What does DDP on two devices give, beside one device and beside a loop by hand, and what do its knobs?
 
     python benchmarks/scaling.py
 
 vgg on CIFAR-10, global batch 256, two ranks with one CPU thread each (two GPUs where there are two), in one process
 group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py sets it up, a loop by hand around the same,
-the loop without exchange of gradients, DDP bound to cores as by --bind, and with other settings; `fit`'s loop around a
-pipeline of two stages as pipeline_train.py sets it up, and a loop by hand around the same schedule. All ranks wait for
-one another in between.
+the loop without exchange of gradients, and DDP with other settings. All ranks wait for one another in between.
 """
 
-import copy
 import json
-import math
 import os
 import statistics
 import tempfile
 import time
-from types import SimpleNamespace
 
 from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, sampler_of, write
 
@@ -27,28 +22,23 @@ begin(__name__)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
 from common.engine.loop import train_one_epoch
-from common.engine.place import ParallelContext, Place
 from common.engine.setup import prepare_process
-from common.engine.step import build_loss, build_optimizer, to_device
+from common.engine.step import build_optimizer
 from common.engine.timing import synchronize
 from common.files.writing import write_json
-from common.machine.cores import keep_on, share_of, short_slices
 from common.machine.entry import run_script
 from common.machine.lifetime import end_with_parent
 from common.models.build import build_model
 from common.ranks.group import gather, shutdown
-from common.ranks.pipeline import Pipeline, choose_cut, find_borders, to_rows
 from common.settings.schedules import build_schedule
 
-GLOBAL_BATCH, STEPS, RANKS, MICRO_BATCHES = 256, 4, 2, 4
+GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
 KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
     "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
     "broadcast_buffers=True": {"broadcast_buffers": True},
@@ -82,10 +72,10 @@ def rivals_of(config, image_set, device, rank):
         synchronize([device])
         return max(gather(time.perf_counter() - start))
 
-    def fit_loop(model, loader, make=one_device):
+    def fit_loop(model, loader):
         optimizer = build_optimizer(model.parameters(), config)
         schedule = build_schedule(optimizer, config, STEPS)
-        context, train_step = make(model, config, device)
+        context, train_step = one_device(model, config, device)
         return lambda: timed(lambda: train_one_epoch(context, train_step, optimizer, schedule, loader, config))
 
     def by_hand(model, loader):
@@ -100,46 +90,7 @@ def rivals_of(config, image_set, device, rank):
 
         return lambda: timed(work)
 
-    def stage_by_hand(rows, borders, loader):
-        size = GLOBAL_BATCH // MICRO_BATCHES
-        before, behind = (
-            torch.empty(size, math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
-            for shape, dtype in borders
-        )
-        stage = PipelineStage(rows, rank, RANKS, device, before.requires_grad_(rank > 0), behind)
-        schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
-        optimizer, sizes = build_optimizer(rows.parameters(), config), (size,) * MICRO_BATCHES
-
-        def work():
-            rows.train()
-            for _, (images, labels) in zip(range(STEPS), loader, strict=False):
-                rows.expect(sizes, None)
-                schedule.step(*(() if rank else (to_rows(images, sizes, size),)), target=labels if rank else None)
-                optimizer.step()
-                optimizer.zero_grad()
-
-        return lambda: timed(work)
-
-    def bound():
-        cores = os.sched_getaffinity(0)
-        with short_slices():
-            loop = fit_loop(wrapped(process_group=dist.new_group()), shared)
-
-        def kept():
-            keep_on(share_of(cores, rank, RANKS))
-            try:
-                return loop()
-            finally:
-                keep_on(cores)
-
-        return kept
-
-    single = fit_loop(network(), alone)
-    ddp = wrapped()
-    whole, _ = make_loaders(image_set, config, device, sampler_of(image_set, config), labels_only=rank > 0)
-    pipeline = pipeline_of(network(), config, image_set.image_shape, device, rank)
-    rows = copy.deepcopy(pipeline.rows)
-    silent = wrapped()
+    single, ddp, silent = fit_loop(network(), alone), wrapped(), wrapped()
     silent_loop = fit_loop(silent, shared)
 
     def no_sync():
@@ -151,38 +102,8 @@ def rivals_of(config, image_set, device, rank):
         "DDP, fit": fit_loop(ddp, shared),
         "DDP, by hand": by_hand(wrapped(), shared),
         "DDP, no exchange": no_sync,
-        **({"DDP, --bind": bound()} if device.type == "cpu" else {}),
         **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
-        "pipeline, fit": fit_loop(pipeline, whole, one_stage),
-        "pipeline, by hand": stage_by_hand(rows, pipeline.borders, whole),
     }, ddp
-
-
-def pipeline_of(model, config, image_shape, device, rank) -> Pipeline:
-    """Return one rank's stage, cut as pipeline_train.py cuts the network."""
-    options = SimpleNamespace(micro_batches=MICRO_BATCHES, pipeline_schedule="gpipe", split_at=None)
-    place = Place([device])
-    place.rank, place.ranks, place.gather = rank, RANKS, gather
-    cut = choose_cut(model, image_shape, place, config, options)
-    return Pipeline(model[cut[rank] : cut[rank + 1]], find_borders(model, cut, image_shape, place), place, options)
-
-
-def one_stage(pipeline, config, device):
-    """Return (context, train_step) of one stage's training, as pipeline_train.py has them."""
-    loss_function = build_loss(config)
-
-    def train_step(images, labels, mark):
-        images, labels = to_device(images, device), labels.to(device, non_blocking=True)
-        mark("transfer")
-        losses = []
-        schedule, inputs, target = pipeline.begin(images, labels, loss_function, mark)
-        schedule.step(*inputs, target=target, losses=losses)
-        mark("exchange")
-        return torch.stack(losses).sum() if losses else None
-
-    return ParallelContext(
-        "pipeline", pipeline.place, DistributedSampler(range(1), 1, 0), pipeline, pipeline
-    ), train_step
 
 
 def train_as_rank(rank, arguments, directory, on_gpu):
@@ -215,7 +136,6 @@ def table(results: dict) -> str:
     ]
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
     exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
-    pipeline = paired(seconds["pipeline, fit"], seconds["pipeline, by hand"])
     return (
         f"{as_table('vgg, global batch 256 | Step (ms) | ÷ DDP, fit [95 %]', rows)}\n\n"
         f"Speed-up of {ranks} ranks {speed_up}, efficiency {speed_up.value / ranks:.0%}. A step with the exchange of "
@@ -223,8 +143,7 @@ def table(results: dict) -> str:
         f"{1 - 1 / exchange.value:.1%} of it is exposed exchange. By DDP's own clock, which looks at its first ten and "
         f"every hundredth step, a backward pass has {clock['compute']:.0f} ms of computation and "
         f"{clock['comm']:.0f} ms of communication, of which {clock['compute_comm_overlap']:.0f} ms are hidden behind "
-        f"the former. The pipeline's step takes {pipeline} times as long as that of a loop by hand around the same "
-        "schedule."
+        "the former."
     )
 
 

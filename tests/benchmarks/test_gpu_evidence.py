@@ -54,15 +54,6 @@ def test_a_step_that_is_not_there_and_a_machine_without_a_gpu(flags, gpus, code,
     assert evidence(*flags)[0] == code
 
 
-def test_what_is_too_large_to_commit_is_said(evidence, monkeypatch):
-    monkeypatch.setattr(gpu_evidence, "MEBIBYTES", 1)
-    code, directory = evidence("--step", "1")
-    assert code == 0
-    (directory / "trace.json").write_bytes(bytes(2**20))
-    with pytest.raises(SuiteError, match="1 MiB, of which trace.json has 1; leave it under 1 MiB"):
-        gpu_evidence.check_size(directory)
-
-
 def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
     assert gpu_evidence.directory_of(["Tesla T4", "Tesla T4"]).name == "gpu-2x-tesla-t4"
     directory = PROJECT / "figures" / "gpu-x"
