@@ -24,6 +24,7 @@ from measure import Witness, arguments_of, as_table, config_of, interleave, pair
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
+from common.engine.place import Place
 from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
 from common.machine.cores import available_cores
@@ -42,7 +43,7 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     model = build_network(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
-    one_device = SimpleNamespace(method="single", model=model, input_device=device, uncompilable="")
+    one_device = SimpleNamespace(method="single", model=model, place=Place([device]), uncompilable="")
     replace_network(one_device, images.shape, config)
     optimizer, calls = optimizer_of(model.parameters(), config), CALLS[device.type]
 

@@ -14,13 +14,16 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DistributedSampler
 
 from common.data import loaders
 from common.data.image_set import ImageSet
+from common.engine.loop import fit
 from common.engine.place import ParallelContext, Place
-from common.engine.step import build_loss, to_device
+from common.engine.step import build_loss, build_optimizer, to_device
 from common.settings.config import RunConfig, script_parser
+from common.settings.schedules import build_schedule
 from comparison.methods import METHODS, Machine
 from comparison.plan.plan import make_plan
 from tests.reports import configuration
@@ -32,7 +35,7 @@ PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
 
 def small(command: str, data_root, *flags) -> list[str]:
-    """The words of a script's command, with little to do; what the command itself and the flags say counts."""
+    """The words of a script's command, with little to do unless the command or the flags say otherwise."""
     words = [*str(command).split(), *map(str, flags)]
     after = 1 + next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
     return [*words[:after], *TINY, "--data-root", str(data_root), *words[after:]]
@@ -102,12 +105,10 @@ def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelConte
     """The context of a method; values: of its fields, or of its place's attributes."""
     place, fields = Place(devices), ParallelContext.__dataclass_fields__
     for name in values.keys() - fields.keys():
-        setattr(place, name, values[name])
+        setattr(place, name, values.pop(name))
     sampler = sampler or DistributedSampler(range(1), 1, 0)
-    own = {name: value for name, value in values.items() if name in fields}
-    return ParallelContext(
-        **{"method": "single", "place": place, "sampler": sampler, "network": model, "model": model, **own}
-    )
+    usual = {"method": "single", "place": place, "sampler": sampler, "network": model, "model": model}
+    return ParallelContext(**{**usual, **values})
 
 
 def start_here(monkeypatch, script: str) -> None:
@@ -144,6 +145,16 @@ def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0, l
     return loaders.make_loaders(image_set, config, device, sampler, labels_only)
 
 
+def fitted(config, model=None, image_set=None, earlier=(), after_epoch=lambda _: None):
+    """What fit() returns of a training on one device, of the smallest network by default."""
+    model, image_set = model or nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), image_set or make_image_set()
+    sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
+    both = loaders.make_loaders(image_set, config, CPU, sampler)
+    schedule = build_schedule(optimizer, config, len(both[0]))
+    context, train_step = make_context(model, sampler=sampler), make_step(model, config)
+    return fit(context, train_step, optimizer, schedule, both, config, earlier, after_epoch)
+
+
 def learned(output):
     with open(output) as file:
         return [
@@ -175,24 +186,12 @@ ALL = [(method, {}) for method in METHODS]
 
 def plan_arguments(**values):
     """What compare_parallel.py parses without flags, as far as the plan reads it."""
-    return Namespace(
-        **{
-            "methods": (),
-            "nproc": None,
-            "nodes": [1],
-            "batch_size": [64],
-            "num_workers": None,
-            "loader": "workers",
-            "model": ["lenet"],
-            "threads_per_device": None,
-            "micro_batches": [4],
-            "scaling": "strong",
-            "precision": "fp32",
-            "compile": False,
-            "cuda_graph": False,
-            **values,
-        }
-    )
+    defaults = {
+        **{"methods": (), "nproc": None, "nodes": [1], "batch_size": [64], "num_workers": None, "loader": "workers"},
+        **{"model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong"},
+        **{"precision": "fp32", "compile": False, "cuda_graph": False},
+    }
+    return Namespace(**{**defaults, **values})
 
 
 def plan(gpus=0, **values):

@@ -7,12 +7,13 @@ import sys
 
 import torch
 
+from common.engine.place import ParallelContext
 from common.errors import MACHINE, USAGE, SuiteError
 from common.models.build import Network
 from common.settings.config import RunConfig
 
 
-def replace_network(context, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
+def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
     """Do what --compile or --cuda-graph asks for with the network in `context.model`; without them, nothing.
 
     batch_shape: (B, C, H, W) of the batches whose step --cuda-graph records.
@@ -29,9 +30,8 @@ def replace_network(context, batch_shape: tuple[int, int, int, int], config: Run
 
 def _compile(context):
     if context.uncompilable:
-        raise SuiteError(
-            f"--compile does not go with {context.method}", context.uncompilable, "leave out --compile", USAGE
-        )
+        what = f"--compile does not go with {context.method}"
+        raise SuiteError(what, context.uncompilable, "leave out --compile", USAGE)
     if not has_compiler():
         advice = "install one, e.g. apt-get install g++, or leave out --compile"
         raise SuiteError("--compile needs a C++ compiler", f"{compiler()} does not run", advice, MACHINE)

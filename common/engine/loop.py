@@ -1,15 +1,15 @@
 """What is equal in every method: the loop over the batches, its clock, the optimizer's step, exact evaluation.
 
 What a method does with one batch is its script's own train_step(images, labels, mark) → loss: images (B, C, H, W)
-float32 and labels (B,) int64 come from the loader; mark(phase) ends a phase of the step (see PhaseTimer); the loss is a
-scalar tensor, the mean over the rank's images, with the gradients already in place. A step may leave a phase out, which
-is then not known. A rank that has no loss, as the first stage of a pipeline, returns None. Of several ranks that see
-the same images the last one's counts are taken, so that every image counts once.
+float32 and labels (B,) int64 come from the loader; mark(phase) ends a phase of the step (see PhaseTimer), and one that
+is left out is not known; the loss is a scalar tensor, the mean over the rank's images, with the gradients already in
+place, or None on a rank that has none, as the first stage of a pipeline. Of several ranks that see the same images the
+last one's counts are taken.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,20 +43,18 @@ def train_one_epoch(
 ) -> Training:
     """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
 
-    begun: what was done of this epoch when a signal ended the run, which this one resumes; it is part of what is
-    returned. timer: what marks the phases, where the caller wants to see each. A signal can end the epoch early.
+    begun: what a run that a signal ended had done of this epoch; it is part of what is returned. timer: marks the
+    phases, where the caller wants to see each. A signal can end the epoch early.
     """
     context.model.train(not config.eval_mode)
-    start = None if begun else time.monotonic()
-    begun = begun or Training(context.sampler.rank, 0.0, 0.0, 0, 0, {}, 0.0, None)
-    step, steps = begun.steps, steps_of(loader, config)
-    place, timer = context.place, timer or PhaseTimer(context.place.devices)
-    loss_sum, samples = None, begun.samples
+    place, timer, start = context.place, timer or PhaseTimer(context.place.devices), time.monotonic()
+    done = begun or Training(context.sampler.rank)
+    step, loss_sum, samples = done.steps, None, done.samples
     rest = _after(loader, step) if step else None
     with CoreClock() as cores, Stopwatch(place.devices) as watch:
         timer.start()
         batches = rest or iter(loader)
-        for step in range(begun.steps + 1, steps + 1):
+        for step in range(done.steps + 1, steps_of(loader, config) + 1):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
             loss = train_step(images, labels, timer.mark)
@@ -66,7 +64,7 @@ def train_one_epoch(
             schedule.step()
             if loss is not None:
                 if loss_sum is None:
-                    loss_sum = torch.full((), begun.loss_sum, device=loss.device)
+                    loss_sum = torch.full((), done.loss_sum, device=loss.device)
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
@@ -75,20 +73,18 @@ def train_one_epoch(
             place.after_batch()
             if told() and place.all_end_after(step):
                 break
-    before, now, queue_seconds = begun.phase_milliseconds, timer.milliseconds(), cores.queue_seconds
-    if begun.queue_seconds is not None and queue_seconds is not None:
-        queue_seconds += begun.queue_seconds
-    return Training(
-        begun.data_rank,
-        begun.seconds + watch.seconds,
-        begun.loss_sum if loss_sum is None else loss_sum.item(),
+    training = Training(
+        done.data_rank,
+        watch.seconds,
+        done.loss_sum if loss_sum is None else loss_sum.item(),
         samples,
         step,
-        {name: before.get(name, 0.0) + now.get(name, 0.0) for name in {**before, **now}},
-        begun.cpu_seconds + cores.cpu_seconds,
-        queue_seconds,
+        timer.milliseconds(),
+        cores.cpu_seconds,
+        cores.queue_seconds,
         start,
     )
+    return training.after(begun) if begun else training
 
 
 def _after(loader, steps):
@@ -104,8 +100,7 @@ def _after(loader, steps):
 def evaluate(context: ParallelContext, loader) -> Evaluation:
     """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU.
 
-    That is why images are counted by scatter_add_: what a boolean index or bincount returns has a size that the host
-    must ask the GPU for.
+    Not as a boolean index or bincount would, whose results have a size that the host must ask the GPU for.
     """
     model, place = (context.evaluation_model or context.model).eval(), context.place
     loss_sum, correct, counts = torch.zeros(()), torch.zeros(0), torch.zeros(0)
@@ -132,7 +127,7 @@ def fit(
     schedule,
     loaders,
     config: RunConfig,
-    earlier: list[EpochRecord],
+    earlier: Sequence[EpochRecord],
     after_epoch,
     wait_for_turn: Callable[[], None] = lambda: None,
     begun: Training | None = None,
@@ -141,12 +136,11 @@ def fit(
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
-    earlier: the records of the epochs that lie behind a resumed training. after_epoch(records): called after each
-    epoch. wait_for_turn(): called before each epoch, when all ranks have come so far. begun: what this rank has done of
-    the epoch after those. when_told(number, records, begun): called, on all ranks after the same step, where any was
-    told to end by this signal, and never returns; begun: every rank's Training in an epoch that is not over. Ends
-    early, after the first epoch whose training or test loss is not finite, or whose test accuracy is
-    `config.target_accuracy`.
+    Ends early, after the first epoch whose training or test loss is not finite, or that reached the target accuracy.
+    earlier: the records of the epochs that lie behind a resumed training; begun: what this rank has done of the next.
+    wait_for_turn(): called before each epoch, when all ranks have come so far; after_epoch(records): after each.
+    when_told(number, trainings): called, on all ranks after the same step, where any was told to end by this
+    signal, and never returns; trainings: every rank's, in an epoch that is not over.
     """
     train_loader, test_loader = loaders
     place, records, evaluations = context.place, [*earlier], None
@@ -155,7 +149,7 @@ def fit(
         """Return every rank's Training, unless any of them was told to end."""
         numbers, trainings = zip(*place.gather((told(), training)), strict=True)
         if max(numbers):
-            when_told(max(numbers), records, [part for part in trainings if part])
+            when_told(max(numbers), [part for part in trainings if part])
         return trainings
 
     for epoch in range(len(earlier) + 1, config.epochs + 1):
@@ -167,10 +161,8 @@ def fit(
             if progress:
                 progress.begin(epoch)
             context.sampler.set_epoch(epoch)
-            trainings = end_if_told(
-                train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun, progress)
-            )
-            begun = None
+            training = train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun, progress)
+            trainings, begun = end_if_told(training), None
             if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, and all must test one model
                 place.share_buffers(context.network)
             evaluations = place.gather(evaluate(context, test_loader))
@@ -180,7 +172,7 @@ def fit(
 
 
 def is_finite(record: EpochRecord) -> bool:
-    """Return whether an epoch's losses are numbers: training that diverged has NaN or infinity there."""
+    """Return whether an epoch's losses are numbers: those of a training that diverged are not."""
     return math.isfinite(record.train_loss + record.test_loss)
 
 

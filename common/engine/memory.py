@@ -1,7 +1,6 @@
 """What a training has in memory: at most, in which parts, and held to a limit."""
 
 import itertools
-from functools import wraps
 
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ def held_to(limit: int, train_step):
     """
     steps = itertools.count(1)
 
-    @wraps(train_step)
     def held(images, labels, mark):
         loss, step = train_step(images, labels, mark), next(steps)
         if step & (step - 1) == 0:
@@ -27,14 +25,11 @@ def held_to(limit: int, train_step):
     return held
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return bytes: see RunResult.peak_memory_bytes."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
-
-
-def reserved_memory(device: torch.device) -> int:
-    """Return bytes: see RunResult.reserved_memory_bytes; 0 on a CPU."""
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+def peak_memory(device: torch.device) -> tuple[int, int]:
+    """Return bytes, for RunResult's peak_memory_bytes and reserved_memory_bytes, which are 0 on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return peak_resident_bytes(), 0
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
@@ -44,12 +39,8 @@ def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str,
     """
     parameters = [parameter for parameter in model.parameters() if parameter.device == device]
     optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
-    state = [
-        value
-        for values in optimizer.state.values()
-        for value in values.values()
-        if isinstance(value, torch.Tensor) and value.device == device
-    ]
+    values = [value for values in optimizer.state.values() for value in values.values()]
+    state = [value for value in values if isinstance(value, torch.Tensor) and value.device == device]
     return {
         "parameters": _bytes(parameters),
         "gradients": _bytes(parameter for parameter in parameters if parameter.requires_grad),

@@ -15,8 +15,7 @@ class Muon(torch.optim.Optimizer):
 
     As in his airbench94_muon, a convolution's filters, one in each row of a matrix (out, in · height · width), keep the
     norm √out, and what they learn is their direction; weight decay is for all other weights. torch.optim.Muon takes
-    matrices alone and leaves all else to a second optimizer; this is one, with one state_dict. Where the weights are
-    cut among ranks, all ranks take the step together: each puts a convolution's momentum together for itself.
+    matrices alone. Where ranks hold shares of the weights, all take the step together.
     """
 
     def __init__(self, parameters, lr: float, weight_decay: float = 0.0):
@@ -47,9 +46,8 @@ def _turn(weights, state, lr):
 def nearest_orthogonal(matrix: torch.Tensor, steps: int = 3) -> torch.Tensor:
     """Return, roughly, U Vᵀ of a matrix (M, N) = U S Vᵀ: of its singular values, most end between 0.7 and 1.2.
 
-    By steps of Newton and Schulz with K. Jordan's coefficients, chosen so that small singular values grow fast: each
-    takes a matrix X to 3.4445 X - 4.775 X Xᵀ X + 2.0315 X Xᵀ X Xᵀ X. That is a polynomial of X Xᵀ times X, and so the
-    steps are taken of X Xᵀ, which is smaller.
+    Newton and Schulz's steps with K. Jordan's coefficients, X → 3.4445 X - 4.775 X Xᵀ X + 2.0315 X Xᵀ X Xᵀ X: that is a
+    polynomial of X Xᵀ times X, and so the steps are taken of X Xᵀ, which is smaller.
     """
     if len(matrix) > matrix.shape[1]:
         return nearest_orthogonal(matrix.T, steps).T

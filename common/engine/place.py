@@ -8,15 +8,14 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from common.data.image_set import ImageSet
-from common.engine.checkpoint import PartialStates
+from common.engine.checkpoint import States
 from common.engine.timing import SampledTimers
 
 
 class Place:
     """A process that trains alone; one rank of several is a common.ranks.group.Rank.
 
-    rank, ranks: which process it is, of how many. devices: all that it uses; device: the first, which gets the batches.
-    launched: whether a launcher, this process's parent, started it as a rank.
+    devices: all that it uses; device: the first, which gets the batches. launched: whether its parent is a launcher.
     """
 
     rank, ranks, launched = 0, 1, False
@@ -41,7 +40,7 @@ class Place:
         """To be called after each batch of a training or an evaluation, by the host, which may be ahead of its GPU."""
 
     def all_end_after(self, step: int) -> bool:
-        """Whether all ranks end after this step of an epoch; asked after each step by a rank that was told to end."""
+        """Whether all ranks end after this step of an epoch; asked after each step by one that was told to end."""
         return True
 
     def leave(self) -> None:
@@ -59,7 +58,7 @@ class ParallelContext:
     model: nn.Module  # what train_step trains: images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
     evaluation_model: nn.Module | None = None  # evaluated in the place of `model`
     replicas: int = 1  # into how many parts this process's share of a batch is cut, one for each device
-    states: PartialStates | None = None  # where no rank has the whole network: how its parts are put together
+    states: States | None = None  # where no rank has the whole network: how its parts are put together
     timers: SampledTimers | None = None  # of what no other method does in a step: RunResult.method_milliseconds
     simulated: bool = False  # stands for devices that are not there
     note: str = ""  # what a reader must know: RunResult.reason

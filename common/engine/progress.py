@@ -15,18 +15,14 @@ class Progress:
         self._epochs, self._steps, self._say = epochs, steps, say
 
     def begin(self, epoch: int) -> None:
-        """To be called before an epoch."""
         self._epoch, self._done, self._begun, self._wait = epoch, 0, time.monotonic(), FIRST
         self._next = self._begun + FIRST
 
     def after_step(self) -> None:
-        """To be called after each of its steps."""
         self._done += 1
         if self._done >= self._steps or (now := time.monotonic()) < self._next:
             return
-        left = (now - self._begun) / self._done * (self._steps - self._done)
-        self._say(
-            f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}, about {duration(left)} left"
-        )
+        left = duration((now - self._begun) / self._done * (self._steps - self._done))
+        self._say(f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}, about {left} left")
         self._wait *= 2
         self._next = now + self._wait

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +13,8 @@ import torch
 from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
 from common.engine.checkpoint import (
+    States,
     content_of,
-    load_states,
     place_of,
     random_state,
     read_checkpoint,
@@ -24,7 +23,7 @@ from common.engine.checkpoint import (
 )
 from common.engine.compiled import replace_network
 from common.engine.loop import fit, is_finite, reached, steps_of
-from common.engine.memory import held_to, memory_parts, peak_memory, reserved_memory
+from common.engine.memory import held_to, memory_parts, peak_memory
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.tensorboard import EpochLog
@@ -40,18 +39,19 @@ from common.machine.environment import command_line, describe_environment, devic
 from common.machine.memory import hold_to
 from common.machine.turns import Turns
 from common.models.build import plain_state
-from common.models.sharded import whole
 from common.settings.schedules import build_schedule
 from common.settings.totals import total_workers
 from common.words import count
+
+UNFINISHED = {"status": "failed", "reason": "it ended early"}  # what a result file says should the run be killed
 
 
 def run(context: ParallelContext, train_step, optimizer, loaders, image_set: ImageSet, config, options) -> RunResult:
     """Announce, train, and let rank 0 print, write and draw what was found; return it.
 
-    train_step: what the method does with one batch (see common.engine.loop). options: the Namespace of the script's own
-    flags, kept in the result beside the shared ones. Raises SuiteError (FAILED), after the result file is written, if
-    training diverged; SystemExit if a signal told it to end, after the checkpoint is.
+    train_step: what the method does with one batch (see common.engine.loop). options: the script's own flags. Raises
+    SuiteError (FAILED), after the result file is written, if training diverged; SystemExit if a signal told it to end,
+    after the checkpoint is.
     """
     with end_after_step(ctrl_c=config.checkpoint is not None):
         this = _Run(context, train_step, optimizer, loaders, image_set, config, options)
@@ -59,8 +59,10 @@ def run(context: ParallelContext, train_step, optimizer, loaders, image_set: Ima
         this.announce()
         this.train(begun)
         this.save()
-        this.trace()
-        this.show()
+        if this.result.status != "diverged":
+            if config.profile:
+                this.trace()
+            this.show()
         context.place.leave()
         this.complain()
         return this.result
@@ -70,22 +72,27 @@ class _Run:
     """A run and what is known of it by now. All ranks take each step together; rank 0 alone prints and writes."""
 
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
-        self.context, self.place, self.network = context, context.place, context.network
-        self.optimizer, self.loaders, self.image_set = optimizer, loaders, image_set
-        self.config, self.options = config, options
+        self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
+        self.image_set, self.config, self.options = image_set, config, options
         self.train_step = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
-        self.first = self.place.rank == 0
+        self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
         self.says = self.first and not config.quiet
         self.gpus = [device for device in self.place.devices if device.type == "cuda"]
-        self.result, self.records = _before(context, config, options), []
-        self.schedule = build_schedule(optimizer, config, steps_of(loaders[0], config))
+        self.states = context.states or States(context.network, optimizer)
+        self.result = _before(context, config, options)
+        self.schedule = build_schedule(optimizer, config, self.steps)
         torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
         self.content = content_of(config, image_set) if config.checkpoint or config.resume else {}
-        self.log = EpochLog(config.tensorboard) if config.tensorboard else None
+        self.log = EpochLog(config.tensorboard) if config.tensorboard and self.first else None
 
     def say(self, text):
         if self.says:
             print(text, flush=True)
+
+    def write(self, **changes):
+        """Write the result file: what is known by now, with these changes."""
+        if self.first and self.config.output:
+            write_result(replace(self.result, **changes), self.config.output)
 
     def resume(self):
         """Go back to where --resume says; return what this rank had done of an epoch that was not over."""
@@ -99,12 +106,10 @@ class _Run:
             return None
         if self.context.sampler.num_replicas > 1:
             self._settle()
-        load = self.context.states.load if self.context.states else partial(load_states, self.network, self.optimizer)
-        self.records, begun = restore(config, state, place.rank, self.gpus, load, self.schedule)
-        note = f"resumed {found}, whose times and those before are of the earlier run"
-        if begun:
-            note = f"resumed {found}, whose times are sums of both runs' parts; those before are of the earlier run"
-        self.result = replace(self.result, reason="; ".join(filter(None, (self.result.reason, note))))
+        records, begun = restore(config, state, place.rank, self.gpus, self.states.load, self.schedule)
+        times = "are sums of both runs' parts; those before are" if begun else "and those before are"
+        notes = (self.result.reason, f"resumed {found}, whose times {times} of the earlier run")
+        self.result = replace(self.result, reason="; ".join(filter(None, notes)), epochs=tuple(records))
         return begun
 
     def _settle(self):
@@ -120,57 +125,44 @@ class _Run:
         for device in self.gpus:
             torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
-        if self.first:
+        if self.says:
             self.say(describe_start(self.result))
-            self._write_unfinished()
+        self.write(**UNFINISHED)
 
     def train(self, begun):
         """Train, and put together what was found."""
-        turns, progress = Turns(self.place.rank, self.place.ranks), None
-        if self.says:
-            progress = Progress(self.config.epochs, steps_of(self.loaders[0], self.config), self.say)
+        turns = Turns(self.place.rank, self.place.ranks)
+        progress = Progress(self.config.epochs, self.steps, self.say) if self.says else None
+        training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
         with end_workers_of(self.loaders[0]):
-            self.records, evaluations = fit(
-                self.context,
-                self.train_step,
-                self.optimizer,
-                self.schedule,
-                self.loaders,
-                self.config,
-                self.records,
-                self._after_epoch,
-                turns.wait,
-                begun,
-                self._end,
-                progress,
+            records, evaluations = fit(
+                *training, self.result.epochs, self._after_epoch, turns.wait, begun, self._end, progress
             )
-        result = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.result)
-        self.result = _judged(replace(result, epochs=tuple(self.records)), self.config)
-        self.diverged = self.result.status == "diverged"
+        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns)
+        self.result = replace(self.result, epochs=tuple(records), **found, **_judged(records, self.config))
 
     def _after_epoch(self, records):
         """Say what the epoch was, and put on disk what would be needed if it was the last."""
-        self.records = records
+        self.result = replace(self.result, epochs=tuple(records))
         if self.config.memory_limit:
             hold_to(self.config.memory_limit)  # evaluation needs some too
         self.say(describe_epoch(records[-1], self.config.epochs))
         if not is_finite(records[-1]):
             return
-        if self.first:
-            self._write_unfinished()
-            if self.log:
-                self.log.add(records[-1])
+        self.write(**UNFINISHED)
+        if self.log:
+            self.log.add(records[-1])
         if self.config.checkpoint:
             self._keep_state()
 
-    def _end(self, number, records, begun):
+    def _end(self, number, begun):
         """Put on disk what is needed to go on from this step, and end; begun: every rank's Training of the epoch."""
-        name, where, self.records = signal.Signals(number).name, place_of(len(records), begun), records
+        name, where = signal.Signals(number).name, place_of(len(self.result.epochs), begun)
         kept = self.config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
         if kept:
             self._keep_state(begun)
+        self.write(status="failed", reason=f"{name} ended it {where}")
         if self.first:
-            self._write_unfinished(f"{name} ended it {where}")
             advice = f"go on with --resume {self.config.checkpoint}" if kept else "there is no checkpoint to go on from"
             with contextlib.suppress(OSError):  # its terminal is gone
                 print(f"Ended by {name} {where}; {advice}", file=sys.stderr, flush=True)
@@ -179,58 +171,39 @@ class _Run:
 
     def _keep_state(self, begun=()):
         """Write what is needed to go on from here; all ranks have to take part."""
-        random_states = self.place.gather(random_state(self.gpus))
-        if self.context.states:
-            states = self.context.states.whole()
-        else:
-            states = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
-            states = whole(states, keep=self.first)
+        random_states, states = self.place.gather(random_state(self.gpus)), self.states.whole(keep=self.first)
         if self.first:
-            save_checkpoint(
-                self.config, self.options, self.content, states, self.schedule, self.records, random_states, begun
-            )
-
-    def _write_unfinished(self, reason="it ended early"):
-        """Should the run be killed, its result file says so, and which epochs were over."""
-        self._write(replace(self.result, status="failed", reason=reason, epochs=tuple(self.records)))
-
-    def _write(self, result):
-        if self.config.output:
-            write_result(result, self.config.output)
+            training = (self.config, self.options, self.content, states, self.schedule, self.result.epochs)
+            save_checkpoint(*training, random_states, begun)
 
     def save(self):
         """Write the result and the weights: what rank 0 is to do concerns all, as each may hold a share of these."""
         saves, weights = self.place.gather(self.config.save)[0], None
-        if saves and not self.diverged:
-            weights = plain_state(self.network, self.context.states and self.context.states.whole()["model"])
-        if self.first:
-            self._write(self.result)
-            if weights:
-                with replacing(self.config.save) as file:
-                    torch.save(weights, file)
+        if saves and self.result.status != "diverged":
+            weights = plain_state(self.context.network, self.context.states and self.states.whole()["model"])
+        self.write()
+        if self.first and weights:
+            with replacing(self.config.save) as file:
+                torch.save(weights, file)
 
     def trace(self):
         """Trace the steps that --profile asks for."""
-        if not self.config.profile or self.diverged:
-            return
         with end_workers_of(self.loaders[0]):
             traces = trace_steps(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
         self.result = replace(self.result, timeline=spans_of(traces))
+        self.write()
         if self.first:
-            self._write(self.result)
             file = Path(self.config.figure_dir, f"{result_name(self.result)}.trace.json.gz")
             self.say(f"Trace:         {write_trace(traces, file)}")
 
     def show(self):
-        if not self.first or self.diverged:
-            return
         self.say(describe_end(self.result))
-        if self.config.curves:
+        if self.first and self.config.curves:
             self.say(f"Curves:        {draw_curves(self.result, self.config.figure_dir)}")
 
     def complain(self):
         """Raise SuiteError (FAILED), on rank 0, for a training that did not do what was asked for."""
-        if self.first and self.diverged:
+        if self.first and self.result.status == "diverged":
             raise SuiteError("training diverged", self.result.reason, "try a smaller --lr", FAILED)
         if self.first and self.result.status == "not reached":
             what = f"--target-accuracy {self.config.target_accuracy} was not reached"
@@ -276,36 +249,32 @@ def _precision(model, device):
     return "float32, TF32 convolutions" if rounds_to_tf32(device) else "float32"
 
 
-def _after(context, optimizer, image_set, evaluations, turns, result):
+def _after(context, optimizer, image_set, evaluations, turns):
+    """What RunResult says of a training that is over, besides its epochs and whether it did what was asked for."""
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    own = [
-        (peak_memory(device), reserved_memory(device), memory_parts(context.network, optimizer, device))
-        for device in context.place.devices
-    ]
-    memory = [numbers for every in context.place.gather(own) for numbers in every]
-    peaks, reserved, parts = zip(*memory, strict=True)
-    return replace(
-        result,
-        total_seconds=time.time() - command_start(context.place.launched) - turns.waited_seconds,
-        class_accuracy=dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
-        peak_memory_bytes=peaks,
-        reserved_memory_bytes=tuple(filter(None, reserved)),
-        memory_parts=parts[peaks.index(max(peaks))],
-        method_milliseconds=context.timers.milliseconds() if context.timers else None,
-    )
+    devices = context.place.devices
+    own = [(*peak_memory(device), memory_parts(context.network, optimizer, device)) for device in devices]
+    peaks, reserved, parts = zip(*(numbers for every in context.place.gather(own) for numbers in every), strict=True)
+    return {
+        "total_seconds": time.time() - command_start(context.place.launched) - turns.waited_seconds,
+        "class_accuracy": dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
+        "peak_memory_bytes": peaks,
+        "reserved_memory_bytes": tuple(filter(None, reserved)),
+        "memory_parts": parts[peaks.index(max(peaks))],
+        "method_milliseconds": context.timers.milliseconds() if context.timers else None,
+    }
 
 
-def _judged(result, config):
-    """The result, whose status says whether the training did what was asked for."""
-    last = result.epochs[-1]
+def _judged(epochs, config):
+    """The status of a training that did not do what was asked for, and its reason."""
+    last, best = epochs[-1], max(record.test_accuracy for record in epochs)
     if not is_finite(last):
         reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"
-        return replace(result, status="diverged", reason=reason)
+        return {"status": "diverged", "reason": reason}
     if config.target_accuracy is not None and not reached(last, config):
-        best = max(record.test_accuracy for record in result.epochs)
-        reason = f"the best test accuracy of {count(len(result.epochs), 'epoch')} was {best:.2%}"
-        return replace(result, status="not reached", reason=reason)
-    return result
+        reason = f"the best test accuracy of {count(len(epochs), 'epoch')} was {best:.2%}"
+        return {"status": "not reached", "reason": reason}
+    return {}

@@ -15,22 +15,16 @@ from common.settings.config import RunConfig
 
 
 def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> RunConfig:
-    """Make this process ready to train on `device`; return what it is to do.
+    """Make this process, `number` of `processes` that may use the same cores, ready to train; return what it is to do.
 
-    It is number `number` of `processes` that may use the same cores. What it is to do is `config`, but without loader
-    workers where --num-workers was not typed and a CPU has no core for each of them besides one for each process: there
-    they cost lenet more time than they save (benchmarks/loaders.py).
-
-    It sets its number of threads itself, by default the cores ÷ processes, because torchrun sets OMP_NUM_THREADS=1
-    where there are several processes, and one alone would keep all cores. cuDNN tries out its algorithms in the first
-    steps and keeps the fastest. Raises SuiteError (MACHINE) if --precision bf16 would be slower here than fp32; (USAGE)
-    if a process on a GPU is to be held to --memory-limit, or one to have too many threads.
+    That is `config`, but without loader workers where --num-workers was not typed and a CPU has no core for each of
+    them besides one for each process: there they cost lenet more time than they save (benchmarks/loaders.py).
     """
     check_memory_limit(config, device)
     threads = threads_of(config, processes)
     if config.bind:
         bind(device, number, processes)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads)  # torchrun would give each of several processes one, and one alone all cores
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()
     check_precision(config, device)
@@ -53,11 +47,9 @@ def threads_of(config: RunConfig, processes: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what was freed: by default it gives large blocks back to the kernel, which clears them anew.
+    """Let glibc keep what was freed, as every step's activations: else the kernel gets it, and clears it for the next.
 
-    On a CPU, every step's activations are such blocks. mallopt(3): at most 0 blocks by mmap, no trimming of the heap
-    below 2 GiB, growth in steps of 256 MiB. What that saves is in docs/performance.md. Other C libraries have no such
-    function.
+    What that saves is in docs/performance.md. Other C libraries have no mallopt(3).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -79,10 +71,7 @@ def check_precision(config: RunConfig, device: torch.device) -> None:
 
 
 def check_bf16(device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) if a product of matrices takes longer in bfloat16 than in float32 on `device`.
-
-    Where the hardware has no such instructions, they are emulated, or left to a slow fallback.
-    """
+    """Raise SuiteError (MACHINE) if a product of matrices takes longer in bfloat16, as where it is emulated."""
     fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
     if bf16 > 1.1 * fp32:  # less may be noise
         found = f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long"

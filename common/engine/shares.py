@@ -1,6 +1,6 @@
 """One rank's share of an epoch of training or of an evaluation, and those of all ranks as one record."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from common.files.results import EpochRecord, PhaseTimes, RankTimes
 
@@ -13,14 +13,27 @@ class Training:
     """
 
     data_rank: int
-    seconds: float
-    loss_sum: float
-    samples: int
-    steps: int
-    phase_milliseconds: dict[str, float]
-    cpu_seconds: float
-    queue_seconds: float | None
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    phase_milliseconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    queue_seconds: float | None = None
     start: float | None = None
+
+    def after(self, earlier: "Training") -> "Training":
+        """Return an epoch's second part with the times of the first, which another run did; sums have both already."""
+        phases, before = self.phase_milliseconds, earlier.phase_milliseconds
+        queued = [part.queue_seconds for part in (earlier, self) if part.queue_seconds is not None]
+        return replace(
+            self,
+            seconds=earlier.seconds + self.seconds,
+            phase_milliseconds={name: before.get(name, 0.0) + phases.get(name, 0.0) for name in {**before, **phases}},
+            cpu_seconds=earlier.cpu_seconds + self.cpu_seconds,
+            queue_seconds=None if self.queue_seconds is None else sum(queued),
+            start=None,
+        )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from common.settings.config import RunConfig
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return images (B, C, H, W) on `device`, channels-last, as the weights are, whichever loader they come from.
 
-    Where a method copies the network to other devices, nn.DataParallel's replicate() does not keep the weights' layout:
-    there the images' decides how convolutions compute, the same way on every device.
+    nn.DataParallel's replicate() does not keep the weights' layout: there the images' decides how convolutions compute.
     """
     return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
@@ -30,37 +29,31 @@ def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torc
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
 
-    The last two are fused: one kernel updates all parameters; torch has none for SGD where ranks hold shares of them
-    (2.15).
+    The last two are fused: one kernel updates all parameters; torch 2.15 has none for SGD of shares of them.
     """
-    parameters = list(parameters)
+    parameters, common = list(parameters), {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "muon":
-        return uncompiled(Muon)(parameters, config.lr, config.weight_decay)
-    fused = config.optimizer == "adam" or not any(map(is_cut, parameters))
-    common = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
+        return uncompiled(Muon)(parameters, **common)
     if config.optimizer == "adam":
-        return uncompiled(torch.optim.Adam)(parameters, **common)
-    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=config.optimizer == "nesterov", **common)
+        return uncompiled(torch.optim.Adam)(parameters, fused=True, **common)
+    fused, nesterov = not any(map(is_cut, parameters)), config.optimizer == "nesterov"
+    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=nesterov, fused=fused, **common)
 
 
 def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """Return the same optimizer, without what torch wraps around its methods for those who compile it.
 
-    That imports the compiler, which takes nearly as long as torch itself (2.15). Of what the wrappers do otherwise, one
-    thing matters: the step computes no gradients.
+    That imports the compiler, which takes nearly as long as torch itself (2.15).
     """
-    methods = {
-        name: inspect.unwrap(getattr(optimizer, name))
-        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    }
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
 
 
 class LastGradient:
-    """Ends a phase when a backward pass has computed this rank's last gradient.
+    """Ends a phase when a backward pass has computed this rank's last gradient: DDP then waits for the other ranks.
 
-    What then is left of the pass, DistributedDataParallel waits for the other ranks and their gradients. Which
-    parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
+    Which parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
     """
 
     def __init__(self, model: nn.Module):

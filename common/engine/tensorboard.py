@@ -10,18 +10,15 @@ class EpochLog:
     """The TensorBoard log in a directory. Its file is made with the first epoch that is added."""
 
     def __init__(self, directory: str | Path) -> None:
-        self._directory = directory
+        self._directory = str(directory)
         self._writer: Any = None
 
     def add(self, record: EpochRecord) -> None:
-        """Write an epoch: losses in nats, accuracy in 0..1, seconds of training, images per second.
-
-        Of epochs that an earlier run left in the directory, the same and later ones are shown no more.
-        """
+        """Write an epoch; of those that an earlier run left in the directory, the same and later ones are hidden."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._directory), purge_step=record.epoch)
+            self._writer = SummaryWriter(self._directory, purge_step=record.epoch)
         for name, value in (
             ("loss/train", record.train_loss),
             ("loss/test", record.test_loss),

@@ -1,12 +1,13 @@
-"""Clocks that do not disturb what they measure: synchronize, Stopwatch, CoreClock, PhaseTimer."""
+"""Clocks that do not disturb what they measure."""
 
 import contextlib
 import copy
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -27,15 +28,14 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 def command_start(of_parent: bool = False) -> float:
     """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch.
 
-    Linux: field 22 of /proc/PID/stat (clock ticks after boot, see proc_pid_stat(5)); psutil would add it to a time of
-    boot in whole seconds. Elsewhere psutil knows it better.
+    Linux: field 22 of proc_pid_stat(5), in clock ticks; psutil would add it to a time of boot in whole seconds.
     """
     pid = os.getppid() if of_parent else os.getpid()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot)
-    except (OSError, AttributeError, ValueError, IndexError):
+    except (OSError, AttributeError):  # no Linux
         return psutil.Process(pid).create_time()
 
 
@@ -43,8 +43,7 @@ class Stopwatch:
     """Seconds of a block, from all `devices` idle to all idle again: `with Stopwatch(devices) as watch: ...`"""
 
     def __init__(self, devices: Sequence[torch.device]):
-        self.devices = devices
-        self.seconds = 0.0
+        self.devices, self.seconds = devices, 0.0
 
     def __enter__(self):
         synchronize(self.devices)
@@ -60,7 +59,7 @@ class CoreClock:
     """What cores this process had during a block, all its threads together: `with CoreClock() as cores: ...`
 
     cpu_seconds: it computed. queue_seconds: it could have, and waited in the kernel's queue for a core; None where the
-    kernel does not tell. What a process that it started did, as a loader worker, is in neither.
+    kernel does not tell. What its loader workers did is in neither.
     """
 
     cpu_seconds = 0.0
@@ -89,23 +88,19 @@ def _queue_seconds():
 class PhaseTimer:
     """Adds up how long each phase of a step takes, without stopping the devices.
 
-    Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs a mark is
-    an event in the first device's stream, and the host runs on: a device that idles while the host fetches data shows
-    as "data", and the phases add up to the time of the epoch. A phase in which all devices compute (JOINED) ends on all
-    of them: the first device's stream waits for the others before the event, which costs nothing, as backward starts
-    where forward ended. `join=True` asks for the same.
+    Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs it is an
+    event in the first device's stream, and the host runs on: a device that idles while the host fetches data shows as
+    "data". A phase in which all devices compute (JOINED) ends on all of them: the first one's stream waits for the
+    others, which costs nothing, as backward starts where forward ended. `began`: the first start(), by perf_counter().
     """
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
-        self._marks: list[tuple[str, object]] = []
-        self.began = 0.0  # before the first series
+        self._marks: list[tuple[str, Any]] = []
+        self.began = 0.0
 
     def start(self) -> None:
-        """Begin a series of phases: what lies between the last mark and now belongs to no phase.
-
-        began: when the first series did, by time.perf_counter().
-        """
+        """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
         self.began = self.began or time.perf_counter()
         self.mark("")
 
@@ -122,35 +117,37 @@ class PhaseTimer:
         event.record(stream)
         return event
 
-    def milliseconds(self) -> dict[str, float]:
-        """Return the sum per phase, in milliseconds. On GPUs, call it after `synchronize(devices)`."""
-        totals: dict[str, float] = {}
+    def phases(self) -> Iterator[tuple[str, float]]:
+        """Yield every phase with its milliseconds, "" for what is in none. On GPUs, call it after synchronize()."""
         for (_, before), (name, after) in itertools.pairwise(self._marks):
+            yield name, before.elapsed_time(after) if self.devices else (after - before) * 1000
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the sum per phase, in milliseconds."""
+        totals: dict[str, float] = {}
+        for name, milliseconds in self.phases():
             if name:
-                totals[name] = totals.get(name, 0.0) + self._elapsed(before, after)
+                totals[name] = totals.get(name, 0.0) + milliseconds
         return totals
 
     def spans(self) -> list[tuple[str, float, float]]:
-        """Return every phase as (name, start, end), in milliseconds from the first mark. On GPUs, as milliseconds()."""
-        times = [self._elapsed(self._marks[0][1], mark) for _, mark in self._marks]
-        return [
-            (name, start, end)
-            for (name, _), (start, end) in zip(self._marks[1:], itertools.pairwise(times), strict=True)
-            if name
-        ]
-
-    def _elapsed(self, before, after):
-        return before.elapsed_time(after) if self.devices else (after - before) * 1000
+        """Return every phase as (name, start, end), in milliseconds from the first mark."""
+        spans, start = [], 0.0
+        for name, milliseconds in self.phases():
+            end = start + milliseconds
+            if name:
+                spans.append((name, start, end))
+            start = end
+        return spans
 
 
 class SampledTimers:
-    """Phase timers for what only one method does in a step: of every 20th training batch.
+    """A PhaseTimer for each group of devices, for what only one method does in a step: of every 20th training batch.
 
     Marking each batch, with several marks in it, would slow down on a GPU what it measures.
     """
 
     def __init__(self, *devices: Sequence[torch.device]):
-        """Make one PhaseTimer for each of the given groups of devices."""
         self._timers, self._batches = [PhaseTimer(group) for group in devices], 0
 
     def of_batch(self, training: bool) -> list[PhaseTimer]:
@@ -169,15 +166,12 @@ class SampledTimers:
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
     """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
 
-    Of a GPU, each is the mean of 20 passes, or the blocks of a small network would all take what their launches take.
-    images: (B, C, H, W) on the device in question, which has room for one block at least. It is a copy of each that
-    trains, so that BatchNorm's statistics stay as they are.
+    images: (B, C, H, W) on the device in question, which has room for one block at least: copies train, one by one.
     """
     images, seconds = images.to(memory_format=torch.channels_last), []
     calls = CALLS[images.device.type]
     for index in range(len(model)):
-        # a slice, which computes in the model's precision
-        block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []
+        block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []  # keeps the precision
         images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:

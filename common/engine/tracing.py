@@ -19,17 +19,13 @@ from common.machine.lifetime import temporary_directory
 from common.settings.config import RunConfig
 
 WARM_UP = 1  # steps of a trace that do not count: the profiler's first calls take long
+PHASE = "phase"  # the category of an event that is a phase of a step; all others are the profiler's
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank did. began: its first traced step, in seconds since the Unix epoch. phases: of all those steps, as
-    (name, start, end) in milliseconds from then. events: the profiler's, in Chrome's format, with times ("ts") in
-    microseconds from `base`, nanoseconds since the Unix epoch.
-    """
+    """One rank's events, in Chrome's format: "ts", "dur" in microseconds, from `base`, nanoseconds since the epoch."""
 
-    began: float
-    phases: list[tuple[str, float, float]]
     base: int
     events: list[dict]
 
@@ -49,45 +45,44 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
         file = Path(directory, "trace.json")
         profiler.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    own = RankTrace(
-        time.time() - (time.perf_counter() - timer.began),
-        timer.spans(),
-        trace.get("baseTimeNanoseconds", 0),
-        trace["traceEvents"],
-    )
-    return context.place.gather(own)
+    base = time.time_ns() - round(1e9 * (time.perf_counter() - timer.began))
+    late = (base - trace.get("baseTimeNanoseconds", 0)) / 1e3
+    events = [phase_event(name, 1e3 * start, 1e3 * (end - start)) for name, start, end in timer.spans()]
+    events += [{**event, "ts": event["ts"] - late} for event in trace["traceEvents"]]
+    return context.place.gather(RankTrace(base, events))
+
+
+def phase_event(name: str, start: float, duration: float) -> dict:
+    """Return a phase of a step as an event; start, duration: in microseconds."""
+    return {"ph": "X", "cat": PHASE, "name": name, "pid": "phases", "tid": "", "ts": start, "dur": duration}
 
 
 def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
-    """Return what every rank did after the warm-up: the phases of its steps, its exchanges, its GPUs' kernels."""
-    spans = []
+    """Return what every rank did after the warm-up: the phases of its steps, its exchanges, its GPUs' kernels.
+
+    They are on one clock, which begins when the last rank has warmed up.
+    """
+    spans, warm, base = [], [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
-        spans += [Span(rank, "step", name, start, end) for name, start, end in _on_one_clock(trace, traces)]
+        late = (trace.base - base) / 1e6
+        own = []
         for event in trace.events:
             if event.get("ph") == "X" and (lane := lane_of(event)):
-                start = (trace.base / 1e6 + event["ts"] / 1e3) - 1e3 * min(other.began for other in traces)
-                spans.append(Span(rank, lane, event["name"], start, start + event["dur"] / 1e3))
-    warm = [_end_of_warm_up(rank, spans) for rank in range(len(traces))]
+                ends = (event["ts"], event["ts"] + event["dur"])  # to the nanosecond, so that phases do not overlap
+                own.append(Span(rank, lane, event["name"], *(round(late + end / 1e3, 6) for end in ends)))
+        warm.append([span.end for span in own if span.lane == "step" and span.name == "update"][WARM_UP - 1])
+        spans += [span for span in own if span.start >= warm[rank]]
     begin = max(warm)
     return tuple(
-        replace(span, start=max(0.0, span.start - begin), end=span.end - begin)
-        for span in spans
-        if span.end > begin and span.start >= warm[span.rank]
+        replace(span, start=max(0.0, span.start - begin), end=span.end - begin) for span in spans if span.end > begin
     )
 
 
-def _on_one_clock(trace, traces):
-    late = 1e3 * (trace.began - min(other.began for other in traces))
-    return [(name, late + start, late + end) for name, start, end in trace.phases]
-
-
-def _end_of_warm_up(rank, spans):
-    return [span.end for span in spans if span.rank == rank and span.name == "update"][WARM_UP - 1]
-
-
 def lane_of(event: dict) -> str:
-    """Return in which lane of its rank an event of the profiler's is drawn: "link", a GPU's name, or "" for none."""
+    """Return in which lane of its rank an event is drawn: "step", "link", a GPU's name, or "" for none."""
     name, kind = event["name"], event.get("cat")
+    if kind == PHASE:
+        return "step"
     if kind == "user_annotation" and name.startswith("gloo:"):
         return "link"
     if kind in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -102,28 +97,14 @@ def write_trace(traces: list[RankTrace], path: Path) -> Path:
     """
     events, base = [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
-        late = (trace.base - base) / 1e3  # microseconds
-        threads: dict[tuple, int] = {("phases", ""): 0}
+        threads: dict[tuple, int] = {}
         events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
-        began = 1e6 * trace.began - base / 1e3
-        events += [
-            {
-                "ph": "X",
-                "cat": "phase",
-                "name": name,
-                "pid": rank,
-                "tid": 0,
-                "ts": began + 1e3 * start,
-                "dur": 1e3 * (end - start),
-            }
-            for name, start, end in trace.phases
-            if end > start
-        ]
         for event in trace.events:
             if event.get("ph") == "M" or event.get("cat") == "Trace":  # names of processes, which are ranks here
                 continue
             thread = threads.setdefault((event.get("pid"), event.get("tid")), len(threads))
             own = {"id": f"{rank}.{event['id']}"} if "id" in event else {}  # arrows stay within a rank
+            late = (trace.base - base) / 1e3
             events.append({**event, **own, "pid": rank, "tid": thread, "ts": event["ts"] + late})
         events += [
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": " ".join(map(str, thread))}}

@@ -24,14 +24,14 @@ def put_together(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(value, keep: bool = True):
-    """Return a state_dict in which every tensor that was cut is whole and on the CPU; of other tensors, themselves.
+    """Return a state_dict in which every tensor is on the CPU, and one that was cut is whole.
 
     All ranks call it, for they put one tensor after the other together. keep: whether this rank wants the result; if
     not, it holds no more than one whole tensor at a time, and None stands in their places.
     """
     if isinstance(value, dict):
         return {name: whole(part, keep) for name, part in value.items()}
-    if not is_cut(value):
+    if not isinstance(value, torch.Tensor):
         return value
     tensor = put_together(value)
     return tensor.cpu() if keep else None

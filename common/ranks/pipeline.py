@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from common.engine.checkpoint import PartialStates
+from common.engine.checkpoint import States
 from common.engine.place import Place
 from common.engine.timing import block_seconds
 from common.errors import USAGE, SuiteError
@@ -236,7 +236,7 @@ def describe_stages(model: nn.Sequential, cut: list[int], stage, optimizer, plac
     stages = count(place.ranks, "stage") + "".join(f", from {block_names(model)[index]}" for index in cut[1:-1])
     return {
         "method": "pipeline",
-        "states": PartialStates(stage, optimizer, before, place.gather),
+        "states": States(stage, optimizer, before, place.gather),
         "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",
     }
 

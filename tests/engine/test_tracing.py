@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.engine.timing import PhaseTimer
-from common.engine.tracing import RankTrace, lane_of, spans_of, write_trace
+from common.engine.tracing import RankTrace, lane_of, phase_event, spans_of, write_trace
 from common.files.plots import draw_timeline, new_figure
 from common.files.results import Span
 from compare_parallel import output_to
@@ -32,10 +32,11 @@ def event(name, start, seconds, kind="user_annotation", **more):
     return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": seconds, "pid": 4711, "tid": 4712, **more}
 
 
-def rank_trace(late, *events):
+def rank_trace(late, *events, base=999_000_000_000):
     """A rank that began so many seconds after 1000 s, and traced two steps of forward (2 ms) and update (1 ms)."""
-    phases = [("forward", 0.0, 2.0), ("update", 2.0, 3.0), ("forward", 4.0, 6.0), ("update", 6.0, 7.0)]
-    return RankTrace(1000.0 + late, phases, 999_000_000_000, list(events))
+    began = 1e6 * (1000 + late) - base / 1e3
+    phases = [("forward", 0, 2000), ("update", 2000, 1000), ("forward", 4000, 2000), ("update", 6000, 1000)]
+    return RankTrace(base, [*(phase_event(name, began + start, took) for name, start, took in phases), *events])
 
 
 def test_a_timers_spans_add_up_to_its_sums():
@@ -79,7 +80,7 @@ def test_lanes():
 def test_one_file_for_all_ranks(tmp_path):
     op = event("aten::conv2d", 1_000_500.0, 20.0, "cpu_op", id=3)
     named = {"ph": "M", "name": "process_name", "pid": 4711, "tid": 0, "args": {"name": "python"}}
-    later = replace(rank_trace(0.002, op), base=999_000_100_000)
+    later = rank_trace(0.002, op, base=999_000_100_000)
     path = write_trace([rank_trace(0.0, op, named), later], tmp_path / "steps.trace.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     convolutions = [(entry["pid"], entry["id"], entry["ts"]) for entry in events if entry["name"] == "aten::conv2d"]

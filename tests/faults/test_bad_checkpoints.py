@@ -4,12 +4,11 @@ import pickle
 import zipfile
 from argparse import Namespace
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
-from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.checkpoint import States, random_state, read_checkpoint, restore, save_checkpoint
 from common.engine.step import build_optimizer
 from common.errors import DATA, USAGE
 from common.models.build import build_network
@@ -41,7 +40,7 @@ def resume(config, steps_per_epoch):
     """Go on from an mlp's checkpoint; return the schedule."""
     model, optimizer, schedule = begin(config, steps_per_epoch)
     state = read_checkpoint(config, Namespace(), CONTENT, 1)
-    restore(config, state, 0, [], partial(load_states, model, optimizer), schedule)
+    restore(config, state, 0, [], States(model, optimizer).load, schedule)
     return schedule
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from common.data.image_set import load_image_set
-from common.engine.checkpoint import join_states, part_of_states, states_on_cpu
+from common.engine.checkpoint import States
 from common.engine.loop import evaluate, train_one_epoch
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_network
@@ -130,12 +130,15 @@ def test_the_states_of_parts_are_those_of_the_whole(kind):
             optimizer.step()
         return [(model[part], optimizer) for part, optimizer in zip(parts, optimizers, strict=True)]
 
-    ((whole, optimizer),) = trained(slice(0, 3))
+    ((model, optimizer),) = trained(slice(0, 3))
     parts = trained(slice(0, 2), slice(2, 3))
-    states = join_states([states_on_cpu(*part) for part in parts])
-    assert_same(states, states_on_cpu(whole, optimizer))
-    for part, before in zip(parts, (0, 4), strict=True):
-        assert_same(part_of_states(states, part[0], before), states_on_cpu(*part))
+    own = [States(*part).whole() for part in parts]
+    states = States(*parts[0], 0, lambda _: own).whole()
+    assert_same(states, States(model, optimizer).whole())
+    for part, before, expected in zip(parts, (0, 4), own, strict=True):
+        optimizer = build_optimizer(part[0].parameters(), config)
+        States(part[0], optimizer, before).load(states)
+        assert_same(States(part[0], optimizer).whole(), expected)
 
 
 SLEEPS = """import time

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compare_parallel
-from common.engine.checkpoint import load_states, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.checkpoint import States, random_state, read_checkpoint, restore, save_checkpoint
 from common.engine.step import build_optimizer
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.results import read_result, write_result
@@ -168,7 +168,7 @@ def resume(known):
     model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), known)
     state = read_checkpoint(known, Namespace(), {}, 1)
-    restore(known, state, 0, [], partial(load_states, model, optimizer), build_schedule(optimizer, known, 1))
+    restore(known, state, 0, [], States(model, optimizer).load, build_schedule(optimizer, known, 1))
 
 
 def test_checkpoints(checkpoint):
