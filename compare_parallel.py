@@ -63,10 +63,10 @@ def plan_comparison(
     """
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
-    warn_of_shared_cores(arguments, machine)
-    refuse_memory_flags(arguments, machine)
+    if arguments.nproc and not machine.gpus and (most := max(arguments.nproc)) > machine.cores:
+        shared = f"so many processes share {count(machine.cores, 'core')}; how fast as many devices would be"
+        print(f"warning: --nproc {most}: {shared}, their times do not say", file=sys.stderr)
     plan = plan_rows(arguments, machine, shared_flags)
-    refuse_projection(arguments, machine, plan)
     if max(arguments.nodes) > 1 and not arguments.dry_run:
         environment = {**environment, "nodes": find_nodes(arguments, directory)}
     settings = settings_of(arguments) | {"methods": list(dict.fromkeys(row.method for row in plan))}
@@ -89,32 +89,12 @@ def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags:
     return [*shared_flags, *type_flags({"loader": arguments.loader})] if resident else shared_flags
 
 
-def warn_of_shared_cores(arguments: argparse.Namespace, machine: Machine) -> None:
-    """Say on stderr that processes share cores, if there are more of them."""
-    if arguments.nproc and not machine.gpus and max(arguments.nproc) > machine.cores:
-        print(
-            f"warning: --nproc {max(arguments.nproc)}: so many processes share {count(machine.cores, 'core')}; how "
-            "fast as many devices would be, their times do not say",
-            file=sys.stderr,
-        )
-
-
-def refuse_memory_flags(arguments: argparse.Namespace, machine: Machine) -> None:
-    """Raise SuiteError (USAGE) if there is a limit of memory on GPUs, or none where a CPU's is to be filled."""
-    if arguments.memory_limit and machine.gpus:
-        found, advice = f"the rows run on {count(machine.gpus, 'GPU')}", "leave it out, or type --device cpu"
-        raise SuiteError("--memory-limit is for a CPU", found, advice, USAGE)
-    if arguments.fit_batch and not machine.gpus and not arguments.memory_limit:
-        why, advice = "whoever fills its memory stops the whole machine", "type e.g. --memory-limit 2GiB"
-        raise SuiteError("--fit-batch on a CPU needs a limit", why, advice, USAGE)
-
-
 def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
     """Return all rows, those that stand beside others last; raise SuiteError (USAGE) for what is no comparison."""
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
-    refuse_missing(arguments, {row.method for row in plan})
+    refuse_impossible(arguments, machine, plan)
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
     wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin
@@ -125,44 +105,43 @@ def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: lis
     return plan
 
 
-def refuse_missing(arguments: argparse.Namespace, methods: set[str]) -> None:
-    """Raise SuiteError (USAGE) if --baseline, or a guess of --predict, is about none of the methods that are compared.
-
-    Where the default baseline is missing, rows have no speed-ups, and say so.
-    """
-    rivals = methods - {arguments.baseline} if arguments.baseline in methods else set()
-    about = {f"--baseline {arguments.baseline}": arguments.baseline in methods | {default_baseline()}}
-    about |= {f"--predict {text}": text.partition("=")[0] in rivals for text in arguments.predict}
-    for typed in (typed for typed, found in about.items() if not found):
-        found = f"the rows are {', '.join(sorted(methods))}, the baseline is {arguments.baseline}"
-        advice = "add the method to --methods, or leave this out"
-        raise SuiteError(f"{typed} is about no row that is compared", found, advice, USAGE)
-
-
-def refuse_projection(arguments: argparse.Namespace, machine: Machine, plan: list[Configuration]) -> None:
-    """Raise SuiteError (USAGE) if --project asks for what cannot be computed here, or its flags stand without it."""
-    for devices in arguments.project:
-        per_process("--batch-size", plan[0].planned.batch_size, devices)
-    nodes, out = max(arguments.nodes), "leave one of them out"
+def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: list[Configuration]) -> None:
+    """Raise SuiteError (USAGE) for flags that say nothing about these rows, or ask for what cannot be done here."""
+    gpus, nodes, limit, projects = machine.gpus, max(arguments.nodes), arguments.memory_limit, arguments.project
+    no_limit, no_link = arguments.fit_batch and not limit, not arguments.link_gbps
+    link, out = not no_link or arguments.link_ms, "leave one of them out"
+    methods, baseline = {row.method for row in plan}, arguments.baseline
+    rows, add = (
+        f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}",
+        "add it to --methods, or leave this out",
+    )
+    about = {f"--baseline {baseline}": baseline in methods | {default_baseline()}}  # without that, rows say so
+    for text in arguments.predict:
+        about[f"--predict {text}"] = baseline in methods and text.partition("=")[0] in methods - {baseline}
     refusals = [
         (
-            (arguments.link_gbps or arguments.link_ms) and not arguments.project,
-            "--link-gbps and --link-ms are about more devices than there are",
-            "found no --project",
-            "type how many, e.g. --project 8",
+            gpus and limit,
+            "--memory-limit is for a CPU",
+            f"found {count(gpus, 'GPU')}",
+            "leave it out, or add --device cpu",
         ),
-        (nodes > 1, "--project computes more devices from those of one machine", f"found --nodes {nodes}", out),
-        (arguments.scaling == "weak", "--project is for strong scaling", "found --scaling weak", out),
+        (not gpus and no_limit, "--fit-batch on a CPU needs a limit", "found none", "type e.g. --memory-limit 2GiB"),
+        *((not found, f"{typed} is about no row that is compared", rows, add) for typed, found in about.items()),
+        (link and not projects, "--link-gbps and --link-ms are for --project", "found none", "type e.g. --project 8"),
+        (projects and nodes > 1, "--project is about one machine", f"found --nodes {nodes}", out),
+        (projects and arguments.scaling == "weak", "--project is for strong scaling", "found --scaling weak", out),
         (
-            machine.gpus == 1 and not arguments.link_gbps,
-            "--project needs the speed of a link between GPUs",
-            "there is 1 GPU and nothing to measure",
-            "give it in gigabit/s, e.g. --link-gbps 200",
+            projects and gpus == 1 and no_link,
+            "--project needs a link's speed",
+            "found 1 GPU",
+            "add e.g. --link-gbps 200",
         ),
     ]
-    for wrong, what, found, advice in refusals if arguments.project else refusals[:1]:
+    for wrong, what, found, advice in refusals:
         if wrong:
             raise SuiteError(what, found, advice, USAGE)
+    for devices in projects:
+        per_process("--batch-size", plan[0].planned.batch_size, devices)
 
 
 def output_to(directory: Path) -> Output:
@@ -172,20 +151,20 @@ def output_to(directory: Path) -> Output:
 
 def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str) -> None:
     """Run what is left of a comparison and its proof; should it be interrupted, show what was measured so far."""
+    results, proven = directory / "results.json", directory / PROOF / "results.json"
     try:
         report = run_comparison(report, shared_flags, output_to(directory))
         if report.settings["prove"] and (proof := plan_proof(analyse(report))):
             print("Now without the largest cause of each row, beside the row:")
-            file = directory / PROOF / "results.json"
-            proof = continued(proof, file) if resume and file.exists() else proof
-            run_comparison(proof, shared_flags, output_to(file.parent))
+            proof = continued(proof, proven) if resume and proven.exists() else proof
+            run_comparison(proof, shared_flags, output_to(proven.parent))
     except HelperFailed:  # which has said why
         raise
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
-        when = " before the first run had ended: there is nothing to show"
-        if (directory / "results.json").exists() and read_results(directory / "results.json").outcomes:
+        measured = results.exists() and read_results(results).outcomes
+        if measured:
             present(directory, language)
-            when = ""
+        when = "" if measured else " before the first run had ended: there is nothing to show"
         print(f"Interrupted{when}. The same command with --resume goes on.", file=sys.stderr)
         raise
 

@@ -56,16 +56,14 @@ class Method:
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
     differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
-    what it rounds to fewer bits on purpose, so that its weights differ by more than others'.
-    all_cores: it has all cores of the CPU, where a device of the other rows has a share of them; no row on GPUs.
-    cuts: it cuts the network into stages, --nproc of them where it uses that, else two. one_each: each of these needs a
-    micro-batch. package: what it needs besides the project's own requirements. called: its name in a sentence, where
-    there is one about it. parts: see Parts.
-    without_exchange: the flags that leave out the exchange of gradients. baseline: the others are compared with it
-    unless --baseline says otherwise. by_default: it runs unless --methods says otherwise, where there are default_gpus:
-    what fewer GPUs would simulate, another method may do in truth. rung: it is one of --methods ladder. projected: what
-    --project computes is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of
-    rows that are equally fast, the simplest is recommended.
+    what it rounds to fewer bits on purpose, so that its weights differ by more. all_cores: it has all cores of the CPU,
+    where a device of the other rows has a share; no row on GPUs. cuts: it cuts the network into stages, --nproc of them
+    where it uses that, else two. one_each: each of these needs a micro-batch. package: what it needs besides the
+    project's own requirements. called: its name in a sentence. without_exchange: the flags that leave out the exchange
+    of gradients. baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless
+    --methods says otherwise, where there are default_gpus. rung: it is one of --methods ladder. projected: what
+    --project computes is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of rows that
+    are equally fast, the simplest is recommended.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -106,8 +104,8 @@ class Method:
         return f"the package {self.package} is not installed (pip install {self.package})"
 
 
-def _single(devices, machine, micro_batches):
-    return "one device", [script("data_parallel_train.py")], 1
+def _single(devices, machine, micro_batches, label="one device"):
+    return label, [script("data_parallel_train.py")], 1
 
 
 def _dp(devices, machine, micro_batches):
@@ -176,7 +174,7 @@ STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
-        lambda *_: (ALL_CORES, [script("data_parallel_train.py")], 1),
+        partial(_single, label=ALL_CORES),
         Look("#8C510A", (0, (2, 1)), "X"),
         all_cores=True,
         rung=True,

@@ -42,35 +42,36 @@ def before(
 ) -> list[Configuration]:
     """Return every row that can run as it was before a change.
 
-    path: another checkout of this project, whose scripts then run with the flags of now, or the results.json of a
-    comparison, `then`, whose flags the scripts of now then get. arguments: of now. Raises SuiteError (USAGE) if it is
-    neither, has no row in common with the plan, or names files that `arguments` do not.
+    path: another checkout of this project, whose scripts run with the flags of now, or a results.json, read as `then`,
+    whose flags the scripts of now get. arguments: of now. Raises SuiteError (USAGE) if it is neither, has no row in
+    common with the plan, or names files that `arguments` do not.
     """
     able = [row for row in plan if not row.skip]
+    known = {row.name for row in then.plan} if then else {}
     if then:
-        known = {row.name for row in then.plan}
         again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path) if not row.skip}
-        rows = [again[row.name] for row in able if row.name in known & {*again}]
+        rows = [again[row.name] for row in able if row.name in known and row.name in again]
     elif (path / "compare_parallel.py").is_file():
         rows = [replace(row, command=_in_checkout(row.command, path)) for row in able]
     else:
         what, advice = f"--against {path} is no checkout of this project", "name a checkout, or a results.json"
         raise SuiteError(what, "it has no compare_parallel.py", advice, USAGE)
     if not rows:
-        there, here = ", ".join(sorted(known if then else [])), ", ".join(row.name for row in able)
+        found = f"found {', '.join(sorted(known))} there and {', '.join(row.name for row in able)} here"
         advice = "give the same --methods and sweeps as then"
-        raise SuiteError(f"--against {path}: no row in common", f"found {there} there and {here} here", advice, USAGE)
+        raise SuiteError(f"--against {path}: no row in common", found, advice, USAGE)
     return [counterpart(row, BEFORE, BEFORE, row.command) for row in rows]
 
 
 def _in_checkout(command, path):
     """The command with the scripts of another checkout."""
-    own = {text: Path(os.path.relpath(path / Path(text).name)) for text in command if _is_script(text)}
+    scripts = [text for text in command if text.endswith(".py") and (PROJECT / Path(text).name).is_file()]
+    own = {text: os.path.relpath(path / Path(text).name) for text in scripts}
     for file in own.values():
-        if not file.is_file():
-            what, advice = f"--against {path} is without {file.name}", "leave that method out of --methods"
+        if not Path(file).is_file():
+            what, advice = f"--against {path} is without {Path(file).name}", "leave that method out of --methods"
             raise SuiteError(what, "it was written later", advice, DATA)
-    return tuple(str(own.get(text, text)) for text in command)
+    return tuple(own.get(text, text) for text in command)
 
 
 def _planned_again(settings, arguments, machine, path):
@@ -90,9 +91,8 @@ def _planned_again(settings, arguments, machine, path):
         then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}
         shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
-        return make_plan(
-            then, machine, type_flags({name: value for name, value in shared.items() if value is not None})
-        )
+        given = {name: value for name, value in shared.items() if value is not None}
+        return make_plan(then, machine, type_flags(given))
     except (argparse.ArgumentTypeError, AttributeError, LookupError, TypeError, ValueError) as error:
         what, advice = f"--against {path} has settings that cannot be typed", "name the results.json of a comparison"
         raise SuiteError(what, f"{type(error).__name__}: {error}", advice, DATA) from None
@@ -103,7 +103,3 @@ def _typed(name, value):
     if value is None:
         return None
     return [PARSERS[name](str(item)) for item in value] if name in LISTS else PARSERS[name](str(value))
-
-
-def _is_script(text):
-    return text.endswith(".py") and (PROJECT / Path(text).name).is_file()

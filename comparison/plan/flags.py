@@ -41,18 +41,24 @@ class Flag:
     kept: bool = True
     shows: bool = False
 
+    def option(self, name: str) -> str:
+        """Return how the flag of a setting is typed."""
+        return self.typed or option(name)
+
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
         """Add the flag of a setting to a group of a parser."""
-        about: dict[str, Any] = {"dest": name, "help": self.help, "default": self.default}
+        about: dict[str, Any] = {"action": "store_true" if self.default is False else argparse.BooleanOptionalAction}
         if self.value:
-            about |= {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs}
-        else:
-            about["action"] = "store_true" if self.default is False else argparse.BooleanOptionalAction
-        group.add_argument(self.typed or option(name), **about)
+            about = {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs}
+        group.add_argument(self.option(name), dest=name, help=self.help, default=self.default, **about)
 
 
 def _switch(help, **about):
     return Flag(help, default=False, **about)
+
+
+def _shown(help, value, default=None):
+    return Flag(help, value, default, kept=False, shows=True)
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
@@ -92,6 +98,7 @@ def _several_devices(text):
 
 # How a value is parsed, and called in --help
 N, MS, POINTS = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P")
+SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
 GROUPS = {  # of --help, each under the name of its first flag
     "methods": "what to compare",
@@ -109,22 +116,13 @@ FLAGS = {
     "baseline": Flag("of the speed-ups (%(default)s)", (_baseline, "NAME"), default_baseline()),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag(
-        "machines of a SLURM job, each with --nproc devices, for methods of several processes (1)",
-        N,
-        [1],
-        "+",
-        plans=True,
+        "machines of a SLURM job, each with --nproc devices, for methods of ranks (1)", N, [1], "+", plans=True
     ),
     "micro_batches": Flag("of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
     "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
-    "scaling": Flag(
-        "strong: --batch-size over all devices | weak: --batch-size on each device",
-        (one_of(("strong", "weak")), "KIND"),
-        "strong",
-        plans=True,
-    ),
+    "scaling": Flag("strong | weak: --batch-size over all devices, or on each", SCALING, "strong", plans=True),
     "against": Flag(
-        "run every row also as it was before: from another checkout, or with the flags of a results.json", (str, "PATH")
+        "run rows also as before: from another checkout, or with the flags of a results.json", (str, "PATH")
     ),
     "allow_unequal": _switch("run rows that differ in what should be equal, and mark them"),
     "fit_batch": _switch(
@@ -136,11 +134,9 @@ FLAGS = {
         "e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)", TIME
     ),
     "margin": Flag(
-        "percent: repeat until every interval reaches no further than that from its ratio, within any --budget", PERCENT
+        "percent: repeat until every interval reaches no further from its ratio, within any --budget", PERCENT
     ),
-    "twin": Flag(
-        "run the baseline twice in every block, to see what two equal rows differ by (unless --methods is given)"
-    ),
+    "twin": Flag("run the baseline twice in every block, to see what equal rows differ by (unless with --methods)"),
     "equal_within": Flag("percent by which times may differ and be practically equal (3)", PERCENT, EQUAL_WITHIN),
     "accuracy_margin": Flag(
         "percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)",
@@ -149,9 +145,7 @@ FLAGS = {
     ),
     "timeout": Flag("stop a run after so many seconds of its own (never)", (positive_float, "S")),
     "resume": _switch("go on with the interrupted comparison in --output-dir", kept=False),
-    "prove": _switch(
-        "then take the largest cause away from each row, in as many blocks, and set the gain beside the forecast"
-    ),
+    "prove": _switch("then take the largest cause away from each row, and set the gain beside the forecast"),
     "predict": Flag(
         "how many times as fast as the baseline you think that a method is: the report sets it beside the result",
         (guess, "METHOD=X"),
@@ -162,23 +156,10 @@ FLAGS = {
     "check_maths": _switch("compare each row's weights with one device's after 20 steps"),
     "project": Flag("compute what N devices would give", (_several_devices, "N"), [], "+"),
     "link_gbps": Flag("gigabit/s between devices, for --project (measured)", (positive_float, "G")),
-    "link_ms": Flag(
-        "milliseconds that a message takes from one of them to the next, besides what it takes here (0)", MS
-    ),
+    "link_ms": Flag("milliseconds by which a message takes longer to the next device than here, for --project (0)", MS),
     "output_dir": Flag("(figures/comparison; with --from, where that file is)", DIR, shows=True),
-    "lang": Flag(
-        "of what is said at the end, in the report and in the figures: en | zh, Chinese (%(default)s)",
-        (one_of(LANGUAGES), "LANG"),
-        "en",
-        kept=False,
-        shows=True,
-    ),
-    "tensorboard": Flag(
-        "write the epochs of every run there as a TensorBoard log, DIR/ROW-BLOCK (pip install tensorboard)",
-        DIR,
-        kept=False,
-        shows=True,
-    ),
+    "lang": _shown("of what is said at the end and in files: en | zh, Chinese (%(default)s)", LANG, "en"),
+    "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),
     "dry_run": _switch("print the commands, and how long they would take, and run none of them", kept=False),
     "source": Flag("make everything from a results.json again; run nothing", FILE, typed="--from", kept=False),
     "diff": Flag("compare two results.json; run nothing", FILE, nargs=2, kept=False),
@@ -202,7 +183,7 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
             group = parser.add_argument_group(GROUPS[name])
         flag.add_to(group, name)
     arguments = parse_with_recipe(parser, several=True)
-    refuse_contradictions(parser, arguments)
+    _refuse_contradictions(parser, arguments)
     if not arguments.repeats and not arguments.margin:
         arguments.budget = arguments.budget or BUDGET
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
@@ -214,29 +195,27 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
 
 
-def refuse_contradictions(parser: OneLineParser, arguments: argparse.Namespace) -> None:
+def _refuse_contradictions(parser, arguments):
     """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
     for other, said in {"budget": "how long", "margin": "how exactly"}.items():
         if arguments.repeats and getattr(arguments, other):
             parser.error(f"--repeats says how often, --{other} {said}; give one of them")
-    if shown := "source" if arguments.source else "diff" if arguments.diff else "":
-        allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and arguments.source)}
-        for name, value in vars(arguments).items():
-            if value != parser.get_default(name) and name not in allowed:
-                typed = FLAGS[shown].typed or option(shown)
-                parser.error(f"{typed} shows what was measured; leave out {option(name)}")
-    own = [method for choices in arguments.methods or () for method, values in choices if "batch_size" in values]
-    unequal = {
-        "--scaling weak": arguments.scaling == "weak",
-        "--max-steps": arguments.max_steps,
-        "several values of --batch-size": len(arguments.batch_size) > 1,
-        "--project": arguments.project,
-        "--against": arguments.against,
-        "--prove": arguments.prove,
-        **{f"{method}:batch-size": True for method in own},
-    }
-    for typed in (typed for typed, given in unequal.items() if given and arguments.fit_batch):
-        advice = "; --train-size N makes it shorter" if typed == "--max-steps" else ""
+    typed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
+    if shown := next((name for name in ("source", "diff") if name in typed), None):
+        allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and shown == "source")}
+        for name in typed:
+            if name not in allowed:
+                parser.error(f"{FLAGS[shown].option(shown)} shows what was measured; leave out {option(name)}")
+    if not arguments.fit_batch:
+        return
+    unequal = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]
+    unequal += ["--scaling weak"] if arguments.scaling == "weak" else []
+    unequal += ["several values of --batch-size"] if len(arguments.batch_size) > 1 else []
+    for method, own in (choice for choices in arguments.methods or () for choice in choices):
+        unequal += [f"{method}:batch-size"] if "batch_size" in own else []
+    if unequal:
+        advice = "; --train-size N makes it shorter" if unequal[0] == "--max-steps" else ""
         parser.error(
-            f"--fit-batch gives each row a batch of its own and every epoch the same images: leave out {typed}{advice}"
+            "--fit-batch gives each row a batch of its own and every epoch the same images: leave out "
+            f"{unequal[0]}{advice}"
         )

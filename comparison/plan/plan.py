@@ -32,9 +32,8 @@ def make_plan(
 ) -> list[Configuration]:
     """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
 
-    shared_flags: the training flags that all rows get. blocks: of the models that may have too few of them to be cut,
-    how many they have. Raises SuiteError (USAGE) if a method has no combination whose batch and workers divide by the
-    number of devices; one of several that does not is skipped with its reason, unless nodes would wait for it in vain.
+    blocks: how many blocks those models have that may be hard to cut. Raises SuiteError (USAGE) if a method has no
+    combination that goes together; one of several is skipped with its reason, unless nodes would wait for it in vain.
     """
     swept = _swept(arguments, machine)
     share = arguments.threads_per_device or max(1, machine.cores // max(swept["nproc"]))
@@ -61,10 +60,7 @@ def _swept(arguments, machine):
     devices = [nodes * own for nodes in arguments.nodes for own in nproc]
     fewest = math.lcm(*devices)
     if not resident and not arguments.num_workers and fewest > 4 * max(devices):
-        what, found = (
-            "--num-workers is a total and must divide by every --nproc",
-            f"{fewest} workers would be the fewest",
-        )
+        what, found = "--num-workers is a total and must divide by every --nproc", f"{fewest} would be the fewest"
         raise SuiteError(what, found, "type --num-workers 0, or numbers of processes with a common multiple", USAGE)
     workers = arguments.num_workers or [0 if resident else total_workers(None, fewest)]
     swept = {**{name: getattr(arguments, name) for name in SWEEPS}, "nproc": nproc, "num_workers": workers}
@@ -78,7 +74,7 @@ def _swept(arguments, machine):
 def _configuration(method, choice, shown, own, machine, shared_flags):
     """Return (configuration, SuiteError or None): the error says why these values do not go together.
 
-    choice: the value of every setting; shown: those of a sweep; own: those that the method alone has.
+    choice: the value of every setting; shown: those of a sweep; own: those of this method alone.
     """
     kind, tasks = METHODS[method], choice["nproc"]
     nodes = choice["nodes"] if "nodes" in kind.uses else 1
@@ -92,7 +88,7 @@ def _configuration(method, choice, shown, own, machine, shared_flags):
     choice |= {"batch_size": batch, "per_device_batch_size": -(-batch // shares)}
     choice["device"] = "gpu" if machine.gpus else "cpu"
     error = _contradiction(kind, choice, devices, stages)
-    skip = str(error or kind.missing or _obstacle(kind, choice, stages, needed, machine.gpus * nodes, machine))
+    skip = str(error or kind.missing or _obstacle(kind, choice, stages, needed, nodes, machine))
     planned = Planned(**{field.name: choice[field.name] for field in fields(Planned)})
     typed = (python(), *command, *shared_flags, *type_flags(planned.flags))
     name, tasks = row_name(method, {**shown, **own}), tasks if nodes > 1 else 1
@@ -107,32 +103,29 @@ def _contradiction(kind, choice, devices, stages):
             per_process(option(name), choice[name], devices if kind.divides else 1)
     except SuiteError as refusal:
         return refusal
+    found = f"--micro-batches {micro_batches}"
     if "micro_batches" in kind.uses and micro_batches > batch:
-        found, advice = f"--micro-batches {micro_batches}, --batch-size {batch}", "give fewer micro-batches"
-        return SuiteError("a micro-batch needs an image", found, advice, USAGE)
+        found = f"{found}, --batch-size {batch}"
+        return SuiteError("a micro-batch needs an image", found, "give fewer micro-batches", USAGE)
     if kind.one_each and micro_batches < stages:
-        found, advice = f"--micro-batches {micro_batches}, {stages} stages", "give more micro-batches"
-        return SuiteError("1F1B needs a micro-batch for every stage", found, advice, USAGE)
+        found = f"{found}, {stages} stages"
+        return SuiteError("1F1B needs a micro-batch for every stage", found, "give more micro-batches", USAGE)
     return None
 
 
-def _obstacle(kind, choice, stages, needed, gpus, machine):
+def _obstacle(kind, choice, stages, needed, nodes, machine):
     """Why a row cannot run here, or would be none of its own; "" if it can."""
-    model, blocks = choice["model"], choice["blocks"].get(choice["model"], stages)
-    if blocks < stages and blocks > 1:
-        return f"{model} has {blocks} blocks, too few for {stages} stages"
+    model, blocks, gpus = choice["model"], choice["blocks"].get(choice["model"], stages), machine.gpus * nodes
     if blocks < stages:
-        return f"{model} cannot be cut: it is no plain nn.Sequential of two parts or more"
+        few = f"{model} has {blocks} blocks, too few for {stages} stages"
+        return few if blocks > 1 else f"{model} cannot be cut: it is no plain nn.Sequential of two parts or more"
     if kind.all_cores and (gpus or choice["share"] == machine.cores):
         return "it would be the same as one device, which has all cores"
     return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""
 
 
 def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
-    """Return a row whose command says where its network is cut, by the times that the probe measured of its blocks.
-
-    So all its runs have the same stages, and so have all rows with equally many.
-    """
+    """Return a row whose command, in all its runs, cuts the network by the times that the probe measured of blocks."""
     blocks = [block for block in probe.blocks if block.model == row.planned.model] if probe else []
     if row.stages == 1 or len(blocks) < row.stages:
         return row
@@ -146,10 +139,7 @@ def words_of(name: str) -> str:
 
 
 def type_flags(values: dict[str, object]) -> list[str]:
-    """Return how the flags of RunConfig's fields are typed that have these values, or lists of several values.
-
-    A switch that is off by default is only typed where it is on.
-    """
+    """Return how the flags of RunConfig's fields are typed that have these values, or lists of them."""
     typed = []
     for name, value in values.items():
         if FLAGS[name].parse is not None:
@@ -162,10 +152,7 @@ def type_flags(values: dict[str, object]) -> list[str]:
 
 
 def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str]]:
-    """Return (block, name) of every run: each block holds every name once, in an order shuffled from `seed`.
-
-    Whatever drifts with time, the machine's temperature or another user's load, then hits every configuration alike.
-    """
+    """Return (block, name) of every run: each block holds every name once, in an order shuffled from `seed`."""
     shuffle = random.Random(seed)
     return [(block, name) for block in range(1, repeats + 1) for name in shuffle.sample(names, len(names))]
 
