@@ -420,7 +420,7 @@ class Fuzz:
             shutil.copytree(before / "out", place / "out")
             shutil.copytree(data, place / "data")
             file = (
-                next((place / "data" / "synthetic").glob("*.npz"))
+                next((place / "data" / "decoded").glob("*images.npy"))
                 if trial.damage[0] == "data"
                 else place / "out" / trial.damage[0]
             )

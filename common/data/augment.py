@@ -1,8 +1,7 @@
 """The same random augmentations twice: for one image, by torchvision, and for a whole batch, by tensor operations.
 
-Colour images (three channels): crop of the image padded by 4, then a mirror image half of the time, as in He et al.,
-"Deep Residual Learning", 2016, section 4.2; or padded as CROP_PADDING says. Grey images: rotation up to 10 degrees,
-shift up to 10 %, scale 0.9 to 1.1, by the nearest neighbour.
+Colour images: crop of the padded image, then a mirror image half of the time (He et al., "Deep Residual Learning",
+2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1, nearest neighbour.
 
 The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
 (M,), as a list of tensors whose first dimension is M, on the device of the index. take(index, *drawn) → images
@@ -51,18 +50,14 @@ def peak_bytes(shape: tuple[int, int, int, int], augment: bool, crop_padding: st
 def uniform(key: int, index: torch.Tensor, count: int) -> torch.Tensor:
     """Return (count, M) float64 from 0 to below 1 that depend on a key of 64 bits and each image's index (M,) alone.
 
-    So a device draws what it needs and no more, and all draw the same. SplitMix64, whose n-th number is a hash of n
-    (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014); int64 wraps around.
+    SplitMix64, whose n-th number is a hash of n (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014); int64 wraps around.
     """
     numbers = torch.arange(1, count + 1, device=index.device)[:, None] + count * index  # (count, M), all different
-    bits = numbers * _signed(0x9E3779B97F4A7C15) + key
+    bits = numbers * (0x9E3779B97F4A7C15 - 2**64) + key
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
+        bits = (bits ^ _shifted(bits, shift)) * (factor - 2**64)
     return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
-
-
-def _signed(bits):
-    return bits - (1 << 64)
 
 
 def _shifted(bits, count):
@@ -84,10 +79,7 @@ class Unchanged:
 
 
 class CropAndMirror:
-    """RandomCrop(padding=4), or as CROP_PADDING says, and RandomHorizontalFlip.
-
-    The padded images and their mirror images lie in memory, seen through a sliding window: a batch is one gather.
-    """
+    """The padded images and their mirror images lie in memory, seen through a sliding window: a batch is one gather."""
 
     def __init__(self, images: torch.Tensor, crop_padding: str = "zeros"):
         self.padding, mode = CROP_PADDING[crop_padding]
@@ -123,10 +115,7 @@ def _reflect(images, dimension, padding):
 
 
 class Affine:
-    """RandomAffine by the nearest neighbour, in fixed-point numbers as Pillow does it, pixel for pixel.
-
-    The images lie in memory with so much black around them that no pixel is ever looked for outside.
-    """
+    """RandomAffine in fixed-point numbers, as Pillow does it; so much black around that none is looked for outside."""
 
     BITS = 16  # of a fixed-point number, after the point
 
@@ -135,9 +124,8 @@ class Affine:
         self.padding = _affine_padding(self.height, self.width)
         padded = torch.nn.functional.pad(images, (0, 0, *[self.padding] * 4))  # (N, H + 2 P, W + 2 P, 1)
         self.pixels, self.padded_size = padded.view(-1), padded.shape[1:3]
-        self.rows, self.columns = (
-            torch.arange(size, dtype=torch.int32, device=images.device) for size in (self.height, self.width)
-        )
+        places = torch.arange(max(self.height, self.width), dtype=torch.int32, device=images.device)
+        self.rows, self.columns = places[: self.height], places[: self.width]
 
     def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
         angle, horizontal, vertical, scale = uniform(key, index, 4) * 2 - 1
@@ -147,8 +135,8 @@ class Affine:
     def matrix(self, angle, shift_x, shift_y, scale) -> torch.Tensor:
         """Return (M, 6) int32: where in the padded image the pixel (x, y) of the result comes from.
 
-        All (M,) float64; angle in radians, shifts in pixels. The inverse of the rotation and scaling about the image's
-        centre followed by the shift, as torchvision.transforms.functional computes it; a pixel's place is its centre.
+        All (M,) float64; angle in radians, shifts in pixels. The inverse of turning and scaling about the centre, then
+        shifting, as torchvision.transforms.functional computes it.
         """
         cosine, sine = angle.cos() / scale, angle.sin() / scale
         centre_x, centre_y = self.width / 2, self.height / 2

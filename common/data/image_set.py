@@ -4,8 +4,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from common.data import synthetic
 from common.data.archives import are_there, get, only_one_process, read_checked
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
-from common.files.reading import refuse_inflated, regular
+from common.files.reading import regular
 from common.files.writing import replacing
 from common.machine.environment import require_torchvision
 from common.settings.config import FOLDER, RunConfig
@@ -55,76 +53,87 @@ def checksum(image_set: ImageSet) -> str:
 
 
 def load_image_set(config: RunConfig) -> ImageSet:
-    """Return the data set that `config` names, cut to its train_size; downloads or generates it if need be.
+    """Return the data set that `config` names, cut to its train_size; downloads or draws it if need be.
 
     Raises SuiteError (DATA) if it is missing and cannot be had, if a file is damaged, or if train_size is too large.
     """
-    if config.loader == "workers":
+    if config.loader == "workers" or config.dataset.startswith(FOLDER):
         require_torchvision()  # it transforms the images
-    root, name, size = Path(config.data_root), config.dataset, config.train_size
-    if name.startswith(FOLDER):
-        image_set = _load_folder(Path(name.removeprefix(FOLDER)), config.image_size or DEFAULT_SIZE, root)
-    elif DATASETS[name].layout in synthetic.DRAWN:
-        image_set = _load_synthetic(name, DATASETS[name], root)
-    else:
-        image_set = _read_decoded(name, root) or _load_real(name, DATASETS[name], root, config.data_url)
-    if size is None:
-        return image_set
-    if size > (there := len(image_set.train_labels)):
+    name, size = config.dataset, config.train_size
+    image_set = _load_folder(config) if name.startswith(FOLDER) else _load_known(config, DATASETS[name])
+    if size and size > (there := len(image_set.train_labels)):
         what = f"--train-size {size} is more than {name} has"
         raise SuiteError(what, f"{there} training images", "give less, or leave the flag out", DATA)
     return replace(image_set, train_images=image_set.train_images[:size], train_labels=image_set.train_labels[:size])
 
 
-# ---- drawn, or in a folder: an archive of NumPy's keeps what was made
+def _load_folder(config):
+    """A reader's own images; what was decoded is kept as long as no file in the folder changes."""
+    root, size = Path(config.dataset.removeprefix(FOLDER)), config.image_size or DEFAULT_SIZE
+    content = hashlib.sha256(os.fsencode(f"{root.resolve()} {stamp(root, size)}")).hexdigest()
+    return _kept_or_made(Path(config.data_root), f"folder-{content[:16]}", "folder", lambda: read_folder(root, size))
 
 
-def _load_synthetic(name, known, root):
-    version = hashlib.md5(Path(synthetic.__file__).read_bytes(), usedforsecurity=False).hexdigest()[:8]
-    cache = root / "synthetic" / f"{name}-{version}.npz"
-    arrays = _kept_or_made(cache, root, lambda: (*synthetic.DRAWN[known.layout](), np.array(known.classes)))
-    return ImageSet(name, *arrays[:4], known.classes, *_statistics(arrays[0]))
+def _load_known(config, known):
+    root, name = Path(config.data_root), config.dataset
+    if known.layout in synthetic.DRAWN:
+        version = hashlib.md5(Path(synthetic.__file__).read_bytes(), usedforsecurity=False).hexdigest()[:8]
+        draw = synthetic.DRAWN[known.layout]
+        return _kept_or_made(root, f"{name}-{version}", name, lambda: (*draw(), known.classes))
+
+    def decode():
+        if not are_there(root, known.files):
+            with only_one_process(root):  # another process may be about to put the files there
+                for archive in known.archives:
+                    if not are_there(root, archive.files):
+                        get(archive, (config.data_url,) if config.data_url else known.places, root)
+        return *LAYOUTS[known.layout](read_checked(root, known.files)), known.classes
+
+    return _kept_or_made(root, name, name, decode, alone=False)  # in a data directory that may only be read, too
 
 
-def _load_folder(folder, size, root):
-    """A reader's own images; what was decoded is kept below `root`, as long as no file in the folder changes."""
-    require_torchvision()
-    if not folder.is_dir():
-        read_folder(folder, size)  # says so
-    content = hashlib.sha256(os.fsencode(f"{folder.resolve()} {stamp(folder, size)}")).hexdigest()
-    cache = root / "decoded" / f"folder-{content[:16]}.npz"
-    *arrays, classes = _kept_or_made(cache, root, lambda: read_folder(folder, size))
-    return ImageSet("folder", *arrays, tuple(classes.tolist()), *_statistics(arrays[0]))
+def _kept_or_made(root, key, name, make, alone=True):
+    """The data set that is kept below `root` under a key, or else the one that make() returns as arrays and classes.
 
-
-def _kept_or_made(cache: Path, root: Path, make: Callable[[], Arrays]) -> Arrays:
-    """Arrays and class names from the file `cache`, or else from make(), which are then kept there."""
-    if kept := _read_cache(cache):
+    alone: only one process at a time makes one.
+    """
+    if kept := _read_kept(root, key, name):
         return kept
-    with only_one_process(root):
-        if kept := _read_cache(cache):
+    with only_one_process(root) if alone else contextlib.nullcontext():
+        if kept := _read_kept(root, key, name):
             return kept
-        made = make()
-        cache.parent.mkdir(exist_ok=True)
-        with replacing(cache) as file:
-            np.savez(file, *made)
+        *arrays, classes = make()
+        made = _image_set(name, arrays, classes)
+        with contextlib.suppress(OSError, SuiteError):  # a full disk, say: made again next time
+            for file, value in zip(_files(root, key), (*arrays, [*classes, checksum(made)]), strict=True):
+                with replacing(file) as target:
+                    np.save(target, value)
         return made
 
 
-def _read_cache(cache):
-    """What was kept, which has the zip file's checksums; None if it is anything else than a sound data set."""
+def _read_kept(root, key, name):
+    """The data set that is kept, mapped into memory; None unless it is there and its checksum is the known one.
+
+    Every byte is read for that, so that it does not matter what has become of the files that were decoded.
+    """
     try:
-        refuse_inflated(cache)
-        with np.load(cache) as stored:
-            *arrays, classes = stored.values()
-        shapes = [images.shape[1:] for images in arrays[::2]]
-        sound = len(arrays) == 4 and shapes[0] == shapes[1] and len(shapes[0]) in (2, 3)
-        for images, labels in zip(arrays[::2], arrays[1::2], strict=True):
-            sound = sound and (images.dtype, labels.dtype, labels.ndim) == (np.uint8, np.int64, 1)
-            sound = sound and len(images) == len(labels) and set(labels.tolist()) <= set(range(len(classes)))
-        return (*arrays, classes) if sound else None
-    except (OSError, EOFError, ValueError, TypeError, IndexError, MemoryError, zipfile.BadZipFile):
-        return None  # none yet, or not whole: it is made anew
+        *arrays, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _files(root, key))
+        *classes, sha256 = about.tolist()
+        kept = _image_set(name, arrays, classes)
+        known = name in DATASETS and DATASETS[name].sha256
+        return kept if checksum(kept) == (known or sha256) else None
+    except Exception:  # what NumPy raises for a damaged header is of many kinds
+        return None
+
+
+def _files(root, key):
+    return [root / "decoded" / f"{key}-{part}.npy" for part in (*PARTS, "about")]
+
+
+def _image_set(name, arrays, classes):
+    known = DATASETS.get(name)
+    norm = (known.mean, known.std) if known and known.mean else _statistics(arrays[0])
+    return ImageSet(name, *arrays, tuple(classes), *norm)
 
 
 def _statistics(images):
@@ -139,32 +148,6 @@ def _statistics(images):
         constant = np.count_nonzero(counts) == 1
         deviations.append(1.0 if constant else float(np.sqrt(np.average((values - mean) ** 2, weights=counts))))
     return tuple(means), tuple(deviations)
-
-
-# ---- downloaded: files whose checksums are published, and a decoded copy of them
-
-
-def _load_real(name, known, root, data_url):
-    if not are_there(root, known.files):
-        with only_one_process(root):  # another process may be about to put the files there
-            for archive in known.archives:
-                if not are_there(root, archive.files):
-                    get(archive, (data_url,) if data_url else known.places, root)
-    image_set = _real_set(name, known, LAYOUTS[known.layout](read_checked(root, known.files)))
-    if (digest := checksum(image_set)) != known.sha256:
-        what = f"data set {name} in {root} comes out wrong, although its files are right"
-        found = f"decoded, it has the SHA-256 {digest} instead of {known.sha256}"
-        raise SuiteError(what, found, "run again, and test this machine's memory if it happens again", DATA)
-    with contextlib.suppress(OSError, SuiteError):  # a full disk, say: decoded again next time
-        (root / "decoded").mkdir(exist_ok=True)
-        for part, file in _decoded_files(name, root).items():
-            with replacing(file) as target:
-                np.save(target, getattr(image_set, part))
-    return image_set
-
-
-def _real_set(name, known, arrays):
-    return ImageSet(name, *arrays, known.classes, known.mean, known.std)
 
 
 def _read_idx(contents: list[bytes]) -> Arrays:
@@ -188,21 +171,3 @@ def _read_cifar(contents: list[bytes]) -> Arrays:
 
 
 LAYOUTS = {"idx": _read_idx, "cifar": _read_cifar}  # how files are decoded, by what a DataSet says
-
-
-def _decoded_files(name, root):
-    return {part: root / "decoded" / f"{name}-{part}.npy" for part in PARTS}
-
-
-def _read_decoded(name, root):
-    """Return the decoded copy, mapped into memory; None unless it is there and its checksum is the known one.
-
-    Every byte is read for that, so that it does not matter what has become of the files that were decoded.
-    """
-    try:
-        files = _decoded_files(name, root).values()
-        arrays = tuple(np.asarray(np.load(regular(file), mmap_mode="c")) for file in files)
-        image_set = _real_set(name, DATASETS[name], arrays)
-        return image_set if checksum(image_set) == DATASETS[name].sha256 else None
-    except Exception:  # what NumPy raises for a damaged header is of many kinds
-        return None

@@ -28,11 +28,10 @@ EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little
 
 
 class AugmentedImages(Dataset):
-    """The training images as a Dataset whose DataLoader asks for a batch at a time: epoch * len + index for each image.
+    """The training images, of which a DataLoader asks for a batch at a time: epoch * len + index for each image.
 
-    Each is augmented by itself, as a PIL image by torchvision; the batch is normalised as a whole, in the order of
-    torchvision's ToTensor and Normalize, to the same bits. What is drawn at random for an image depends on the seed,
-    the epoch and the image alone: not on ranks, workers, or whether the training was interrupted.
+    Each is augmented by torchvision; the batch is normalised as a whole, to the bits of ToTensor and Normalize. What is
+    drawn at random for an image depends on the seed, the epoch and the image alone: not on ranks or workers.
     """
 
     def __init__(self, image_set: ImageSet, config: RunConfig):
@@ -59,8 +58,7 @@ class AugmentedImages(Dataset):
 def _as_it_is(batch):
     """A DataLoader's collate_fn, for batches that are put together already.
 
-    A worker puts them into shared memory here: where there is no room, the queue by which they go to the parent would
-    drop them, and the parent would wait for ever.
+    A worker shares their memory here, where lack of room is an error; later, the parent would wait for ever.
     """
     if get_worker_info():
         for part in batch:
@@ -69,10 +67,7 @@ def _as_it_is(batch):
 
 
 class KeySampler(Sampler):
-    """What a sampler draws, with the epoch in every index, as AugmentedImages takes it.
-
-    most: ends after so many, or workers would load batches that no step of the epoch asks for.
-    """
+    """What a sampler draws, as AugmentedImages takes it; at most so many, or workers would load what no step needs."""
 
     def __init__(self, sampler: DistributedSampler, most: int | None = None):
         self.sampler, self.most = sampler, most
@@ -88,9 +83,9 @@ class KeySampler(Sampler):
 class ResidentLoader:
     """Batches cut from a data set that lies on `device` as a whole; augmented and normalised there, a batch at a time.
 
-    What is drawn at random for an image depends on the seed, the epoch and the image alone, as in AugmentedImages.
-    split: images and labels of `image_set`. augmentation: see batch_transform(). sampler: decides which images, in
-    which order; without one, all of them as they are.
+    split: images and labels. augmentation: see batch_transform(); draws depend on what they do in AugmentedImages.
+    sampler: decides which images, in which order; without one, all of them as they are.
+    Raises SuiteError (MACHINE) if they do not fit into the device's memory.
     """
 
     def __init__(
@@ -103,7 +98,11 @@ class ResidentLoader:
         sampler: DistributedSampler | None = None,
     ):
         images = split[0].reshape(*split[0].shape[:3], -1)  # (N, H, W, C) uint8
-        _check_memory(peak_bytes(images.shape, *augmentation), device)
+        needed, free = peak_bytes(images.shape, *augmentation), free_memory(device)
+        if needed > free:
+            found = f"{needed / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
+            advice = "type --loader workers, or give a smaller --train-size"
+            raise SuiteError(f"the data set does not fit into the memory of {device}", found, advice, MACHINE)
         self.transform = batch_transform(torch.from_numpy(images).to(device), *augmentation)
         self.labels = torch.from_numpy(split[1]).to(device)
         self.batch_size, self.device, self.sampler = batch_size, device, sampler
@@ -113,13 +112,11 @@ class ResidentLoader:
         self.factor, self.offset = 1 / (255 * std), -mean / std  # (H W C): for each value of an image
 
     def __len__(self) -> int:
-        return -(-self._count() // self.batch_size)
-
-    def _count(self):
-        return len(self.labels) if self.sampler is None else len(self.sampler)
+        images = self.labels if self.sampler is None else self.sampler
+        return -(-len(images) // self.batch_size)
 
     def __iter__(self):
-        order, key = torch.arange(self._count()), 0
+        order, key = torch.arange(len(self.labels)), 0
         if self.sampler is not None:
             order = torch.from_numpy(np.fromiter(self.sampler, np.int64, len(self.sampler)))  # faster than a list
             key = hash((self.sampler.seed, self.sampler.epoch))
@@ -135,10 +132,9 @@ class ResidentLoader:
 
 @contextlib.contextmanager
 def end_workers_of(loader) -> Iterator[None]:
-    """Let a loader's workers end in good order where an exception leaves the `with`, and would keep them.
+    """Let a loader's workers end in good order where an exception leaves the `with`.
 
-    At a rank's end multiprocessing kills those that are left, with which a directory of each stays behind; and it waits
-    for ever for one that was stopped.
+    At a rank's end multiprocessing kills them, and leaves a directory of each; for one that was stopped it waits.
     """
     try:
         yield
@@ -152,11 +148,9 @@ def end_workers_of(loader) -> Iterator[None]:
 
 
 def _begin(number):
-    """A DataLoader's worker_init_fn: it ends with its parent, gives way to the training where cores are short, and has
-    the socket by which it hands over what it loads.
+    """A DataLoader's worker_init_fn: it ends with its parent, and gives way to the training where cores are short.
 
-    Where there is no room for one, or TMPDIR is too long a name, an error now is one of the parent's; later it would
-    be the worker's own, and the parent would wait for ever.
+    It makes the socket by which it hands over what it loads: where that fails, the parent would wait for ever later.
     """
     start_worker(number)
     os.nice(NICE)
@@ -164,24 +158,14 @@ def _begin(number):
         DupFd(nothing.fileno())
 
 
-def _check_memory(size, device):
-    """Raise SuiteError (MACHINE) if `size` bytes are more than what is free on `device`."""
-    if size > (free := free_memory(device)):
-        found = f"{size / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
-        advice = "type --loader workers, or give a smaller --train-size"
-        raise SuiteError(f"the data set does not fit into the memory of {device}", found, advice, MACHINE)
-
-
 def make_loaders(
     image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler, labels_only: bool = False
 ):
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
-    sampler: which of the training images it sees, shuffled by seed and epoch and with drop_last, so that all ranks take
-    equally many steps. It deals out one permutation in turn: batch k of all ranks together is the same set of images
-    for any number of them. Test: every num_replicas-th image, without padding, so that over all ranks each counts once;
-    always resident, in batches of about EVALUATION_BATCH, or the training batch if that is larger, and in equally many
-    on every rank: some methods exchange something in each.
+    sampler: deals out one permutation in turn, with drop_last: batch k of all ranks together is the same set of images
+    for any number of them. Test: every num_replicas-th image, so that over all ranks each counts once, always resident,
+    in equally many batches on every rank: some methods exchange something in each.
     labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
     Raises SuiteError (USAGE) if batch size or workers do not divide by the ranks, or if grey images are to be cropped;
     (MACHINE) if a resident data set does not fit.

@@ -2,17 +2,12 @@
 
 Digits are the glyphs of typefaces that matplotlib ships, put through a random affine map and a smooth elastic warp,
 then given a random stroke weight, contrast, uneven ink and paper, and noise. Shapes are ten silhouettes, written as
-signed distances so that a whole batch is drawn at once with soft edges, laid over camouflage. Colours are drawn
-without regard to the class, and a mirrored shape stays in its class.
+signed distances, laid over camouflage; colours are drawn without regard to the class.
 
-Held out, so that test accuracy measures generalisation and not memory: test digits are set in Computer Modern
-(`TEST_FONTS`), training digits in DejaVu and STIX (`TRAIN_FONTS`), two families that share no face with it; test
-shapes are larger, of hues between those of training, on a finer camouflage (`TRAIN_LOOK`, `TEST_LOOK`). Position, turn,
-warp, brightness and noise vary over the same ranges in both.
+Held out, so that test accuracy measures generalisation and not memory: test digits are of a family of typefaces that
+training does not have; test shapes are larger, of other hues, on a finer camouflage. All else varies alike in both.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,18 +26,8 @@ _HEIGHT = 4 * 21  # height of the digit on it, about as in MNIST
 _CHUNK = 500  # images drawn at once: enough to vectorise, few enough to keep memory low
 
 
-class Splits(NamedTuple):
-    """Images are uint8 in 0..255, (N, 28, 28) or (N, 32, 32, 3); labels are int64 (N,) in 0..9."""
-
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Look:
-    """What may differ between the training and the test shapes; ranges are (low, high)."""
+class Look(NamedTuple):
+    """What differs between the training and the test shapes; ranges are (low, high)."""
 
     hue: tuple[float, float]  # of the object, within each third of the colour wheel (0..1/3)
     radius: tuple[float, float]  # of the object, in pixels
@@ -53,43 +38,37 @@ TRAIN_LOOK = Look(hue=(0.0, 0.2), radius=(7.5, 9.5), grain=(2.0, 4.5))
 TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
 
 
-def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
-    """Draw grey digits (N, 28, 28), light on dark; the test fonts are unseen. See _splits()."""
+def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Draw grey digits, light on dark: images (N, 28, 28) uint8 and labels (N,) int64 to train with, and to test."""
     return _splits(_draw_digits, (_glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)), (train_size, test_size), seed)
 
 
-def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> Splits:
-    """Draw coloured shapes (N, 32, 32, 3); the test look is unseen. See _splits()."""
+def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Draw coloured shapes (N, 32, 32, 3), otherwise as synthetic_mnist() does."""
     return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
 
 
 DRAWN = {"digits": synthetic_mnist, "shapes": synthetic_cifar10}  # by the layout of a DataSet
 
 
-def _splits(draw: Callable, sources: tuple, sizes: tuple[int, int], seed: int) -> Splits:
-    """Both splits, balanced and shuffled, the same for the same seed; raise ValueError if a size is below 10."""
+def _splits(draw, sources, sizes, seed):
+    """Both splits, balanced and shuffled; each of a stream of its own, so that neither depends on the other's size."""
     arrays = []
-    for split, (name, source, size) in enumerate(zip(("train_size", "test_size"), sources, sizes, strict=True)):
-        if size < 10:
-            raise ValueError(f"{name} must be at least 10, one image per class; found {size}")
-        # A stream for each split, so that the test set does not depend on the training size.
+    for split, (source, size) in enumerate(zip(sources, sizes, strict=True)):
         rng = np.random.default_rng([seed, split])
         labels = rng.permutation(np.arange(size, dtype=np.int64) % 10)
         chunks = (draw(labels[start : start + _CHUNK], source, rng) for start in range(0, size, _CHUNK))
         arrays += [np.concatenate([np.rint(np.clip(chunk, 0, 1) * 255).astype(np.uint8) for chunk in chunks]), labels]
-    return Splits(*arrays)
+    return tuple(arrays)
 
 
-def _uniform(rng: np.random.Generator, low: float, high: float, count: int) -> np.ndarray:
+def _uniform(rng, low, high, count):
     """One value per image, (count, 1, 1), ready to broadcast over its pixels."""
     return rng.uniform(low, high, (count, 1, 1)).astype(np.float32)
 
 
-def _placed_grid(rng: np.random.Generator, count: int, side: int, shift: float, turn: float):
-    """Pixel coordinates, (count, side, side) each, seen from a centre that is moved and turned.
-
-    Zero at the centre of the object; it moves by up to `shift` pixels and turns by up to `turn`.
-    """
+def _placed_grid(rng, count, side, shift, turn):
+    """Pixels' (x, y), (count, side, side) each, from a centre that is moved by up to `shift` pixels and turned."""
     axis = np.arange(side, dtype=np.float32) - (side - 1) / 2
     x = axis[None, :] - _uniform(rng, -shift, shift, count)
     y = axis[:, None] - _uniform(rng, -shift, shift, count)
@@ -97,7 +76,7 @@ def _placed_grid(rng: np.random.Generator, count: int, side: int, shift: float, 
     return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
 
 
-def _smooth_field(rng: np.random.Generator, count: int, cells: float | np.ndarray, side: int) -> np.ndarray:
+def _smooth_field(rng, count, cells, side):
     """Smooth noise (count, side, side) of mean 0 and deviation below 1; `cells` set its grain."""
     knots = np.arange(np.ceil(np.max(cells)) + 1, dtype=np.float32)
     offset = np.linspace(0, 1, side, dtype=np.float32)[:, None] * cells - knots
@@ -106,8 +85,7 @@ def _smooth_field(rng: np.random.Generator, count: int, cells: float | np.ndarra
     return weights @ values @ weights.swapaxes(-1, -2)
 
 
-def _noisy(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Add noise of every image's own strength."""
+def _noisy(images, rng):
     noise = rng.standard_normal(images.shape, dtype=np.float32)
     return images + _uniform(rng, 0.02, 0.12, len(images)).reshape(-1, *[1] * (images.ndim - 1)) * noise
 
@@ -115,7 +93,7 @@ def _noisy(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 # --- digits
 
 
-def _glyphs(fonts: tuple[str, ...]) -> np.ndarray:
+def _glyphs(fonts):
     """Master glyphs, float32 (fonts, 10, _GLYPH, _GLYPH) in 0..1, centred and of equal height."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -137,7 +115,7 @@ def _glyphs(fonts: tuple[str, ...]) -> np.ndarray:
     return masters
 
 
-def _draw_digits(labels: np.ndarray, glyphs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_digits(labels, glyphs, rng):
     count = len(labels)
     u, v = _placed_grid(rng, count, 28, shift=2, turn=0.35)
     u = u / _uniform(rng, 0.75, 1.1, count) + 1.4 * _smooth_field(rng, count, 3, 28)
@@ -157,11 +135,11 @@ def _draw_digits(labels: np.ndarray, glyphs: np.ndarray, rng: np.random.Generato
 # --- shapes
 
 
-def _box(u: np.ndarray, v: np.ndarray, width: float, height: float) -> np.ndarray:
+def _box(u, v, width, height):
     return np.maximum(np.abs(u) - width, np.abs(v) - height)
 
 
-def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _star(u, v):
     # Fold the plane onto half an arm; its edge is then one straight line from the tip at 1.1.
     fifth = 2 * np.pi / 5
     arm = np.abs((np.arctan2(u, -v) / fifth + 0.5) % 1 - 0.5) * fifth
@@ -169,7 +147,7 @@ def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     return 0.39 * (radius * np.cos(arm) - 1.1) + 0.92 * radius * np.sin(arm)
 
 
-def _checks(u: np.ndarray, v: np.ndarray, period: float) -> np.ndarray:
+def _checks(u, v, period):
     return -np.cos(u * 2 * np.pi / period) * np.cos(v * 2 * np.pi / period) * period / 6
 
 
@@ -189,7 +167,7 @@ _SILHOUETTES = (
 )
 
 
-def _draw_shapes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
+def _draw_shapes(labels, look, rng):
     count, mask = len(labels), _silhouettes(labels, look, rng)[..., None]
     lit = 1 + 0.15 * _smooth_field(rng, count, 3, 32)[..., None]
     hue = _uniform(rng, *look.hue, count) + np.floor(_uniform(rng, 0, 3, count)) / 3
@@ -197,7 +175,7 @@ def _draw_shapes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np
     return _noisy(mask * paint + (1 - mask) * _background(count, look, rng), rng)
 
 
-def _silhouettes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np.ndarray:
+def _silhouettes(labels, look, rng):
     """How much of each pixel the object covers, (N, 32, 32) in 0..1."""
     count = len(labels)
     u, v = _placed_grid(rng, count, 32, shift=3, turn=0.4)
@@ -210,7 +188,7 @@ def _silhouettes(labels: np.ndarray, look: Look, rng: np.random.Generator) -> np
     return np.clip(0.5 - distance * radius, 0, 1)
 
 
-def _background(count: int, look: Look, rng: np.random.Generator) -> np.ndarray:
+def _background(count, look, rng):
     """Camouflage (N, 32, 32, 3): blotches of one colour on another, shaded."""
     grain = _uniform(rng, *look.grain, count)
     blotch = np.clip(2 * _smooth_field(rng, count, grain, 32) + 0.5, 0, 1)[..., None]
@@ -219,7 +197,7 @@ def _background(count: int, look: Look, rng: np.random.Generator) -> np.ndarray:
     return shade * (colour * blotch + ground * (1 - blotch))
 
 
-def _colours(hue: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _colours(hue, value):
     """RGB (N, 1, 1, 3) of hues and brightnesses (N, 1, 1), at a saturation of 0.6."""
     distance = np.abs((6 * hue[..., None] - np.array([0, 2, 4], np.float32) + 3) % 6 - 3)
     return value[..., None] * (1 - 0.6 * np.clip(distance - 1, 0, 1))
