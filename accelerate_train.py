@@ -3,9 +3,9 @@
     accelerate launch --num_processes 2 accelerate_train.py --dataset mnist
     torchrun --standalone --nproc_per_node=2 accelerate_train.py --dataset mnist
 
-Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is an optional
-dependency: pip install accelerate. The loop around train_step, with its clocks, is common.engine.loop.train_one_epoch;
-the same loop in nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
+Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is optional:
+pip install accelerate. The loop around train_step, with its clocks, is common.engine.loop.train_one_epoch; the same
+loop in nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
 from common.machine.begin import begin
@@ -19,7 +19,8 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.accelerated import start_accelerated
+from common.ranks.exchange import make_accelerator, refuse_without_accelerate
+from common.ranks.start import start_ranks
 
 
 def train(config, options, place):
@@ -30,8 +31,9 @@ def train(config, options, place):
     loaders = make_loaders(image_set, config, place.device, sampler)
 
     model = build_model(config, image_set)
+    place.join()  # from here on, ranks can exchange tensors
     model.to(place.device)
-    accelerator = place.accelerator  # has joined the process group that the launcher describes
+    accelerator = make_accelerator(place)  # finds the process group that this rank has joined
     parallel, optimizer = accelerator.prepare(model, build_optimizer(model.parameters(), config))
     parallel.broadcast_buffers = False  # once, before the evaluation, is enough
 
@@ -54,4 +56,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_accelerated(train, __doc__)
+    start_ranks(train, __doc__, refuse=refuse_without_accelerate, alone=True)

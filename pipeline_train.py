@@ -25,22 +25,13 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.pipeline import (
-    SCHEDULES,
-    Pipeline,
-    choose_cut,
-    describe_stages,
-    find_borders,
-    own_stage,
-    refuse_stages,
-    say_bubble,
-)
+from common.ranks.pipeline import SCHEDULES, Pipeline, describe_stages, refuse_stages, say_bubble
 from common.ranks.start import choice, start_ranks, value
 
 FLAGS = {
     "--micro-batches": value("cut every batch into M parts (%(default)s)", metavar="M", default=4),
     "--pipeline-schedule": choice(
-        " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), SCHEDULES, "NAME"
+        "gpipe: all forward passes, then all backward passes | 1f1b: in turn", SCHEDULES, "NAME"
     ),
     "--split-at": value("first blocks of all stages but the first (balances measured time)", str, "BLOCK", nargs="+"),
 }
@@ -60,12 +51,9 @@ def train(config, options, place):
     model = build_model(config, image_set)
     refuse_stages(model, place.ranks, config, options)
     place.join()  # from here on, ranks can exchange tensors
-    cut = choose_cut(model, image_set.image_shape, place, config, options)
-    borders = find_borders(model, cut, image_set.image_shape, place)
-    stage = own_stage(model, cut, place)  # the other stages' blocks are names and shapes, without memory
-    parallel = Pipeline(stage, borders, place, options)
+    parallel = Pipeline(model, image_set.image_shape, place, config, options)  # this rank's stage alone has memory
 
-    optimizer = build_optimizer(stage.parameters(), config)
+    optimizer = build_optimizer(parallel.parameters(), config)
     loss_function = build_loss(config)
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32, at stage 0; labels: (B,) int64
@@ -77,7 +65,7 @@ def train(config, options, place):
         mark("exchange" if place.ranks > 1 else "backward")  # the last gradients are sent
         return torch.stack(losses).sum() if losses else None
 
-    about = describe_stages(model, cut, stage, optimizer, place, options)
+    about = describe_stages(parallel, model, optimizer)
     context = ParallelContext(place=place, sampler=sampler, network=model, model=parallel, **about)
     result = run(context, train_step, optimizer, loaders, image_set, config, options)
     say_bubble(result, place, config)

@@ -113,8 +113,7 @@ def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelConte
 
 def start_here(monkeypatch, script: str) -> None:
     """Do what `python script` would, with sys.argv as it is, in this process; errors pass through."""
-    for module in ("start", "accelerated"):
-        monkeypatch.setattr(f"common.ranks.{module}.run_script", lambda main, as_rank=False: main())
+    monkeypatch.setattr("common.ranks.start.run_script", lambda main, as_rank=False: main())
     monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
     runpy.run_path(str(PROJECT / script), run_name="__main__")
 

@@ -13,24 +13,16 @@ from common.data.image_set import ImageSet
 from common.engine.checkpoint import content_of
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.environment import gpu_uuid
-from common.settings.config import FLAGS, RunConfig, option
+from common.settings.config import FLAGS, option
 
 
-def refuse_different_ranks(
-    store: dist.Store, rank: int, world_size: int, device: torch.device, config: RunConfig, options, image_set: ImageSet
-) -> None:
+def refuse_different_ranks(place, image_set: ImageSet) -> None:
     """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
 
-    They would train together in silence, or wait for one another in vain. device: where this rank trains. options: the
-    script's own flags. Raises SuiteError (MACHINE) if two of them would train on one GPU, whatever each calls it.
+    place: this rank's. Raises SuiteError (MACHINE) if two of them would train on one GPU, whatever each calls it.
     """
-    if world_size == 1:
-        return
-    own = {
-        "gpu": gpu_uuid(device) if device.type == "cuda" else None,
-        "start": _start_of(device, config, options, image_set),
-    }
-    told = [json.loads(text) for text in tell_all(store, "start", json.dumps(own), rank, world_size)]
+    own = {"gpu": gpu_uuid(place.device) if place.device.type == "cuda" else None, "start": _start_of(place, image_set)}
+    told = tell_all(place.store, "start", own, place.rank, place.ranks)
     starts, gpus = ([part[name] for part in told] for name in ("start", "gpu"))
     differences = []
     for name in {name: None for start in starts for name in start}:
@@ -47,30 +39,30 @@ def refuse_different_ranks(
             raise SuiteError(what, f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}", advice, MACHINE)
 
 
-def _start_of(device, config, options, image_set):
+def _start_of(place, image_set):
     """What must be equal in all ranks, name → value."""
-    flags = {name: value for name, value in asdict(config).items() if not FLAGS[name].by_rank}
-    flags |= {name: getattr(config, name) and "a file" for name in ("checkpoint", "resume")}  # its name may differ
-    flags |= {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout")}
+    flags = {name: value for name, value in asdict(place.config).items() if not FLAGS[name].by_rank}
+    flags |= {name: getattr(place.config, name) and "a file" for name in ("checkpoint", "resume")}  # names may differ
+    flags |= {name: value for name, value in vars(place.options).items() if name not in ("spawn", "dist_timeout")}
     code = hashlib.sha256()
     for file in (*sorted(Path(__file__).parent.parent.rglob("*.py")), Path(sys.argv[0])):
         code.update(file.read_bytes())
     return {
         **{option(name): value for name, value in flags.items()},
-        "the kind of device": device.type,
+        "the kind of device": place.device.type,
         "the version of torch": torch.__version__,
         "the code, by its checksum": code.hexdigest()[:16],
-        **content_of(config, image_set),
+        **content_of(place.config, image_set),
     }
 
 
-def tell_all(store, topic, value, rank, world_size):
-    """Return every rank's `value`, a text, in the order of the ranks; needs no process group.
+def tell_all(store: dist.Store, topic: str, value, rank: int, world_size: int) -> list:
+    """Return every rank's `value`, which JSON must know, in the order of the ranks; needs no process group.
 
     Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
     """
-    store.set(f"{topic}-{rank}", value)
-    values = [value.decode() for value in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
+    store.set(f"{topic}-{rank}", json.dumps(value))
+    values = [json.loads(text) for text in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]
     store.set(f"{topic}-read-{rank}", "")
     if rank == 0:
         store.wait([f"{topic}-read-{other}" for other in range(world_size)])

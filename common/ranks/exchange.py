@@ -1,37 +1,27 @@
-"""What ddp_train.py's options do to the exchange of gradients and weights."""
+"""What the scripts with DistributedDataParallel need besides: their options, and Hugging Face Accelerate."""
+
+import importlib
+import os
 
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
-from common.errors import USAGE, SuiteError
+from common.errors import MACHINE, USAGE, SuiteError
 
 COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # round, average, and round back
 
 
 def refuse_contradictions(config, options) -> None:
     """Raise SuiteError (USAGE) for flags that do not go together."""
-    rounded = options.compress != "none"
-    for contradiction, what, found, advice in (
-        (
-            options.no_sync and config.checkpoint,
-            "--no-sync trains a model in every rank, a checkpoint holds one",
-            "found both",
-            "leave out --checkpoint",
-        ),
-        (
-            options.no_sync and (options.zero or rounded),
-            "--no-sync exchanges nothing",
-            "found --zero or --compress, which are about the exchange",
-            "leave out --no-sync",
-        ),
-        (
-            options.zero and (config.checkpoint or config.resume),
-            "--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it",
-            "found --zero and --checkpoint or --resume",
-            "leave --zero out, or use fsdp_train.py",
-        ),
-    ):
-        if contradiction:
-            raise SuiteError(what, found, advice, USAGE)
+    if options.no_sync and config.checkpoint:
+        what = "--no-sync trains a model in every rank, a checkpoint holds one"
+        raise SuiteError(what, "found both", "leave out --checkpoint", USAGE)
+    if options.no_sync and (options.zero or options.compress != "none"):
+        found = "found --zero or --compress, which are about the exchange"
+        raise SuiteError("--no-sync exchanges nothing", found, "leave out --no-sync", USAGE)
+    if options.zero and (config.checkpoint or config.resume):
+        what = "--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it"
+        advice = "leave --zero out, or use fsdp_train.py"
+        raise SuiteError(what, "found --zero and --checkpoint or --resume", advice, USAGE)
 
 
 def share_out(optimizer, model):
@@ -51,3 +41,24 @@ def describe_exchange(options) -> dict:
     if options.zero:
         notes["zero"] = "each rank updates its share of the weights and sends it to the others, as part of the update"
     return {"method": "-".join(["ddp", *notes]), "note": ", ".join(notes.values())}
+
+
+def refuse_without_accelerate(*_) -> None:
+    """Raise SuiteError (MACHINE) where Accelerate is not installed."""
+    try:
+        importlib.import_module("accelerate")
+    except ImportError:
+        what, advice = "accelerate_train.py needs Hugging Face Accelerate", "type: pip install accelerate"
+        raise SuiteError(what, "the package is not installed", advice, MACHINE) from None
+
+
+def make_accelerator(place):
+    """Return an Accelerator on this place's device, with the process group that it has joined.
+
+    "no": a user's own defaults could change the maths.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; prepare_process() has set ours
+    wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    return Accelerator(cpu=place.device.type == "cpu", mixed_precision="no", kwargs_handlers=[wrapper])

@@ -1,11 +1,9 @@
 """How a rank finds the others, and which device is its own."""
 
-import json
 import os
 import socket
 import time
 import uuid
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -16,6 +14,9 @@ from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from common.machine.cores import usable_cores
 from common.machine.environment import available_devices
 from common.ranks.agree import tell_all
+from common.ranks.group import Rank
+from common.ranks.lost import plain_cause
+from common.settings.config import RunConfig
 from common.words import count
 
 # what init_process_group's env:// needs, with an example of each
@@ -38,39 +39,20 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
     return devices[local_rank]
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where this process stands among the ranks, and the store through which they talk until there is a group.
+def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple[Rank, tuple[int, int]]:
+    """Find the other ranks; return this one, and which of the ranks that may use its CPU cores it is, of how many.
 
-    sharing: see sharing_cores().
+    These are all ranks of a machine, unless a launcher has given each cores of its own, as srun can. The numbers come
+    from the environment; a launcher that sets no local ones, among the ranks of this machine, is fine: then the ranks
+    count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is missing or no number, or
+    names a place where ranks cannot meet; (FAILED) if not all of them come.
     """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    sharing: tuple[int, int]
-    store: dist.Store
-    timeout: timedelta
-
-
-def find_ranks(init_method: str, timeout_seconds: float) -> Meeting:
-    """Find the other ranks; return where this one stands among them.
-
-    The store is what init_process_group takes. The numbers come from the environment; a launcher that sets no local
-    ones, among the ranks of this machine, is fine: then the ranks count themselves by the names of their hosts. Raises
-    SuiteError (USAGE) if a variable is missing or no number, or names a place where ranks cannot meet; (FAILED) if not
-    all of them come.
-    """
-    rank, world_size, timeout = _whole_number("RANK"), _whole_number("WORLD_SIZE"), timedelta(seconds=timeout_seconds)
+    rank, world_size = _told("RANK"), _told("WORLD_SIZE")
     if rank >= world_size:
-        raise SuiteError(
-            "RANK must be below WORLD_SIZE", f"RANK={rank}, WORLD_SIZE={world_size}", "number the ranks from 0", USAGE
-        )
-    if init_method == "env://":
-        _variable("MASTER_ADDR")
-        _whole_number("MASTER_PORT")
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if init_method == "env://" else init_method
+        found = f"RANK={rank}, WORLD_SIZE={world_size}"
+        raise SuiteError("RANK must be below WORLD_SIZE", found, "number the ranks from 0", USAGE)
+    place = f"{_told('MASTER_ADDR')}:{_told('MASTER_PORT')}" if init_method == "env://" else init_method
+    timeout = timedelta(seconds=options.dist_timeout)
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
         store.set_timeout(timeout)  # a file's store has not been told
@@ -81,47 +63,26 @@ def find_ranks(init_method: str, timeout_seconds: float) -> Meeting:
             raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
         advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
         raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
-    hosts = tell_all(store, "host", socket.gethostname(), rank, world_size)
-    local = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    places = tell_all(store, "place", [socket.gethostname(), [*usable_cores()]], rank, world_size)
+    here = [other for other, (host, _) in enumerate(places) if host == places[rank][0]]
+    sharing = [other for other in here if {*places[other][1]} & {*places[rank][1]}]
+    local = here.index(rank), len(here)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        local = _whole_number("LOCAL_RANK"), _whole_number("LOCAL_WORLD_SIZE")
-    return Meeting(rank, world_size, *local, sharing_cores(store, rank, world_size), store, timeout)
+        local = _told("LOCAL_RANK"), _told("LOCAL_WORLD_SIZE")
+    os.environ.update(LOCAL_RANK=str(local[0]), LOCAL_WORLD_SIZE=str(local[1]))
+    device = rank_device(config.device, *local)
+    return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
 
 
-def sharing_cores(store: dist.Store, rank: int, world_size: int) -> tuple[int, int]:
-    """Return which of the ranks that may use this one's CPU cores it is, and how many they are.
-
-    All ranks of a machine, unless a launcher has given each cores of its own, as srun can: then (0, 1).
-    """
-    own_host, own_cores = socket.gethostname(), usable_cores()
-    told = tell_all(store, "cores", json.dumps([own_host, [*own_cores]]), rank, world_size)
-    sharing = [
-        other
-        for other, (host, cores) in enumerate(map(json.loads, told))
-        if host == own_host and not own_cores.isdisjoint(cores)
-    ]
-    return sharing.index(rank), len(sharing)
-
-
-def plain_cause(error: Exception) -> str:
-    """Return what an error of torch's says, without the C++ frames that may follow."""
-    return str(error).partition("Exception raised from")[0].strip()
-
-
-def _variable(name):
-    if not os.environ.get(name):
-        raise SuiteError(f"a rank needs {', '.join(ENVIRONMENT)}", f"{name} is not set", _setting(name), USAGE)
-    return os.environ[name]
-
-
-def _whole_number(name):
-    if not _variable(name).isdecimal():
-        raise SuiteError(f"{name} must be a whole number", f"found {os.environ[name]!r}", _setting(name), USAGE)
-    return int(os.environ[name])
-
-
-def _setting(name):
-    return f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
+def _told(name):
+    """What the environment says, a number but for MASTER_ADDR."""
+    text = os.environ.get(name)
+    advice = f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
+    if not text:
+        raise SuiteError(f"a rank needs {', '.join(ENVIRONMENT)}", f"{name} is not set", advice, USAGE)
+    if name != "MASTER_ADDR" and not text.isdecimal():
+        raise SuiteError(f"{name} must be a whole number", f"found {text!r}", advice, USAGE)
+    return text if name == "MASTER_ADDR" else int(text)
 
 
 def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:

@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,28 +12,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from common.engine.checkpoint import States
 from common.engine.place import Place
-from common.engine.timing import block_seconds
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.models.build import block_names, refuse_uncut, split_index
-from common.models.cuts import balanced_cut
-from common.ranks.stages import refuse_shared_weights, refuse_small_batch, where_cut
+from common.ranks.stages import cut_model, refuse_small_batch, where_cut
 from common.words import count
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """kind: the library's. about: what --help says. filled: needs a micro-batch for every stage."""
-
-    kind: type
-    about: str
-    filled: bool = False
-
-
-SCHEDULES = {
-    "gpipe": Schedule(ScheduleGPipe, "all forward passes, then all backward passes"),
-    "1f1b": Schedule(Schedule1F1B, "in turn", filled=True),
-}
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # all but gpipe need a micro-batch for every stage
 
 
 class Rows(nn.Module):
@@ -107,15 +91,19 @@ class Stage(PipelineStage):
 class Pipeline(nn.Module):
     """This rank's stage, and the library's schedule for every size of a batch. As a module, it classifies images.
 
-    borders: (shape, dtype) of what one image is in front of the stage, and behind it. options: with micro_batches, into
-    how many a batch is cut, and pipeline_schedule.
+    model: on the CPU; its blocks of other stages keep names and shapes alone. options: pipeline_train.py's own.
     """
 
-    def __init__(self, blocks: nn.Module, borders: list[tuple], place: Place, options):
+    def __init__(self, model: nn.Sequential, image_shape: tuple[int, ...], place: Place, config, options):
         super().__init__()
-        self.rows = Rows(blocks, borders[0][0])
-        self.borders, self.place, self.options = borders, place, options
+        self.place, self.options = place, options
         self.first, self.last = place.rank == 0, place.rank == place.ranks - 1
+        self.cut = _choose_cut(model, image_shape, place, config, options)
+        self.borders = _find_borders(model, self.cut, image_shape, place)[place.rank : place.rank + 2]
+        start, end = self.cut[place.rank : place.rank + 2]
+        for block in (*model[:start], *model[end:]):
+            block.to("meta")
+        self.rows = Rows(model[start:end].to(place.device), self.borders[0][0])
         self.schedule = functools.cache(self._make_schedule)
 
     def begin(self, images: torch.Tensor, labels: torch.Tensor | None, loss_function, mark):
@@ -156,8 +144,7 @@ class Pipeline(nn.Module):
             self.rows.mark("forward")
             return loss
 
-        chosen = SCHEDULES[self.options.pipeline_schedule]
-        kind = ScheduleGPipe if chosen.filled and len(sizes) < place.ranks else chosen.kind
+        kind = ScheduleGPipe if len(sizes) < place.ranks else SCHEDULES[self.options.pipeline_schedule]
         return kind(stage, len(sizes), loss_fn=loss_function and loss_of_part, scale_grads=False)
 
 
@@ -169,7 +156,7 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
         found = f"{count(stages, 'rank')}, and {config.model} has {count(len(model), 'block')}"
         raise SuiteError("every stage needs a block", found, "start fewer ranks", USAGE)
     refuse_small_batch(config, options)
-    if SCHEDULES[options.pipeline_schedule].filled and options.micro_batches < stages:
+    if options.pipeline_schedule != "gpipe" and options.micro_batches < stages:
         what = f"{options.pipeline_schedule} needs a micro-batch for every stage"
         advice = "give more --micro-batches, or type --pipeline-schedule gpipe"
         raise SuiteError(what, f"--micro-batches {options.micro_batches}, {count(stages, 'stage')}", advice, USAGE)
@@ -181,28 +168,22 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
             raise SuiteError(what, f"found {' '.join(options.split_at)} for {count(stages, 'stage')}", advice, USAGE)
 
 
-def choose_cut(model: nn.Sequential, image_shape, place: Place, config, options) -> list[int]:
-    """Return the indices at which the stages begin, and the number of blocks: --split-at, or what rank 0 measures."""
-    inner = [split_index(model, block) for block in options.split_at or ()]
-    if not inner and place.rank == 0:
+def _choose_cut(model, image_shape, place, config, options):
+    """What cut_model() returns on rank 0, which says for all what is wrong with it."""
+    cut = []
+    if place.rank == 0:
         images = torch.zeros(math.ceil(config.batch_size / options.micro_batches), *image_shape, device=place.device)
-        inner = balanced_cut(block_seconds(model, images), place.ranks)
-    if place.rank == 0:  # who says for all what is wrong with it
-        cut = [0, *inner, len(model)]
-        refuse_shared_weights(model, cut)
-        trained = (
-            any(weight.requires_grad for weight in model[start:end].parameters())
-            for start, end in itertools.pairwise(cut)
-        )
-        if not all(trained):
+        cut = cut_model(model, place.ranks, options.split_at or (), images)
+        stages = [model[start:end] for start, end in itertools.pairwise(cut)]
+        if not all(any(weight.requires_grad for weight in stage.parameters()) for stage in stages):
             advice = "start fewer ranks, or give another --split-at"
             raise SuiteError("every stage needs weights to train", where_cut(model, cut), advice, USAGE)
-    return [0, *place.gather(inner)[0], len(model)]
+    return place.gather(cut)[0]
 
 
 @torch.no_grad()
-def find_borders(model: nn.Sequential, cut: list[int], image_shape, place: Place) -> list[tuple]:
-    """Return (shape, dtype) of what one image is in front of this rank's stage, and behind it.
+def _find_borders(model, cut, image_shape, place):
+    """The (shape, dtype) of what one image is in front of every stage, and behind the last.
 
     Found out with copies, in evaluation mode: BatchNorm's statistics stay, and one stage at a time is on the device.
     """
@@ -211,32 +192,22 @@ def find_borders(model: nn.Sequential, cut: list[int], image_shape, place: Place
     for start, end in itertools.pairwise(cut):
         features = copy.deepcopy(model[start:end]).to(place.device).eval()(features)
         if not isinstance(features, torch.Tensor) or features.dim() < 2 or len(features) != 2:
-            found = getattr(features, "shape", type(features).__name__)
-            raise SuiteError(
-                "stages hand on one tensor, with a row for each image",
-                f"two images come out of block {block_names(model)[end - 1]} as {found}",
-                "give another --split-at, or mend the model",
-                USAGE,
-            )
+            what = "stages hand on one tensor, with a row for each image"
+            seen = getattr(features, "shape", type(features).__name__)
+            found = f"two images come out of block {block_names(model)[end - 1]} as {seen}"
+            raise SuiteError(what, found, "give another --split-at, or mend the model", USAGE)
         borders.append((tuple(features.shape[1:]), features.dtype))
-    return borders[place.rank : place.rank + 2]
+    return borders
 
 
-def own_stage(model: nn.Sequential, cut: list[int], place: Place) -> nn.Sequential:
-    """Return this rank's blocks, on its device; those of other stages keep names and shapes, without memory."""
-    start, end = cut[place.rank : place.rank + 2]
-    for block in (*model[:start], *model[end:]):
-        block.to("meta")
-    return model[start:end].to(place.device)
-
-
-def describe_stages(model: nn.Sequential, cut: list[int], stage, optimizer, place: Place, options) -> dict:
+def describe_stages(parallel: Pipeline, model: nn.Sequential, optimizer) -> dict:
     """Return what a ParallelContext says of the method: all ranks see the same images."""
-    before = sum(1 for _ in model[: cut[place.rank]].parameters())
-    stages = count(place.ranks, "stage") + "".join(f", from {block_names(model)[index]}" for index in cut[1:-1])
+    place, options, names = parallel.place, parallel.options, block_names(model)
+    before = sum(1 for _ in model[: parallel.cut[place.rank]].parameters())
+    stages = count(place.ranks, "stage") + "".join(f", from {names[index]}" for index in parallel.cut[1:-1])
     return {
         "method": "pipeline",
-        "states": States(stage, optimizer, before, place.gather),
+        "states": States(parallel.rows.blocks, optimizer, before, place.gather),
         "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",
     }
 

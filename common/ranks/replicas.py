@@ -19,10 +19,13 @@ class TimedDataParallel(nn.DataParallel):
     device, is part of the phase "backward".
     """
 
+    simulated = False
+
     def __init__(self, module: nn.Module, devices: list[torch.device]):
         super().__init__(module, devices)
         self.timers, self.replicas = SampledTimers(devices), len(devices)
-        torch.backends.cudnn.benchmark = len(devices) == 1  # UNTUNED; github.com/pytorch/pytorch/pull/191744
+        self.note = UNTUNED if self.replicas > 1 else "not parallel: 1 device"
+        torch.backends.cudnn.benchmark = self.replicas == 1  # UNTUNED; github.com/pytorch/pytorch/pull/191744
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, C, H, W) on the first device to logits (B, classes) on it."""
@@ -52,10 +55,12 @@ class SimulatedDataParallel(nn.Module):
     statistics of its own, and only the first one's are kept, as nn.DataParallel does it.
     """
 
+    simulated = True
+
     def __init__(self, module: nn.Module, replicas: int, device: torch.device):
         super().__init__()
         self.module, self.replicas = module, replicas
-        self.timers = SampledTimers([device])
+        self.timers, self.note = SampledTimers([device]), f"{replicas} replicas take turns on one device"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, C, H, W) to logits (B, classes); each replica sees about B ÷ N images."""
@@ -93,26 +98,16 @@ def choose_devices(config, options) -> list[torch.device]:
 
 def describe_replicas(parallel: nn.Module) -> dict:
     """Return what a ParallelContext says of the method; of a network that is not wrapped, its name alone."""
-    if isinstance(parallel, SimulatedDataParallel):
-        note = f"{parallel.replicas} replicas take turns on one device"
-    elif isinstance(parallel, TimedDataParallel):
-        note = UNTUNED if parallel.replicas > 1 else "not parallel: 1 device"
-    else:
+    if not isinstance(parallel, TimedDataParallel | SimulatedDataParallel):
         return {"method": "single"}
-    return {
-        "method": "dp",
-        "replicas": parallel.replicas,
-        "timers": parallel.timers,
-        "simulated": isinstance(parallel, SimulatedDataParallel),
-        "note": note,
-        "uncompilable": "it copies the network in every step",
-    }
+    known = {name: getattr(parallel, name) for name in ("replicas", "timers", "simulated", "note")}
+    return {"method": "dp", **known, "uncompilable": "it copies the network in every step"}
 
 
 @torch.no_grad()
 def show_replicas(parallel: nn.Module, config, images: torch.Tensor) -> None:
     """Print the shape that each replica sees of images (B, C, H, W), by a forward pass that leaves the model alone."""
-    if config.quiet or not isinstance(parallel, (TimedDataParallel, SimulatedDataParallel)):
+    if config.quiet or not isinstance(parallel, TimedDataParallel | SimulatedDataParallel):
         return
     seen = []
     hook = parallel.module.register_forward_pre_hook(

@@ -8,7 +8,7 @@ def become_rank() -> None:
     """Set what a rank reads from the environment by what srun has put there; what is set already stays.
 
     Does nothing where srun has not started this process as one of several tasks. The ranks meet on the first host of
-    the step, at a port made of the job's number and the step's. How many share a machine they count themselves.
+    the step, at a port made of the job's number and the step's.
     """
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) < 2:
         return
@@ -20,25 +20,17 @@ def become_rank() -> None:
         "MASTER_ADDR": first_host(os.environ["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": str(20000 + (16 * job + step) % 10000),
     }
-    os.environ.update({**told, **{name: os.environ[name] for name in told if os.environ.get(name)}})
+    os.environ.update({name: os.environ.get(name) or value for name, value in told.items()})
 
 
 def srun(nodes: int, tasks: int) -> tuple[str, ...]:
     """Return what to type before a command of which so many nodes of the job shall each run so many.
 
-    Each may use all cores that the job has on its node: how many threads it has is its own flag's business. With
-    --cpus-per-task, which is therefore left out, a step would get exactly so many. All end when one fails.
+    Each may use all cores that the job has on its node; with --cpus-per-task, which is therefore left out, a step would
+    get exactly so many. All end when one fails.
     """
-    return (
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes * tasks}",
-        f"--ntasks-per-node={tasks}",
-        "--overlap",
-        "--overcommit",
-        "--cpu-bind=none",
-        "--kill-on-bad-exit=1",
-    )
+    sizes = f"--nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks}"
+    return ("srun", *sizes.split(), "--overlap", "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
 def first_host(hosts: str) -> str:

@@ -1,6 +1,7 @@
-"""A network cut into stages: what cuts refuse, and two stages in one process."""
+"""A network cut into stages: where, what is refused, and two stages in one process."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.models.build import block_names, refuse_uncut, split_index
 from common.models.cuts import balanced_cut
+from common.words import count
 
 
 def refuse_small_batch(config, options) -> None:
@@ -19,12 +21,19 @@ def refuse_small_batch(config, options) -> None:
         raise SuiteError("a micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
-def refuse_shared_weights(model: nn.Sequential, cut: list[int], which: str = "two") -> None:
-    """Raise SuiteError (USAGE) if stages would have a weight in common; which: how a sentence calls them."""
+def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images: torch.Tensor) -> list[int]:
+    """Return the indices of the blocks at which the stages begin, and the number of blocks.
+
+    split_at: the first blocks of all stages but the first, or none of them: then the stages' times are most equal, as
+    measured with images (B, C, H, W). Raises SuiteError (USAGE) if stages would share a weight.
+    """
+    inner = [split_index(model, block) for block in split_at] or balanced_cut(block_seconds(model, images), stages)
+    cut = [0, *inner, len(model)]
     weights = [{*model[start:end].parameters()} for start, end in itertools.pairwise(cut)]
     if len(set.union(*weights)) < sum(map(len, weights)):
         advice = "give each part weights of its own, or another --split-at"
-        raise SuiteError(f"{which} stages would have the same weights", where_cut(model, cut), advice, USAGE)
+        raise SuiteError("two stages would have the same weights", where_cut(model, cut), advice, USAGE)
+    return cut
 
 
 def where_cut(model: nn.Sequential, cut: list[int]) -> str:
@@ -63,23 +72,17 @@ def choose_two(config, options) -> list[torch.device]:
 
 
 def cut_in_two(model: nn.Sequential, images: torch.Tensor, block: str | None) -> int:
-    """Return the index of the second stage's first block: `block`, or where the stages' times are most equal.
-
-    images: (B, C, H, W), by which they are measured.
-    """
+    """Return the index of the second stage's first block: see cut_model()."""
     refuse_uncut(model)
-    cut = split_index(model, block) if block else balanced_cut(block_seconds(model, images), 2)[0]
-    refuse_shared_weights(model, [0, cut, len(model)], "both")
-    return cut
+    return cut_model(model, 2, [block] if block else (), images)[1]
 
 
 def describe_two(parallel: TwoStage, model: nn.Sequential, cut: int, devices, options) -> dict:
     """Return what a ParallelContext says of the method."""
     parts, place = options.micro_batches, "one stage per device" if len(devices) > 1 else "both stages on one device"
-    first = block_names(model)[cut]
     return {
         "method": ("mp-micro" if parts > 1 else "mp") if options.use_model_parallel else "mp-control",
         "simulated": options.use_model_parallel and len(devices) == 1,
         "timers": parallel.timers,
-        "note": f"{place}, second stage from {first}, {parts} micro-batch{'es' if parts > 1 else ''}",
+        "note": f"{place}, second stage from {block_names(model)[cut]}, {count(parts, 'micro-batch', 'es')}",
     }

@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -24,8 +23,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory
-from common.ranks.group import GRACE_SECONDS, Rank
-from common.ranks.lost import name_lost_ranks
+from common.ranks.lost import GRACE_SECONDS, name_lost_ranks
 from common.ranks.meet import find_ranks, rank_device
 from common.ranks.slurm import become_rank
 from common.settings.arguments import one_of, positive_float, positive_int
@@ -56,47 +54,56 @@ WAITING = "give up when another rank does not answer for so many seconds (%(defa
 DIST_TIMEOUT = value(WAITING, positive_float, "S", default=120.0)
 
 
-def start_one(train: Callable, description: str, flags: dict, choose_devices: Callable | None = None) -> None:
+def _first_device(config, options):
+    return available_devices(config.device)[:1]
+
+
+def start_one(train: Callable, description: str, flags: dict, choose_devices: Callable = _first_device) -> None:
     """Parse the command line and call train(config, options, place), in a process that trains alone.
 
     flags: the script's own, as add_argument() takes them. choose_devices(config, options): returns those that it
     trains on, by default the first that there is.
     """
-    run_script(partial(_train_alone, train, description, flags, choose_devices or _first_device))
+
+    def main():
+        _train_alone(train, *parse_flags(description, flags), choose_devices)
+
+    run_script(main)
 
 
 def start_ranks(
     train: Callable,
     description: str,
     flags: dict | None = None,
-    refuse: Callable = lambda *_: None,
+    refuse: Callable | None = None,
     share_batches: bool = True,
+    alone: bool = False,
 ) -> None:
     """Parse the command line and call train(config, options, place) as a rank, or in --spawn N new ones.
 
     refuse(config, options): raises what the flags contradict. share_batches: each rank gets a share of every batch.
+    alone: a process that is no rank may train too.
     """
-    run_script(partial(_train_in_ranks, train, description, flags or {}, refuse, share_batches), as_rank=True)
 
+    def main():
+        config, options = parse_flags(description, {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT})
+        if refuse:
+            refuse(config, options)
+        if options.spawn:
+            spawn_ranks(options.spawn, train, config, options, options.spawn if share_batches else 1)
+            return
+        become_rank()
+        if "RANK" in os.environ:
+            _train_as_rank(train, config, options)
+        elif alone:
+            _train_alone(train, config, options, _first_device)
+        else:
+            script = Path(sys.argv[0]).name
+            what, found = f"{script} runs one process per device", "found neither torchrun, nor srun, nor --spawn"
+            advice = f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2"
+            raise SuiteError(what, found, advice, USAGE)
 
-def _train_alone(train, description, flags, choose_devices):
-    config, options = parse_flags(description, flags)
-    place = Place(choose_devices(config, options))
-    train(prepare_process(config, place.device), options, place)
-
-
-def _first_device(config, options):
-    return available_devices(config.device)[:1]
-
-
-def _train_in_ranks(train, description, flags, refuse, share_batches):
-    config, options = parse_flags(description, {"--spawn": SPAWN, **flags, "--dist-timeout": DIST_TIMEOUT})
-    refuse(config, options)
-    refuse_without_ranks(options)
-    if options.spawn:
-        spawn_ranks(options.spawn, train, config, options, None if share_batches else 1)
-    else:  # this process is a rank, which torchrun or somebody else has started
-        _train_as_rank(train, config, options)
+    run_script(main, as_rank=True)
 
 
 def parse_flags(description: str, flags: dict) -> tuple:
@@ -107,35 +114,23 @@ def parse_flags(description: str, flags: dict) -> tuple:
     return parse(parser)
 
 
+def _train_alone(train, config, options, choose_devices):
+    place = Place(choose_devices(config, options))
+    train(prepare_process(config, place.device), options, place)
+
+
 def _train_as_rank(train, config, options, init_method="env://"):
     with name_lost_ranks(options.dist_timeout):
-        found = find_ranks(init_method, options.dist_timeout)
-        device = rank_device(config.device, found.local_rank, found.local_world_size)
-        config = prepare_process(config, device, *found.sharing)
-        train(config, options, Rank(found.rank, found.world_size, device, found.store, config, options))
+        place, sharing = find_ranks(config, options, init_method)
+        place.config = prepare_process(config, place.device, *sharing)
+        train(place.config, options, place)
 
 
-def refuse_without_ranks(options) -> None:
-    """Raise SuiteError (USAGE) where neither a launcher nor --spawn, one of the script's `options`, makes ranks.
-
-    One whose ranks know no more than srun tells them is fine.
-    """
-    if options.spawn:
-        return
-    become_rank()
-    if "RANK" not in os.environ:
-        script = Path(sys.argv[0]).name
-        what = f"{script} runs one process per device"
-        advice = f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2"
-        raise SuiteError(what, "found neither torchrun, nor srun, nor --spawn", advice, USAGE)
-
-
-def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int | None = None) -> None:
+def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int) -> None:
     """Call `train(config, options, place)` in `world_size` new processes, with torchrun's environment variables.
 
-    data_ranks: among how many of them each batch is divided, all by default.
-    What all ranks would complain about, and a download, comes first and only once. Exits with the code of the first
-    rank that fails; its siblings are stopped then.
+    data_ranks: among how many of them each batch is divided. What all ranks would complain about, and a download, comes
+    first and only once. Exits with the code of the first rank that fails; its siblings are stopped then.
     """
     os.environ.pop("RANK", None)  # a cluster's: this process is no rank
     if not config.compile:  # then torch, as soon as torchvision is imported, makes no directory for its compiler
@@ -144,7 +139,6 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     check_memory_limit(config, device)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)
-    data_ranks = data_ranks or world_size
     per_process("--batch-size", config.batch_size, data_ranks)
     per_process("--num-workers", total_workers(config.num_workers, data_ranks), data_ranks)
     image_set = load_image_set(config)
@@ -171,17 +165,14 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                     pass
         except ProcessExitedException as error:
             spoken = any(_error_file(directory, rank).exists() for rank in range(world_size))
-            if error.exit_code in ENDED:
-                sys.exit(FAILED if spoken else error.exit_code)
-            if spoken:
-                sys.exit(max(error.exit_code, FAILED))  # one that has said why may still crash on its way out
-            if told():  # before its training, a rank ends by the signal itself
-                sys.exit(128 + told())
+            if spoken:  # one that has said why may still crash on its way out
+                sys.exit(FAILED if error.exit_code in ENDED else max(error.exit_code, FAILED))
+            if error.exit_code in ENDED or told():  # before its training, a rank ends by the signal itself
+                sys.exit(error.exit_code if error.exit_code in ENDED else 128 + told())
             killed = error.exit_code == -signal.SIGKILL
             advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
-            raise SuiteError(
-                f"rank {error.error_index} ended without a word", describe_exit(error.exit_code), advice, FAILED
-            ) from None
+            what = f"rank {error.error_index} ended without a word"
+            raise SuiteError(what, describe_exit(error.exit_code), advice, FAILED) from None
         finally:
             for process in ranks.processes:
                 process.terminate()
@@ -204,8 +195,7 @@ def _start_rank(rank, train, config, options, directory, parent):
     if os.getppid() != parent:  # it was killed before the kernel knew
         os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
-    meet = f"file://{directory}/rendezvous"
-    run_script(lambda: _train_as_rank(train, config, options, meet), as_rank=True)
+    run_script(lambda: _train_as_rank(train, config, options, f"file://{directory}/rendezvous"), as_rank=True)
 
 
 def _error_file(directory, rank):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.ranks import group as distributed
+from common.ranks.group import Rank
 from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment, small
 
 SINGLE = "data_parallel_train.py"
@@ -73,17 +73,16 @@ TWICE = (
     "told, last",
     [((3, 3), 4), ((3, 9), 10), ((9, 3, 5), 10), ((1, 2, 1), 3), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)],
 )
-def test_ranks_agree_on_the_last_step(told, last, monkeypatch):
+def test_ranks_agree_on_the_last_step(told, last):
     """told: after which of 20 steps each rank is told to end, whose steps begin together, as those of DDP do."""
-    store, together, ended = distributed.dist.HashStore(), threading.Barrier(len(told), timeout=20), {}
-    monkeypatch.setattr(distributed, "group_store", lambda: store)
+    store, together, ended = torch.distributed.HashStore(), threading.Barrier(len(told), timeout=20), {}
 
     def train(rank):
-        all_end_after = distributed.end_together(rank, len(told), torch.device("cpu"))
+        place = Rank(rank, len(told), torch.device("cpu"), store, None, None)
         for step in range(1, 21):
             together.wait()
             ended[rank] = step
-            if step >= told[rank] and all_end_after(step):
+            if step >= told[rank] and place.all_end_after(step):
                 break
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(told))]

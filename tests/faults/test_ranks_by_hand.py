@@ -24,7 +24,7 @@ from common.data.image_set import PARTS, load_image_set
 from common.data.synthetic import DRAWN
 from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
-from common.ranks.agree import refuse_different_ranks
+from common.ranks.group import Rank
 from common.ranks.meet import find_ranks, of_attempt, rank_device
 from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set, small
 
@@ -111,7 +111,7 @@ def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refuse
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, message):
-        find_ranks("env://", 1)
+        find_ranks(make_config(), Namespace(dist_timeout=1))
 
 
 def attempt(store, ranks, world_size=3):
@@ -256,9 +256,8 @@ def together(*ranks):
 
     def compare(rank, device, values, image_set):
         try:
-            refuse_different_ranks(
-                Store(shared, rank, answers), rank, len(ranks), device, make_config(**values), Namespace(), image_set
-            )
+            own = Store(shared, rank, answers)
+            Rank(rank, len(ranks), device, own, make_config(**values), Namespace()).agree(image_set)
         except SuiteError as error:
             raised[rank] = str(error)
         if rank == 0:

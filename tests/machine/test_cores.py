@@ -82,8 +82,9 @@ def threads_and_cores(rank, allowed, directory, told):
     kept = []
     os.sched_getaffinity = lambda _: {*allowed}
     cores._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
-    place = find_ranks(f"file://{directory}/rendezvous", 60)
-    prepare_process(make_config(bind=True), CPU, *place.sharing)
+    config = make_config(bind=True)
+    _, sharing = find_ranks(config, SimpleNamespace(dist_timeout=60), f"file://{directory}/rendezvous")
+    prepare_process(config, CPU, *sharing)
     told.put((rank, kept))
 
 

@@ -105,7 +105,7 @@ def test_a_network_stays_what_its_author_wrote(name, blocks, networks):
 @pytest.mark.parametrize(
     "name, flags, said",
     [
-        ("twice", ("--split-at", 2), "both stages would have the same weights; it is cut before 2"),
+        ("twice", ("--split-at", 2), "two stages would have the same weights; it is cut before 2"),
         pytest.param("alone", (), "this model cannot be cut; it is no plain nn.Seq", marks=pytest.mark.slow),
     ],
 )
