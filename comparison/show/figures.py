@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,63 +11,38 @@ from common.files.plots import save_figure, show_literally
 from common.files.writing import replacing
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
-from comparison.show import plots, step_plots, sweep_plots
+from comparison.show.plots import draw_curves, draw_memory, draw_speed_ups, draw_time_and_memory
+from comparison.show.step_plots import draw_excess, draw_phases, draw_timelines
+from comparison.show.sweep_plots import draw_map, draw_scaling, draw_sweep
 from comparison.show.terminal import fill
 from comparison.words import ENGLISH, spoken, widened
 
 EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a line in a title
 PANEL = 0.85  # of a panel's width lies above its axes, beside their labels
-
-# Fonts with Chinese characters, as matplotlib calls them.
-FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "Source Han Sans SC",
-    "Source Han Sans CN",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "SimHei",
-    "PingFang SC",
-    "Heiti TC",
-    "Arial Unicode MS",
-    "Droid Sans Fallback",
+FONTS = (  # with Chinese characters, as matplotlib calls them
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN"),
+    *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Heiti TC"),
+    *("Arial Unicode MS", "Droid Sans Fallback"),
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """draw: a function that returns a matplotlib figure of a comparison, None where there is nothing to draw."""
-
-    name: str
-    question: str
-    draw: Callable[[Analysis], Any]
-
-
-FIGURES = (
-    Figure("curves.png", "What do the rows learn, and how soon?", plots.draw_curves),
-    Figure("speed-up.png", "How many times as fast as the baseline is each row, how sure?", plots.draw_speed_ups),
-    Figure("phases.png", "What is in a step?", step_plots.draw_phases),
-    Figure("excess.png", "What of a step takes longer than it should?", step_plots.draw_excess),
-    Figure("memory.png", "How much memory does a device need?", plots.draw_memory),
-    Figure("time-memory.png", "Who buys time with memory?", plots.draw_time_and_memory),
-    Figure("timeline.png", "What does every device do when?", step_plots.draw_timelines),
-    *(
-        Figure(
-            f"sweep-{name.replace('_', '-')}.png", "Which value is fastest?", partial(sweep_plots.draw_sweep, name=name)
-        )
-        for name in SWEEPS
-    ),
-    Figure("map.png", "For which model and batch does a method pay?", sweep_plots.draw_map),
-    Figure("scaling.png", "What do more devices give?", sweep_plots.draw_scaling),
-)
+# By file, a function that returns a matplotlib figure of a comparison, None where there is nothing to draw.
+FIGURES: dict[str, Callable[[Analysis], Any]] = {
+    "curves.png": draw_curves,  # What do the rows learn, and how soon?
+    "speed-up.png": draw_speed_ups,  # How many times as fast as the baseline is each row, how sure?
+    "phases.png": draw_phases,  # What is in a step?
+    "excess.png": draw_excess,  # What of a step takes longer than it should?
+    "memory.png": draw_memory,  # How much memory does a device need?
+    "time-memory.png": draw_time_and_memory,  # Who buys time with memory?
+    "timeline.png": draw_timelines,  # What does every device do when?
+    **{f"sweep-{name.replace('_', '-')}.png": partial(draw_sweep, name=name) for name in SWEEPS},  # Which is fastest?
+    "map.png": draw_map,  # For which model and batch does a method pay?
+    "scaling.png": draw_scaling,  # What do more devices give?
+}
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
     """Draw every figure for which there are data; return the PNGs' paths."""
-    drawn = ((figure.name, figure.draw(analysis)) for figure in FIGURES if analysis.done)
-    return [keep_figure(picture, directory / name) for name, picture in drawn if picture]
+    drawn = ((name, draw(analysis)) for name, draw in FIGURES.items() if analysis.done)
+    return [keep_figure(figure, directory / name) for name, figure in drawn if figure]
 
 
 def find_font(language: str) -> str | None:
@@ -77,24 +51,19 @@ def find_font(language: str) -> str | None:
         return None
     from matplotlib.font_manager import findSystemFonts, fontManager, get_font_names
 
-    font = _first_of(get_font_names())
-    if font is None:  # matplotlib's list may be older than the font
-        for file in set(findSystemFonts()) - {known.fname for known in fontManager.ttflist}:
+    if not {*FONTS} & {*get_font_names()}:  # matplotlib's list may be older than the font
+        for file in {*findSystemFonts()} - {known.fname for known in fontManager.ttflist}:
             with contextlib.suppress(RuntimeError):  # a font that it cannot read
                 fontManager.addfont(file)
-        font = _first_of(get_font_names())
-    if font is None:
+    installed = [name for name in FONTS if name in get_font_names()]
+    if not installed:
         raise SuiteError(
             "there is no font with Chinese characters for the figures",
             f"looked for {', '.join(FONTS)}",
             "install one, e.g. the package fonts-noto-cjk, or leave out --lang",
             MACHINE,
         )
-    return font
-
-
-def _first_of(names):
-    return next((name for name in FONTS if name in names), None)
+    return installed[0]
 
 
 def keep_figure(figure, path: Path) -> Path:

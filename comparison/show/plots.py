@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from common.files.plots import new_figure
 from common.files.results import EpochRecord
@@ -15,24 +16,38 @@ from comparison.rows import Row
 from comparison.show.sentences import mebibytes
 from comparison.words import Sentence, count, join, render, say
 
+BELOW = "outside lower center"  # where a figure's legend stands
 
-def style_of(analysis: Analysis, entry: RowAnalysis) -> dict:
+
+def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
     """Return a method's look, in matplotlib's words; in a sweep, later values of the same method are paler."""
     method = entry.row.configuration.method
     same = [other.row for other in analysis.rows if other.row.configuration.method == method]
     return {**vars(method_of(method).look), "alpha": 1 - 0.65 * same.index(entry.row) / max(1, len(same) - 1)}
 
 
-def head(figure, analysis: Analysis, finding: str, *more: str, size: int = 12) -> None:
-    """Write above a figure what it shows, what was compared, and more lines."""
+def finish(figure, analysis: Analysis, finding: str, *more: str, size: int = 12, note: str = "", **legend):
+    """Write above a figure what it shows, what was compared, and more; below it a note and its first axes' legend."""
     figure.suptitle(render(join("\n", [finding, join("", [analysis.report.title, *more])])), fontsize=size)
+    if note:
+        figure.supxlabel(render(note), fontsize=10)
+    if legend:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc=BELOW, **legend)
+    return figure
 
 
-def lie(axis, labels: Sequence[str], **text) -> None:
-    """Give an axis of horizontal bars its labels, the first one on top."""
+def bar_chart(labels: Sequence[str], height: float, each: float, **text):
+    """Return (figure, axis) for horizontal bars with these labels, the first one on top; inches, and for each bar."""
+    figure, (axis,) = new_figure(width=9.0, height=height + each * len(labels))
     axis.set_yticks(range(len(labels)), list(map(render, labels)), **text)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
+    return figure, axis
+
+
+def whiskers(value: float, low: float | None, high: float | None) -> list[list[float]] | None:
+    """Return what errorbar() takes for an interval around a value, None where there is none."""
+    return None if low is None or high is None else [[value - low], [high - value]]
 
 
 def _bar(axis, position, value, entry):
@@ -40,39 +55,38 @@ def _bar(axis, position, value, entry):
     return axis.barh(position, value, color=color, edgecolor="#777777", alpha=0.85)
 
 
-def left_out(rows: Sentence) -> str:
-    """Return on a line of its own how many rows are not in a figure, if any."""
+def _left_out(rows: Sentence) -> str:
+    """On a line of its own, how many rows are not in a figure, if any."""
     return say("\n{rows} left out", rows=rows) if rows.values["n"] else ""
 
 
 def draw_speed_ups(analysis: Analysis):
     """Draw a bar for each row with a speed-up, with its interval."""
-    report, compared = analysis.report, [entry for entry in analysis.done if entry.standing.speed_up]
-    if not any(not entry.is_baseline for entry in compared):
+    compared = [entry for entry in analysis.done if entry.standing.speed_up]
+    if all(entry.is_baseline for entry in compared):
         return None
-    figure, (axis,) = new_figure(width=9.0, height=2.0 + 0.6 * len(compared))
     labels = []
+    for entry in compared:
+        ratio = entry.standing.speed_up
+        words = say("baseline") if entry.is_baseline else join(", ", [str(ratio), ratio.words])
+        labels.append(join("\n", [entry.label, words, *([say("UNEQUAL settings")] if entry.standing.unequal else ())]))
+    figure, axis = bar_chart(labels, 2.0, 0.6)
     for position, entry in enumerate(compared):
         ratio = entry.standing.speed_up
-        lines = [entry.label, say("baseline") if entry.is_baseline else join(", ", [str(ratio), ratio.words])]
-        labels.append(join("\n", [*lines, *([say("UNEQUAL settings")] if entry.standing.unequal else ())]))
         _bar(axis, position, ratio.value, entry)
-        whiskers = None if ratio.low is None else [[ratio.value - ratio.low], [ratio.high - ratio.value]]
+        interval = whiskers(ratio.value, ratio.low, ratio.high)
         for color, width in (("white", 5), ("black", 2)):  # to be seen on any colour
             look = {"ecolor": color, "elinewidth": width, "capthick": width}
-            axis.errorbar(ratio.value, position, xerr=whiskers, fmt="none", capsize=6, **look)
-    lie(axis, labels)
+            axis.errorbar(ratio.value, position, xerr=interval, fmt="none", capsize=6, **look)
     axis.axvline(1, color="#777777", linestyle="--")
     axis.set(xlim=(0, None))
-    head(figure, analysis, speed_up_finding(compared))
     note = say(
         "speed-up over the baseline ({what}; beyond the dashed line is faster)\nwhiskers: intervals that all hold the "
         "truth in 95 %; across the dashed line: no difference proved{more}",
-        what=report.asked,
-        more=left_out(count(len(analysis.done) - len(compared), "simulated or refused row")),
+        what=analysis.report.asked,
+        more=_left_out(count(len(analysis.done) - len(compared), "simulated or refused row")),
     )
-    figure.supxlabel(render(note), fontsize=10)
-    return figure
+    return finish(figure, analysis, speed_up_finding(compared), note=note)
 
 
 def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
@@ -90,15 +104,13 @@ def draw_memory(analysis: Analysis):
     entries = [entry for entry in analysis.done if entry.summary.memory]
     if not entries:
         return None
-    figure, (axis,) = new_figure(width=9.0, height=1.8 + 0.5 * len(entries))
+    figure, axis = bar_chart([entry.label for entry in entries], 1.8, 0.5, fontsize=12)
     for position, entry in enumerate(entries):
         bar = _bar(axis, position, entry.summary.memory.peak / 2**20, entry)
         axis.bar_label(bar, [mebibytes(entry.summary.memory.peak)], padding=4, fontsize=12)
-    lie(axis, [entry.label for entry in entries], fontsize=12)
     axis.margins(x=0.12)  # for the numbers beside the bars
     axis.set_xlabel(render(say("peak memory of a device (MiB)")), fontsize=12)
-    head(figure, analysis, memory_finding(entries))
-    return figure
+    return finish(figure, analysis, memory_finding(entries))
 
 
 def memory_finding(entries: Sequence[RowAnalysis]) -> str:
@@ -124,18 +136,18 @@ def draw_time_and_memory(analysis: Analysis):
         return None
     figure, (axis,) = new_figure(width=9.0, height=5.6 + 0.15 * len(shown))
     for entry in shown:
-        summary, memory, batch = entry.summary, entry.summary.memory, entry.row.configuration.planned.batch_size
-        low, high = summary.epoch_interval or (summary.epoch_seconds, summary.epoch_seconds)
-        label = say("{row}, batch {n:,}", row=entry.label, n=batch) if analysis.report.fitted else entry.label
-        axis.errorbar(
-            memory.peak / 2**20,
-            summary.epoch_seconds,
-            label=render(label),
-            capsize=5,
-            xerr=[[(memory.peak - memory.lowest) / 2**20], [(memory.highest - memory.peak) / 2**20]],
-            yerr=[[summary.epoch_seconds - low], [high - summary.epoch_seconds]],
-            **{**style_of(analysis, entry), "linestyle": "none", "markersize": 11},
+        seconds, memory, batch = (
+            entry.summary.epoch_seconds,
+            entry.summary.memory,
+            entry.row.configuration.planned.batch_size,
         )
+        label = say("{row}, batch {n:,}", row=entry.label, n=batch) if analysis.report.fitted else entry.label
+        look = {**style_of(analysis, entry), "linestyle": "none", "markersize": 11, "capsize": 5}
+        bounds = {
+            "xerr": whiskers(memory.peak / 2**20, memory.lowest / 2**20, memory.highest / 2**20),
+            "yerr": whiskers(seconds, *(entry.summary.epoch_interval or (seconds, seconds))),
+        }
+        axis.errorbar(memory.peak / 2**20, seconds, label=render(label), **bounds, **look)
     low = min(entry.summary.memory.lowest for entry in shown) / 2**20
     high = max(entry.summary.memory.highest for entry in shown) / 2**20
     middle, half = (low + high) / 2, 0.6 * max(high - low, MUCH_MEMORY * high)
@@ -144,9 +156,8 @@ def draw_time_and_memory(analysis: Analysis):
     axis.set_xlabel(render(across), fontsize=12)
     axis.set_ylabel(render(say("time per epoch (s)\nwhiskers: the row's own 95 % interval")), fontsize=12)
     axis.tick_params(labelsize=12)
-    head(figure, analysis, choice_finding(shown), left_out(count(len(entries) - len(shown), "simulated row")))
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=12)
-    return figure
+    left_out = _left_out(count(len(entries) - len(shown), "simulated row"))
+    return finish(figure, analysis, choice_finding(shown), left_out, ncols=2, fontsize=12)
 
 
 def choice_finding(entries: Sequence[RowAnalysis]) -> str:
@@ -177,17 +188,19 @@ def draw_curves(analysis: Analysis):
     figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=width, height=height)
     for entry in analysis.done:
         style = {"linewidth": 2, "markersize": 5, **style_of(analysis, entry), "label": render(entry.label)}
-        epochs = range(1, 1 + _epochs(entry.row))
-        loss.plot(epochs, _means(entry.row, lambda epoch: epoch.train_loss), **style)
+        losses = _means(entry.row, lambda epoch: epoch.train_loss)
+        loss.plot(range(1, 1 + len(losses)), losses, **style)
         if entry.row.times_only:
             continue
         for axis in difference if entry.standing.baseline else ():
             apart = differences(entry.row, entry.standing.baseline)
-            some, lowest, highest = epochs[: len(apart)], list(map(min, apart)), list(map(max, apart))
-            axis.plot(some, list(map(statistics.mean, apart)), **style)
-            axis.fill_between(some, lowest, highest, color=style["color"], alpha=0.12, linewidth=0)
+            epochs = range(1, 1 + len(apart))
+            axis.plot(epochs, list(map(statistics.mean, apart)), **style)
+            bounds = list(map(min, apart)), list(map(max, apart))
+            axis.fill_between(epochs, *bounds, color=style["color"], alpha=0.12, linewidth=0)
         if not entry.row.simulated:  # its seconds say nothing
-            time.plot(_seconds(entry.row), _means(entry.row, lambda epoch: 100 * epoch.test_accuracy), **style)
+            seconds = list(itertools.accumulate(_means(entry.row, lambda epoch: epoch.train_seconds)))
+            time.plot(seconds, _means(entry.row, lambda epoch: 100 * epoch.test_accuracy), **style)
     loss.set(ylabel=render(say("training loss (nats per image)")))
     for axis in difference:
         axis.set(ylabel=render(say("test accuracy − the baseline's,\nsame seed (percentage points)")))
@@ -195,15 +208,8 @@ def draw_curves(analysis: Analysis):
     for axis in (loss, *difference):
         axis.set_xlabel(render("epoch"))
         axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=4)
-    head(
-        figure,
-        analysis,
-        curves_finding(analysis),
-        say("; lines: mean over the runs, bands: lowest to highest"),
-        size=11,
-    )
-    return figure
+    bands = say("; lines: mean over the runs, bands: lowest to highest")
+    return finish(figure, analysis, curves_finding(analysis), bands, size=11, ncols=3, handlelength=4)
 
 
 def differences(row: Row, baseline: Row) -> list[list[float]]:
@@ -229,9 +235,9 @@ def curves_finding(analysis: Analysis) -> str:
     if not apart:
         return say("Loss and accuracy")
     most = max(apart, key=lambda label: abs(apart[label]))
-    if abs(apart[most]) < 0.05:
-        return say("At the end, every row is as accurate as its baseline, within 0.1 points")
     far = abs(apart[most])
+    if far < 0.05:
+        return say("At the end, every row is as accurate as its baseline, within 0.1 points")
     return say("At the end, no row is further than {x:.1f} points from its baseline (“{row}”)", x=far, row=most)
 
 
@@ -240,14 +246,8 @@ def _has_rival(entry):
     return bool(entry.standing.baseline) and not entry.is_baseline and not entry.row.times_only
 
 
-def _epochs(row: Row) -> int:
-    return min(len(result.epochs) for result in row.results)
-
-
 def _means(row: Row, value: Callable[[EpochRecord], float]) -> list[float]:
-    return [statistics.mean(value(result.epochs[epoch]) for result in row.results) for epoch in range(_epochs(row))]
-
-
-def _seconds(row: Row) -> list[float]:
-    """The seconds of training up to the end of each epoch, mean over the runs."""
-    return list(itertools.accumulate(_means(row, lambda epoch: epoch.train_seconds)))
+    """The mean over the runs, for each epoch that all of them have."""
+    return [
+        statistics.mean(map(value, epochs)) for epochs in zip(*(result.epochs for result in row.results), strict=False)
+    ]

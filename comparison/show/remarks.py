@@ -11,14 +11,6 @@ from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
-ACCOUNTING = (sentence("even share"), sentence("accounts"), sentence("slowest rank"))
-INTERVENTION = sentence("intervention")
-BESIDE = sentence("beside")
-RANKS = sentence("ranks")
-CARDS = sentence("cards")
-IN_TURNS = sentence("in turns")
-WHOLE_RUNS = sentence("whole runs")
-
 
 def _of_row(label, words):
     return say("{row}: {words}.", row=label, words=words)
@@ -27,12 +19,14 @@ def _of_row(label, words):
 def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
-    doubts = [say("{words}.", words=noisy)] if noisy else []
-    doubts += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
-    doubts += [
-        sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
-        for pair in analysis.pairs[TWIN]
-        if told_apart(pair.ratio)
+    doubts = [
+        *([say("{words}.", words=noisy)] if noisy else []),
+        *(_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings),
+        *(
+            sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
+            for pair in analysis.pairs[TWIN]
+            if told_apart(pair.ratio)
+        ),
     ]
     return [say("WARNING: {words}", words=words) for words in doubts]
 
@@ -60,14 +54,8 @@ def faults(analysis: Analysis) -> list[str]:
         sentences.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
     if aside := report.set_aside:
         most = max((report.disturbed_blocks[block] for block in aside), key=lambda foreign: foreign.share)
-        sentences.append(
-            sentence(
-                "block set aside" if len(aside) == 1 else "blocks set aside",
-                n=join(", ", map(str, aside)),
-                all=len(report.whole_blocks),
-                what=most.words,
-            )
-        )
+        values = {"n": join(", ", map(str, aside)), "all": len(report.whole_blocks), "what": most.words}
+        sentences.append(sentence("block set aside" if len(aside) == 1 else "blocks set aside", **values))
     troubles = [
         say("{row}, block {n}: {status}: {why}", row=row.label, n=some.block, status=some.status, why=some.reason)
         for row in report.all_rows
@@ -87,12 +75,10 @@ def notes(analysis: Analysis) -> list[str]:
             sentences.append(say("{row}, max |Δ parameter|: {why}.", row=row.label, why=check.reason))
     missing: dict[str, list[str]] = {}
     for entry in analysis.done:
-        reason = entry.standing.reason
-        if reason and reason != "simulated":
-            missing.setdefault(reason, []).append(entry.label)
-    sentences += [
-        say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason) for reason, labels in missing.items()
-    ]
+        if entry.standing.reason not in ("", "simulated"):
+            missing.setdefault(entry.standing.reason, []).append(entry.label)
+    for reason, labels in missing.items():
+        sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
     if report.settings["repeats"] == 1:
         sentences.append(say("no interval: 1 run each. A difference between single runs may be chance."))
     for row in report.rows:
@@ -111,52 +97,42 @@ def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
     several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
     weak, within = report.settings["scaling"] == "weak", report.settings["equal_within"] or EQUAL_WITHIN
-    exempt = [quoted([method_of(name).called]) for name in all_cores_methods()]
+    exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
-    memory = sentence("memory on GPU" if on_gpu else "memory on CPU")
     batches = sentence("batches per device" if weak else "batches in total")
-    sentences: list[str] = [
-        sentence("time per epoch", warm=warm_up),
-        sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within),
-        IN_TURNS if report.in_turns else WHOLE_RUNS,
-        sentence("accuracy"),
-        sentence("efficiency"),
-        sentence("peak memory", memory=memory),
-        sentence("disturbed", n=MOST_FOREIGN),
-        sentence("device on CPU", batches=batches, rows=join(" and ", exempt)),
-        sentence("accuracies differ"),
+    defined = [
+        (True, sentence("time per epoch", warm=warm_up)),
+        (True, sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within)),
+        (True, sentence("in turns" if report.in_turns else "whole runs")),
+        (True, sentence("accuracy")),
+        (True, sentence("efficiency")),
+        (True, sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU"))),
+        (True, sentence("disturbed", n=MOST_FOREIGN)),
+        (True, sentence("device on CPU", batches=batches, rows=exempt)),
+        (True, sentence("accuracies differ")),
+        (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
+        (on_gpu, sentence("phases on GPU")),
+        (report.looks, sentence("looks", n=len(report.looks), p=confidence_of(report))),
+        (report.equivalence, sentence("parameter difference")),
     ]
-    if report.fitted:
-        sentences.append(sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN))
-    if on_gpu:
-        sentences.append(sentence("phases on GPU"))
-    if report.looks:
-        sentences.append(sentence("looks", n=len(report.looks), p=confidence_of(report)))
-    if report.equivalence:
-        sentences.append(sentence("parameter difference"))
-    return sentences
+    return [text for said, text in defined if said]
 
 
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
-    simulated = [row for row in report.rows if row.simulated]
     sentences = _skipped(report)
-    for row in simulated:
-        name = named(row.configuration.label.replace(", simulated", ""))
-        sentences.append(
-            say("The speed of {row}{values}: it was simulated on one device.", row=name, values=row.values())
-        )
-    sentences += [
-        say("What the exchange of gradients costs {name}: --methods ladder tells it.", name=method.called)
-        for method in map(method_of, methods)
-        if method.parts and method.parts.no_exchange not in methods
-    ]
-    sentences += [
-        sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch)
-        for row in report.rows
-        if row.out_of_memory and not row.results
-    ]
+    for row in report.rows:
+        if row.simulated:
+            values = {"row": named(row.configuration.label.replace(", simulated", "")), "values": row.values()}
+            sentences.append(say("The speed of {row}{values}: it was simulated on one device.", **values))
+    for method in map(method_of, methods):
+        if method.parts and method.parts.no_exchange not in methods:
+            template = "What the exchange of gradients costs {name}: --methods ladder tells it."
+            sentences.append(say(template, name=method.called))
+    for row in report.rows:
+        if row.out_of_memory and not row.results:
+            sentences.append(sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch))
     if not report.environment.get("gpus"):
         sentences.append(say("Anything on a GPU: this machine has none that PyTorch sees."))
     elif report.first.device == "cpu":

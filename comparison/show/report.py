@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.results_file import read_results
-from comparison.show.figures import FIGURES as DRAWN
-from comparison.show.figures import draw_all
+from comparison.show import figures
 from comparison.show.page import write_html
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.show.tables import main_table
@@ -28,10 +27,9 @@ from comparison.show.terminal import terminal_columns, terminal_text
 from comparison.words import ENGLISH, render, say, speaking
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
-# Attributes of a Summary that results.csv has.
-NUMBERS = (
-    *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch", "images_per_second", "accuracy"),
-    *("training_seconds", "total_seconds"),
+NUMBERS = (  # attributes of a Summary that results.csv has
+    *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
+    *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
@@ -39,15 +37,14 @@ PROOF = "proof"  # the directory of a comparison's second one, which proves its 
 def keep_earlier(directory: Path) -> None:
     """Move what a new comparison would write over into a subdirectory with the date of then, and say so.
 
-    The files in runs/ and traces/, and the proof, go along if there is a results.json that they belong to. Nothing is
-    deleted but a results.json without a single outcome.
+    Runs, traces and the proof go along if there is a results.json that they belong to; one without outcomes is deleted.
     """
     results = directory / "results.json"
     with contextlib.suppress(SuiteError):
         if not read_results(results).outcomes:
             results.unlink()
-    names = [*FILES, *(str(Path(drawn.name).with_suffix(ending)) for drawn in DRAWN for ending in (".png", ".svg"))]
-    names += ["runs", "traces", PROOF] if results.exists() else []
+    drawn = [str(Path(name).with_suffix(ending)) for name in figures.FIGURES for ending in (".png", ".svg")]
+    names = [*FILES, *drawn, *(["runs", "traces", PROOF] if results.exists() else [])]
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
         return
@@ -62,25 +59,18 @@ def keep_earlier(directory: Path) -> None:
 
 def present(directory: Path, language: str = ENGLISH) -> Report:
     """Print what the results.json in `directory` holds; write FILES and the figures, in a language; return it."""
-    with speaking(language):
-        return _present(directory)
-
-
-def _present(directory):
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
-    print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n", flush=True)
-    write_csv(analysis, directory / "results.csv")
-    write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
-    figures = draw_all(analysis, directory)  # which takes longest: whoever ends this program may not wait for it
-    write_markdown(analysis, directory / "report.md", figures, proofs)
-    write_html(analysis, directory / "report.html", figures, proofs)
-    print(
-        f"Written to {directory}: {', '.join([*FILES, *(figure.name for figure in figures)])}"
-        + " (each figure as SVG too)" * bool(figures),
-        flush=True,
-    )
+    with speaking(language):
+        print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n", flush=True)
+        write_csv(analysis, directory / "results.csv")
+        write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
+        drawn = figures.draw_all(analysis, directory)  # takes longest: whoever ends this program may not wait for it
+        write_markdown(analysis, directory / "report.md", drawn, proofs)
+        write_html(analysis, directory / "report.html", drawn, proofs)
+    names = ", ".join([*FILES, *(figure.name for figure in drawn)])
+    print(f"Written to {directory}: {names}" + " (each figure as SVG too)" * bool(drawn), flush=True)
     return report
 
 
@@ -93,20 +83,23 @@ def read_proof(directory: Path) -> Report | None:
 def write_csv(analysis: Analysis, path: Path) -> None:
     """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
     rows = [_csv_row(analysis, entry) for entry in analysis.rows]
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):  # for a formula
+                row[name] = f"'{value}"
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
     writer.writeheader()
-    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(rows)
     write_text(text.getvalue(), path)
 
 
-def _csv_cell(value):
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
-    report, row, numbers, standing = analysis.report, entry.row, entry.summary, entry.standing
+    report, row, numbers, memory = analysis.report, entry.row, entry.summary, entry.summary.memory
+    ratios = {}
+    for name in ("speed_up", "efficiency"):
+        for end, bound in (("", "value"), ("_low", "low"), ("_high", "high")):
+            ratios[f"{name}{end}"] = getattr(getattr(entry.standing, name), bound, None)
     return {
         "method": row.configuration.method,
         "label": row.label,
@@ -117,26 +110,18 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "simulated": row.simulated,
         "devices": len(row.results[0].devices) if row.results else None,
         **{name: getattr(numbers, name) for name in NUMBERS},
-        "peak_memory_bytes": numbers.memory and numbers.memory.peak,
+        "peak_memory_bytes": memory and memory.peak,
         "images_per_joule": numbers.images_per_joule,
-        **{
-            f"{name.replace(' ', '_')}_bytes": size
-            for name, size in (numbers.memory.parts if numbers.memory else {}).items()
-        },
-        **_interval("speed_up", standing.speed_up),
-        **_interval("efficiency", standing.efficiency),
-        "no_speed_up_because": standing.reason,
+        **{f"{name.replace(' ', '_')}_bytes": size for name, size in (memory.parts if memory else {}).items()},
+        **ratios,
+        "no_speed_up_because": entry.standing.reason,
         **{words_of(name): value for name, value in (effective(row.results[0]) if row.results else {}).items()},
     }
 
 
-def _interval(name, ratio):
-    return {name: ratio and ratio.value, f"{name}_low": ratio and ratio.low, f"{name}_high": ratio and ratio.high}
-
-
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write the report for people as Markdown."""
-    command = _in_line(analysis.report.command)
+    command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end it
     parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {render(section.heading)}", *(MARKDOWN[kind](content) for kind, content in section.parts)]
@@ -154,20 +139,12 @@ def fenced(text: str) -> str:
     return f"{fence}\n{printable(text)}\n{fence}"
 
 
-def _in_line(text):
-    """A command within a line of Markdown, where a backtick would end it."""
-    return " ".join(printable(text).replace("`", "'").split())
-
-
-def bullets(sentences: Iterable[str]) -> str:
-    """Return the sentences as a list."""
+def _list(sentences):
     return "\n".join(f"- {markdown(sentence)}" for sentence in sentences)
 
 
-MARKDOWN = {
-    TEXT: markdown,
-    TABLE: markdown,
-    LIST: bullets,
-    CODE: fenced,
-    FIGURES: lambda paths: "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths),
-}
+def _images(paths):
+    return "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in paths)
+
+
+MARKDOWN = {TEXT: markdown, TABLE: markdown, LIST: _list, CODE: fenced, FIGURES: _images}

@@ -3,28 +3,25 @@
 from common.files.plots import draw_timeline, new_figure, phase_look
 from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
-from comparison.show.plots import head, lie
+from comparison.show.plots import BELOW, bar_chart, finish
 from comparison.words import render, say
 
 
 def draw_phases(analysis: Analysis):
     """Draw bars of every row's mean step, phase by phase."""
     done = analysis.done
-    figure, (axis,) = new_figure(width=9.0, height=2.2 + 0.5 * len(done))
+    figure, axis = bar_chart([entry.label for entry in done], 2.2, 0.5)
     left = [0.0] * len(done)
     for phase in PHASES:
         means = [entry.summary.phases.known.get(phase, 0.0) for entry in done]
         if any(means):  # no method leaves it over
             axis.barh(range(len(done)), means, left=left, label=render(phase), **phase_look(phase))
             left = [start + mean for start, mean in zip(left, means, strict=True)]
-    lie(axis, [entry.label for entry in done])  # labels alone need not differ
     template = "milliseconds per step, mean over the epochs without the warm-up"
     if analysis.report.settings["epochs"] == 1:
         template = "milliseconds per step, mean over the epochs with the warm-up"
     axis.set_xlabel(render(say(template)))
-    head(figure, analysis, phase_finding(done), size=11)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(PHASES))
-    return figure
+    return finish(figure, analysis, phase_finding(done), size=11, ncols=len(PHASES))
 
 
 def phase_finding(entries) -> str:
@@ -34,13 +31,8 @@ def phase_finding(entries) -> str:
         return say("Where a step's time goes")
     longest = max(measured, key=lambda entry: entry.summary.step_milliseconds)
     phase, most = max(longest.summary.phases.known.items(), key=lambda known: known[1])
-    return say(
-        "“{row}” has the longest step: {x:.1f} ms, {y:.1f} of them in the phase {phase}",
-        row=longest.label,
-        x=longest.summary.step_milliseconds,
-        y=most,
-        phase=phase,
-    )
+    values = {"row": longest.label, "x": longest.summary.step_milliseconds, "y": most, "phase": phase}
+    return say("“{row}” has the longest step: {x:.1f} ms, {y:.1f} of them in the phase {phase}", **values)
 
 
 def draw_excess(analysis: Analysis):
@@ -55,7 +47,7 @@ def draw_excess(analysis: Analysis):
         return None
     longest_first = sorted(accounts.values(), key=lambda account: len(account.parts), reverse=True)
     names = list(dict.fromkeys(part.name for account in longest_first for part in account.parts))
-    figure, (axis,) = new_figure(width=9.0, height=2.6 + 0.8 * len(accounts))
+    figure, axis = bar_chart(list(accounts), 2.6, 0.8)
     for position, account in enumerate(accounts.values()):
         ends = {True: 0.0, False: 0.0}
         for part in account.parts:
@@ -63,20 +55,18 @@ def draw_excess(analysis: Analysis):
             ends[part.value > 0] += part.value
             axis.barh(position, part.value, 0.7, left=start, **phase_look(part.name))
             height = position - 0.28 + 0.56 * names.index(part.name) / max(1, len(names) - 1)
-            axis.errorbar(ends[part.value > 0], height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
+            axis.errorbar(start + part.value, height, xerr=part.margin, capsize=2, color="#D55E00", linewidth=1)
         total = account.total
         axis.errorbar(total.value, position + 0.42, xerr=total.margin, marker="D", capsize=4, color="black")
     axis.axvline(0, color="#777777")
-    lie(axis, list(accounts))
     note = say(
         "milliseconds per step more than an even share of the baseline's\norange: each part's interval, all together "
         "95 %; diamond: the difference, with its 95 %"
     )
     axis.set_xlabel(render(note))
-    head(figure, analysis, excess_finding(accounts), size=11)
     handles = [Patch(label=render(name), **phase_look(name)) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return figure
+    figure.legend(handles=handles, loc=BELOW, ncols=len(handles))
+    return finish(figure, analysis, excess_finding(accounts), size=11)
 
 
 def excess_finding(accounts) -> str:
@@ -85,22 +75,14 @@ def excess_finding(accounts) -> str:
     if not proved:
         return say("No phase is proved to take longer than an even share of the baseline's")
     part, label = max(proved, key=lambda pair: pair[0].value)
-    return say(
-        "“{row}”: {x} ms of the {y} ms more per step are in the phase {phase}",
-        row=label,
-        x=part,
-        y=accounts[label].total,
-        phase=part.name,
-    )
+    values = {"row": label, "x": part, "y": accounts[label].total, "phase": part.name}
+    return say("“{row}”: {x} ms of the {y} ms more per step are in the phase {phase}", **values)
 
 
 def draw_timelines(analysis: Analysis):
     """Draw a panel for each row that was traced, all on one scale of time; of one step alone there is none."""
-    timelines = {
-        entry.label: analysis.report.timelines[entry.row.configuration.name]
-        for entry in analysis.rows
-        if analysis.report.timelines.get(entry.row.configuration.name)
-    }
+    traced = analysis.report.timelines
+    timelines = {entry.label: traced[entry.name] for entry in analysis.rows if traced.get(entry.name)}
     if not timelines:
         return None
     lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
@@ -111,19 +93,18 @@ def draw_timelines(analysis: Analysis):
         axis.set_title(render(label), loc="left", fontsize=11)
     note = say("milliseconds; traced steps, which take a little longer than those that are timed")
     axes[-1].set_xlabel(render(note))
-    head(figure, analysis, waiting_finding(timelines), size=11)
-    figure.legend(legend.values(), map(render, legend), loc="outside lower center", ncols=4)
-    return figure
+    figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
+    return finish(figure, analysis, waiting_finding(timelines), size=11)
 
 
 def waiting_finding(timelines) -> str:
     """Return which row's ranks wait for one another for the largest share of the traced steps, in one line."""
-
-    def share(spans):
+    shares = {}
+    for label, spans in timelines.items():
         steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
-        return sum(length for length, name in steps if name == "exchange") / sum(length for length, _ in steps)
-
-    label, most = max(((label, share(spans)) for label, spans in timelines.items()), key=lambda pair: pair[1])
-    if not most:
+        waited = sum(length for length, name in steps if name == "exchange")
+        shares[label] = waited / sum(length for length, _ in steps)
+    label = max(shares, key=lambda label: shares[label])
+    if not shares[label]:
         return say("What every device does in a step")
-    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced steps", row=label, n=most)
+    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced steps", row=label, n=shares[label])

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from common.files.plots import new_figure
 from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL, TESTED
@@ -9,7 +11,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import projected_method
 from comparison.rows import SWEEPS
-from comparison.show.plots import head, speed_up_finding, style_of
+from comparison.show.plots import BELOW, finish, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
@@ -27,31 +29,26 @@ def draw_sweep(analysis: Analysis, name: str):
         return None
     figure, axes = new_figure(columns=len(sweeps), width=max(7.0, 3.6 * len(sweeps)), height=4.6)
     waiting, rest = (matplotlib.colormaps["cividis"](shade) for shade in (0.0, 0.6))
+    look = {"hatch": "////", "edgecolor": "white", "capsize": 5, "ecolor": "#777777", "color": rest}
     for axis, sweep in zip(axes, sweeps, strict=True):
-        values = [str(sweep.value(entry)) for entry in sweep.rows]
         numbers = [entry.summary for entry in sweep.rows]
-        times = [1e6 / summary.images_per_second for summary in numbers]
-        data = [time * summary.waiting_share for time, summary in zip(times, numbers, strict=True)]
-        others = [time - wait for time, wait in zip(times, data, strict=True)]
-        whiskers: tuple[list[float], list[float]] = ([], [])
-        for time, summary in zip(
-            times, numbers, strict=True
-        ):  # a mean may be outside of its values by what was rounded
-            whiskers[0].append(max(0.0, time * (1 - summary.fastest_epoch / summary.epoch_seconds)))
-            whiskers[1].append(max(0.0, time * (summary.slowest_epoch / summary.epoch_seconds - 1)))
-        look = {"hatch": "////", "edgecolor": "white", "capsize": 5, "ecolor": "#777777", "color": rest}
+        times = np.array([1e6 / summary.images_per_second for summary in numbers])
+        epochs = np.array([[some.fastest_epoch, some.epoch_seconds, some.slowest_epoch] for some in numbers]).T
+        bounds = np.maximum(0.0, [times * (1 - epochs[0] / epochs[1]), times * (epochs[2] / epochs[1] - 1)])  # rounding
+        data = times * [summary.waiting_share for summary in numbers]
+        values = [str(sweep.value(entry)) for entry in sweep.rows]
         axis.bar(values, data, color=waiting, label=render("waiting for data"))
         words = render(say("the rest: transfer, forward, backward, update"))
-        axis.bar(values, others, bottom=data, label=words, yerr=whiskers, **look)
+        axis.bar(values, times - data, bottom=data, label=words, yerr=bounds, **look)
         axis.grid(visible=False, axis="x")
-        called = series_name((entry.row for entry in sweep.rows), sweep.name)
+        called = series_name((entry.row for entry in sweep.rows), name)
         axis.set(
-            xlabel=render(SWEEPS[sweep.name].lower()),
+            xlabel=render(SWEEPS[name].lower()),
             ylabel=render(say("time per image (µs)")),
             ylim=(0, None),
             title=render(join("\n", [called, fastest_value(analysis, sweep)])),
         )
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc=BELOW, ncols=2)
     title = join("\n", [analysis.report.title, say("whiskers: fastest and slowest epoch")])
     figure.suptitle(render(title), fontsize=11)
     return figure
@@ -65,21 +62,19 @@ def draw_scaling(analysis: Analysis):
         return None
     figure, (axis,) = new_figure(height=4.8)
     series: dict[str, list[RowAnalysis]] = {}
-    for entry in analysis.done:
+    for entry in sorted(analysis.done, key=_devices):
         if entry.standing.speed_up and not entry.row.times_only and not entry.row.all_cores:
             series.setdefault(entry.row.series("nproc"), []).append(entry)
-    most, baseline_devices = 1, 1
+    most = unit = 1  # devices, of the rows and of their baseline
     for entries in series.values():
-        entries.sort(key=_devices)
         devices, ratios = [_devices(entry) for entry in entries], [entry.standing.speed_up for entry in entries]
         lower = [ratio.value - (ratio.low or ratio.value) for ratio in ratios]
         upper = [(ratio.high or ratio.value) - ratio.value for ratio in ratios]
         label = render(say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc")))
-        look, speed_ups = style_of(analysis, entries[0]), [ratio.value for ratio in ratios]
-        axis.errorbar(devices, speed_ups, yerr=[lower, upper], capsize=5, label=label, **look)
-        most = max(most, devices[-1])
-        baseline_devices = len(entries[0].standing.baseline.results[0].devices)
-    if points and baseline_devices == 1:  # it is over one device, as the axis then is
+        look = {"capsize": 5, "label": label, **style_of(analysis, entries[0])}
+        axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=[lower, upper], **look)
+        most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
+    if points and unit == 1:  # they are over one device, as the axis then is
         tested = [point for point in points if point.devices <= TESTED]
         for part, linestyle, how in ((tested, "-", []), (points[len(tested) - 1 :], "--", [say("untested")])):
             label = render(join(", ", [projected_method().called, LABEL, *how]))
@@ -87,16 +82,10 @@ def draw_scaling(analysis: Analysis):
             axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
         most = max(most, points[-1].devices)
     ideal = render(say("ideal: in proportion to the devices"))
-    ends = [1 / baseline_devices, most / baseline_devices]
-    axis.plot([1, most], ends, color="#BBBBBB", linestyle=":", label=ideal)
+    axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entries in series.values() for entry in entries])
-    axis.set(
-        xlabel=render("devices"),
-        ylabel=render(say("speed-up over the baseline")),
-        title=render(join("\n", [finding, analysis.report.title])),
-        xlim=(0.8, most + 0.2),
-        ylim=(0, None),
-    )
+    axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
+    axis.set(title=render(join("\n", [finding, analysis.report.title])), xlim=(0.8, most + 0.2), ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(fontsize=9)
     return figure
@@ -107,16 +96,14 @@ def _devices(entry):
 
 
 def find_maps(analysis: Analysis) -> dict[str, Cells]:
-    """Return, by method, the rows that rival their baselines and have values of both swept settings.
-
-    They are by these values, the vertical axis' first. Empty unless exactly two settings are swept.
-    """
+    """Return, by method, the rows that rival their baselines and have values of both swept settings, by these values,
+    the vertical axis' first. Empty unless exactly two settings are swept."""
     maps: dict[str, Cells] = {}
     for entry in analysis.done if len(analysis.report.swept) == 2 else ():
         values = entry.row.configuration.values
         if entry.rivals_baseline and all(name in values for name in axes_of(analysis)):
-            place = tuple(values[name] for name in axes_of(analysis))
-            maps.setdefault(entry.row.configuration.method, {})[place] = entry
+            vertical, horizontal = axes_of(analysis)
+            maps.setdefault(entry.row.configuration.method, {})[values[vertical], values[horizontal]] = entry
     return maps
 
 
@@ -135,39 +122,31 @@ def draw_map(analysis: Analysis):
     width, height = 2.2 + len(maps) * (0.8 + 1.2 * len(columns)), 2.4 + 0.8 * len(rows)
     figure, axes = new_figure(columns=len(maps), width=width, height=height)
     for axis, cells in zip(axes, maps.values(), strict=True):
-        _draw_cells(axis, {(rows.index(row), columns.index(column)): entry for (row, column), entry in cells.items()})
-        first = axis is axes[0]
-        axis.set(
-            title=render(_label(cells)),
-            xlim=(-0.5, len(columns) - 0.5),
-            ylim=(len(rows) - 0.5, -0.5),
-            xlabel=render(SWEEPS[horizontal].lower()),
-            ylabel=render(SWEEPS[vertical].lower()) if first else "",
-        )
+        for (row, column), entry in cells.items():
+            _draw_cell(axis, rows.index(row), columns.index(column), entry.standing.speed_up)
+        axis.set(title=render(_label(cells)), xlabel=render(SWEEPS[horizontal].lower()))
         axis.set_xticks(range(len(columns)), map(str, columns))
-        axis.set_yticks(range(len(rows)), map(str, rows) if first else [""] * len(rows))
+        axis.set_yticks(range(len(rows)), map(str, rows) if axis is axes[0] else [""] * len(rows))
+        axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-    head(figure, analysis, map_finding(analysis, maps))
+    axes[0].set_ylabel(render(SWEEPS[vertical].lower()))
     note = say("how many times as fast; purple: proved to be faster, orange: proved to be slower, hatched: not proved")
-    figure.supxlabel(render(note), fontsize=10)
-    return figure
+    return finish(figure, analysis, map_finding(analysis, maps), note=note)
 
 
-def _draw_cells(axis, cells):
+def _draw_cell(axis, row, column, speed_up):
     import matplotlib
     from matplotlib.patches import Rectangle
 
-    for (row, column), entry in cells.items():
-        speed_up = entry.standing.speed_up
-        strength = max(-1.0, min(1.0, math.log2(speed_up.value)))
-        look = {"facecolor": matplotlib.colormaps[COLORS](0.5 + 0.5 * strength), "hatch": ""}
-        text = {"color": "white" if abs(strength) > 0.7 else "black", "bbox": None}
-        if not speed_up.decided:
-            look = {"facecolor": "white", "hatch": "//"}
-            text = {"color": "black", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 2}}
-        axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor="#AAAAAA", **look))
-        axis.text(column, row, f"{speed_up.value:.2f}", ha="center", va="center", fontsize=14, **text)
+    strength = max(-1.0, min(1.0, math.log2(speed_up.value)))
+    look = {"facecolor": matplotlib.colormaps[COLORS](0.5 + 0.5 * strength), "hatch": ""}
+    text = {"color": "white" if abs(strength) > 0.7 else "black", "bbox": None}
+    if not speed_up.decided:
+        look = {"facecolor": "white", "hatch": "//"}
+        text = {"color": "black", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 2}}
+    axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor="#AAAAAA", **look))
+    axis.text(column, row, f"{speed_up.value:.2f}", ha="center", va="center", fontsize=14, **text)
 
 
 def _label(cells):

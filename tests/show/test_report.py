@@ -758,7 +758,7 @@ def test_every_kind_of_comparison_can_be_shown(report, tmp_path):
     assert re.search("Recommendation: |Sweep of ", terminal_text(analyse(report)))
     said = {words.partition(": ")[0] for words in verdict(analyse(report))}
     assert {entry.label for entry in analyse(report).rows if not entry.row.simulated} <= said
-    assert {figure.name for figure in figures} <= {figure.name for figure in FIGURES}
+    assert {figure.name for figure in figures} <= {*FIGURES}
 
 
 def test_a_method_that_is_not_known_any_more_can_be_shown(tmp_path):

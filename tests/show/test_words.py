@@ -43,7 +43,7 @@ ENGLISH = re.compile(
     r"from|to|by|as|that|which|has|have|be|no)\b",
     re.IGNORECASE,
 )
-SAYING = ("say", "render", "Section")
+SAYING = ("say", "render")
 
 
 def texts(node):
@@ -70,7 +70,7 @@ def templates():
             name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
             if name.lower().endswith(("template", "templates")):
                 found |= {*texts(node.value)}
-            if file.stem == "tables" and isinstance(node, ast.Dict):  # the headings of a row
+            if file.stem in ("tables", "sections") and isinstance(node, ast.Dict):  # headings
                 found |= {text for heading in node.keys if heading for text in texts(heading)}
     for noun, ending in ((noun, (*endings, "s")[0]) for noun, *endings in NOUNS.values()):
         found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
