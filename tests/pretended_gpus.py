@@ -2,8 +2,7 @@
 
 A test trains in a `with pretended_gpus("first", "second") as gpus`, by the project's scripts as they are. As on GPUs,
 tensors of two devices in one operation are an error; so is the time between events of two devices, or before their
-device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous. gpus.copies
-has every copy between two places, gpus.waits all that lets the host wait for a GPU.
+device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous.
 
 What is not shown: speed; races between streams, as everything is done when its call returns; NCCL, so no ranks; memory;
 autocast and recorded graphs; nn.DataParallel's threads, whose work is done one after the other. Private names of torch
@@ -17,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from torch.nn.parallel import comm
@@ -31,22 +31,16 @@ VARIABLE = "PRETENDED_GPUS"  # environment variable: how many a script of its ow
 WAITING = {"_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "_unique2"}
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A copy between two places."""
-
-    source: str
-    target: str
-    bytes: int
-
-
 @dataclass
 class Gpus:
-    """The GPUs of a machine: what they are called, which of them cannot compute, and what was seen of them."""
+    """The GPUs of a machine, and what was seen of them.
+
+    broken: which of them cannot compute; copies: (source, target, bytes) of each; waits: what let the host wait.
+    """
 
     names: list[str]
     broken: set[int] = field(default_factory=set)
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[tuple[str, str, int]] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
     debug_mode: str | int = "default"
     synchronized: dict[torch.device, float] = field(default_factory=dict)
@@ -63,7 +57,6 @@ class Gpus:
         return torch.device("cuda", device.index or 0)
 
     def wait(self, cause: str) -> None:
-        """Note that the host waits for a GPU."""
         if self.debug_mode in (2, "error"):
             raise RuntimeError(f"called a synchronizing CUDA operation: {cause}")
         self.waits.append(cause)
@@ -72,7 +65,7 @@ class Gpus:
         """Note a copy; between a GPU and the CPU the host waits for it, unless it was asked not to."""
         source = place_of(tensor)
         if source != target:
-            self.copies.append(Copy(str(source), str(target), tensor.nbytes))
+            self.copies.append((str(source), str(target), tensor.nbytes))
             if blocking and CPU in (source, target):
                 self.wait(f"copy from {source} to {target}")
 
@@ -110,9 +103,6 @@ class Pretended(torch.Tensor):
     @staticmethod
     def __tensor_unflatten__(inner, place, *_):
         return Pretended(inner["held"], place)
-
-    def __repr__(self):
-        return f"{self.held!r} on {self.place}"
 
     def __reduce_ex__(self, protocol):  # as torch.load(map_location="cpu") gives it back
         return self.held.__reduce_ex__(protocol)
@@ -295,14 +285,8 @@ def group_by_device(lists, with_indices=False):
 
 def properties(device):
     index = gpus.place(device).index
-    return SimpleNamespace(
-        name=gpus.names[index],
-        uuid=f"{index:08}-0000",
-        major=9,
-        minor=0,
-        total_memory=1 << 33,
-        multi_processor_count=100,
-    )
+    about = {"major": 9, "minor": 0, "total_memory": 1 << 33, "multi_processor_count": 100}
+    return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", **about)
 
 
 @contextlib.contextmanager
@@ -344,50 +328,21 @@ def pretended_gpus(*names: str):
         sys.modules["torch.nn.parallel.data_parallel"]: {"parallel_apply": parallel_apply},
         optimizer: {"_group_tensors_by_device_and_dtype": group_by_device},
     }
-    before = [(module, name, getattr(module, name)) for module, values in changes.items() for name in values]
-    for module, values in changes.items():
-        for name, value in values.items():
-            setattr(module, name, value)
-    try:
-        with Everywhere():
+    with contextlib.ExitStack() as stack:
+        for module, values in changes.items():
+            stack.enter_context(mock.patch.multiple(module, **values))
+        stack.enter_context(Everywhere())
+        try:
             yield gpus
-    finally:
-        gpus = usual
-        for module, name, value in before:
-            setattr(module, name, value)
-
-
-# in every Python process that finds this as sitecustomize.py, and imports torch
-SITE = f"""
-import importlib.util, sys
-
-class AfterTorch:
-    looking = False
-
-    def find_spec(name, path=None, target=None):
-        if name != "torch" or AfterTorch.looking:
-            return None
-        AfterTorch.looking = True  # for torch as it is; it may be looked for, and not imported, several times
-        spec = importlib.util.find_spec(name)
-        AfterTorch.looking = False
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            sys.path.append({str(Path(__file__).parent.parent)!r})
-            from tests import pretended_gpus
-            pretended_gpus.stay()
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, AfterTorch)
-"""
+        finally:
+            gpus = usual
 
 
 def environment_with(count: int, directory: Path) -> dict[str, str]:
     """Return the variables with which a process, and all that it starts, has so many; directory: for a file of them."""
-    (directory / "sitecustomize.py").write_text(SITE)
+    project = str(Path(__file__).parent.parent)
+    every_process = f"import sys; sys.path.append({project!r}); from tests.pretended_gpus import stay; stay()"
+    (directory / "sitecustomize.py").write_text(every_process)
     return {"PYTHONPATH": str(directory), VARIABLE: str(count)}
 
 

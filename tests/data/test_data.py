@@ -112,7 +112,7 @@ def test_a_rank_draws_for_its_own_images_alone_on_its_device_what_one_rank_would
         for rank in (0, 1):
             for batch, expected in zip(images(torch.device("cuda", 0), rank, 2), alone, strict=True):
                 torch.testing.assert_close(batch, expected[rank::2])
-            assert [copy.bytes for copy in copies if copy.target == "cuda:0"] == [30 * 8]  # which images
+            assert [size for _, target, size in copies if target == "cuda:0"] == [30 * 8]  # which images
 
 
 @CHANNELS

@@ -1,3 +1,5 @@
+"""Results, written and read again: what is kept here fits its schema, and what does not fit is refused."""
+
 import json
 import math
 from dataclasses import replace
@@ -6,64 +8,91 @@ import pytest
 
 from common.errors import SuiteError
 from common.files.describe import describe_epoch, result_name
-from common.files.results import SCHEMA_VERSION, RankTimes, read_result, write_result
-from common.files.writing import write_json
-from tests.reports import PHASES, make_result
+from common.files.reading import as_record
+from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
+from comparison.results_file import write_results
+from tests.fixtures import PROJECT, misfits
+from tests.reports import PHASES, configuration, make_result, report_of, runs
+
+FIGURES = PROJECT / "figures"
+RUNS = sorted(FIGURES.glob("*.json"))
+COMPARISONS = sorted(file for file in FIGURES.rglob("*.json") if "sha256" in file.read_text())
 
 
-def test_round_trip(tmp_path):
-    result = make_result(method_milliseconds={"gather": 0.25}, devices=("cpu", "cpu"))
-    write_result(result, tmp_path / "result.json")
-    assert read_result(tmp_path / "result.json") == result
-
-
-def test_every_ranks_times_are_kept(tmp_path):
+def test_what_is_written_is_read_again(tmp_path):
     ranks = (RankTimes(2.0, PHASES, 1.9, 0.05), RankTimes(1.5, replace(PHASES, exchange=9.0), 1.4, None))
-    result = make_result("ddp")
+    result = make_result("ddp", method_milliseconds={"gather": 0.25}, devices=("cpu", "cpu"))
     result = replace(result, epochs=tuple(replace(epoch, ranks=ranks) for epoch in result.epochs))
     write_result(result, tmp_path / "result.json")
     assert read_result(tmp_path / "result.json") == result
 
 
 def test_nan_is_null_in_json_and_nan_again(tmp_path):
-    result = make_result(seconds=(math.nan,))
-    write_result(result, tmp_path / "result.json")
+    write_result(make_result(seconds=(math.nan,)), tmp_path / "result.json")
     written = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
     assert written["epochs"][0]["train_seconds"] is None
     assert math.isnan(read_result(tmp_path / "result.json").epochs[0].train_seconds)
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "old, new, told",
     [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}'),
-        lambda text: text.replace('"world_size"', '"world"'),
-        lambda text: "[]",
+        ("}", "", "JSONDecodeError"),
+        (f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', "its schema_version is 99, not "),
+        ('"steps": ', '"steps": 1e400, "coffee": ', "a number in it is infinite"),
+        ('"steps": ', '"coffee": 1, "steps": ', r"\$\.epochs\[0\]\.coffee is unknown"),
+        ('"data_ranks": 1,', "", r"\$\.data_ranks is missing"),
     ],
 )
-def test_a_damaged_result_is_one_clear_error(damage, tmp_path):
+def test_a_damaged_result_is_one_clear_error(old, new, told, tmp_path):
     file = tmp_path / "result.json"
     write_result(make_result(), file)
-    file.write_text(damage(file.read_text()))
-    with pytest.raises(SuiteError, match="cannot read the result file .*result.json"):
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(SuiteError, match=f"cannot read the result file .*result.json; .*{told}"):
         read_result(file)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
-    file = tmp_path / "result.json"
-    write_json({"old": 1}, file)
-    with pytest.raises(TypeError):
-        write_json({"new": object()}, file)
-    assert json.loads(file.read_text()) == {"old": 1}
-    assert list(tmp_path.iterdir()) == [file]
+@pytest.mark.parametrize("file", [*RUNS, *COMPARISONS], ids=lambda file: str(file.relative_to(FIGURES)))
+def test_what_is_kept_fits_its_schema(file):
+    assert not misfits(json.loads(file.read_text()), "run-result" if file in RUNS else "results")
 
 
-def test_the_epoch_line_is_the_promised_one():
+def test_a_comparison_that_has_everything_fits(tmp_path):
+    rows = [(configuration(), runs()), (configuration("ddp", values={"nproc": 2}), [*runs("ddp", count=2), "failed"])]
+    write_results(report_of(*rows, foreign_cores={"single": 0.5}), tmp_path)
+    assert not misfits(json.loads((tmp_path / "results.json").read_text()), "results")
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        (("epochs", 0, "train_seconds"), "1.5"),
+        (("epochs", 0, "phases", "coffee"), 1.0),
+        (("devices",), "cpu"),
+        (("devices",), []),
+        (("epochs", 0, "epoch"), 2**63),
+        (("simulated",), 0),
+    ],
+    ids=str,
+)
+def test_neither_the_schema_nor_the_reader_takes_what_does_not_fit(place, value):
+    values = part = json.loads(RUNS[0].read_text())
+    for step in place[:-1]:
+        part = part[step]
+    part[place[-1]] = value
+    assert misfits(values, "run-result")
+    with pytest.raises(ValueError):
+        as_record(values, RunResult)
+
+
+def test_a_schema_knows_the_flags():
+    values = json.loads(RUNS[0].read_text())
+    assert misfits({**values, "config": {**values["config"], "lr": "high"}}, "run-result")
+    assert misfits({**values, "schema_version": 99}, "run-result")
+
+
+def test_what_a_person_reads_of_a_result():
     line = describe_epoch(make_result().epochs[0], 10)
     assert line.startswith("Epoch [1/10], Loss: 1.0000, Dur: 3.00 s, test accuracy: 60.00%, 333 images/s, ms/step: ")
-
-
-def test_names_of_figures_tell_data_set_model_method_and_devices():
     assert result_name(make_result("ddp", devices=("cpu", "cpu"))) == "synthetic-mnist-lenet-ddp-2"
     assert result_name(make_result("mp", simulated=True)) == "synthetic-mnist-lenet-mp-simulated"

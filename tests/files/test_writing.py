@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from common.data import archives
-from common.files.writing import replacing, write_text
+from common.files.writing import replacing, write_json, write_text
 from common.machine.entry import explained
 
 
@@ -24,16 +24,18 @@ def test_a_directory_is_on_disk_when_a_file_in_it_has_been_replaced(tmp_path, mo
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_who_cannot_write_names_the_file(hidden, tmp_path):
-    with pytest.raises((OSError, RuntimeError)) as raised, replacing(tmp_path / "weights.pt"):
+def test_who_cannot_write_names_the_file_and_leaves_the_old_one(hidden, tmp_path):
+    file = tmp_path / "weights.pt"
+    write_json({}, file)
+    with pytest.raises((OSError, RuntimeError)) as raised, replacing(file):
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             if not hidden:
                 raise
             raise RuntimeError("unexpected pos 64") from error  # as torch.save does
-    assert str(explained(raised.value)).startswith(f"cannot write all of {tmp_path / 'weights.pt'}; No space left")
-    assert [*tmp_path.iterdir()] == []
+    assert str(explained(raised.value)).startswith(f"cannot write all of {file}; No space left")
+    assert [*tmp_path.iterdir()] == [file] and file.read_text() == "{}"
 
 
 def test_a_wait_for_the_data_is_told(tmp_path, monkeypatch, capsys):

@@ -45,7 +45,7 @@ class PatientStopwatch(Stopwatch):
 
 @pytest.fixture
 def train(monkeypatch, tmp_path, data_root):
-    """Run a script on two GPUs, for six steps of 48 images; return result, weights, copies by (source, target)."""
+    """Run a script on two GPUs, for six steps of 48 images; return result, weights, copies."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
     monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
     monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
@@ -72,7 +72,7 @@ def kept():
 
 def sizes(copies, source, target):
     """The bytes of every copy from one place to another."""
-    return [copy.bytes for copy in copies if (copy.source, copy.target) == (source, target)]
+    return [size for *places, size in copies if places == [source, target]]
 
 
 def distance(weights, others):
@@ -167,58 +167,56 @@ def test_a_stopwatch_must_wait_for_both_devices():
             timer.milliseconds()
         synchronize([FIRST, SECOND])
         assert timer.milliseconds()["forward"] >= 0
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        for event, device in zip(events, (FIRST, SECOND), strict=True):
-            event.record(torch.cuda.current_stream(device))
+        first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record(torch.cuda.current_stream(FIRST))
+        second.record(torch.cuda.current_stream(SECOND))
         synchronize([FIRST, SECOND])
         with pytest.raises(RuntimeError, match="invalid resource handle"):
-            events[0].elapsed_time(events[1])
+            first.elapsed_time(second)
 
 
-WAITS = {
-    "item": lambda value: value.sum().item(),
-    "mask": lambda value: value[value > 0],
-    "cpu": lambda value: value.cpu(),
-    "to": lambda value: torch.ones(2, 2).to(FIRST),
-    "nonzero": lambda value: value.nonzero(),
-    "tolist": lambda value: value.tolist(),
-    "there-and-back": lambda value: value.to("cpu").to(FIRST),
-    "bool": lambda value: bool((value > 0).all()),
-    "tensor": lambda value: torch.tensor([1.0], device=FIRST),
-}
+WAITS = (
+    lambda value: value.sum().item(),
+    lambda value: value[value > 0],
+    lambda value: value.cpu(),
+    lambda value: torch.ones(2, 2).to(FIRST),
+    lambda value: value.nonzero(),
+    lambda value: value.tolist(),
+    lambda value: bool((value > 0).all()),
+    lambda value: torch.tensor([1.0], device=FIRST),
+)
 
 
-@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-def test_what_lets_the_host_wait_is_seen(wait):
+def test_what_lets_the_host_wait_is_seen():
     with pretended_gpus("first", "second") as gpus:
         value = torch.ones(2, 2, device=FIRST)
         value.to(SECOND)
         torch.ones(2, 2).to(FIRST, non_blocking=True)
         value[torch.zeros(2, dtype=torch.int64, device=FIRST)] += 1
         assert gpus.waits == []
-        wait(value)
-        assert len(gpus.waits) >= 1
-        torch.cuda.set_sync_debug_mode("error")
-        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        for number, wait in enumerate(WAITS):
             wait(value)
+            assert len(gpus.waits) > number
+            torch.cuda.set_sync_debug_mode("error")
+            with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+                wait(value)
+            torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("check", ["", pytest.param("--check-maths", marks=pytest.mark.slow)])
-def test_a_comparison_on_two_gpus_from_start_to_end(check, project, data_root, tmp_path):
-    flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1"
+@pytest.mark.slow
+def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
+    flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1 --check-maths"
     places = ("--data-root", data_root, "--output-dir", tmp_path / "out")
-    methods, gpus = [*COMMANDS], environment_with(2, tmp_path)
-    command = f"compare_parallel.py {flags} {check} --methods {' '.join(methods)}"
-    done = project(command, *places, tiny=False, environment=gpus)
+    command = f"compare_parallel.py {flags} --methods {' '.join(COMMANDS)}"
+    done = project(command, *places, tiny=False, environment=environment_with(2, tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     stored = read_results(tmp_path / "out" / "results.json")
     assert stored.environment["gpus"] == ["Pretended 0", "Pretended 1"]
-    assert {outcome.configuration: outcome.status for outcome in stored.outcomes} == dict.fromkeys(methods, "ok")
+    assert {outcome.configuration: outcome.status for outcome in stored.outcomes} == dict.fromkeys(COMMANDS, "ok")
     for outcome in stored.outcomes:
         devices = ("cuda:0 (Pretended 0)", "cuda:1 (Pretended 1)")[: 1 if outcome.configuration == "single" else 2]
         assert outcome.result.devices == devices and not outcome.result.simulated
         assert outcome.result.config["loader"] == "resident"
-    assert [*stored.equivalence] == (methods if check else []) and all(
-        one.difference < 1e-4 for one in stored.equivalence.values()
-    )
+    assert [*stored.equivalence] == [*COMMANDS]
+    assert all(one.difference < 1e-4 for one in stored.equivalence.values())
     assert [memory.device for memory in stored.probe.memory] == ["cpu", "cuda"]
