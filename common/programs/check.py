@@ -54,11 +54,18 @@ class Check:
         return f"{word}  {self.name}: {'; '.join(filter(None, (self.found, self.advice)))}"
 
 
+def bad_if(wrong: bool, name: str, found: str, advice: str) -> Check:
+    return Check(name, BAD, found, advice) if wrong else Check(name, OK, found)
+
+
+def failed(name: str, error: SuiteError) -> Check:
+    return Check(name, BAD, *str(error).rsplit("; ", 1))
+
+
 def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
     """Return every check, and describe_environment() unless nothing can be trained on what `--device` names."""
-    old = sys.version_info < LEAST_PYTHON
-    advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer" if old else ""
-    checks = [Check("Python", BAD if old else OK, f"Python {platform.python_version()}", advice)]
+    advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer"
+    checks = [bad_if(sys.version_info < LEAST_PYTHON, "Python", f"Python {platform.python_version()}", advice)]
     environment, name = None, "torch"
     try:
         require_torchvision()
@@ -69,9 +76,11 @@ def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
         checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root)]
     except SuiteError as error:
-        checks.append(Check(name, BAD, *str(error).rsplit("; ", 1)))
-    checks += [_cores(), _shared_memory(), *_directories(data_root, output_dir), _running()]
-    return checks, environment
+        checks.append(failed(name, error))
+    cores, all_cores = available_cores(), os.cpu_count()
+    use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
+    checks.append(Check("CPU cores", OK if cores == all_cores else NOTE, use))
+    return [*checks, _shared_memory(), *_directories(data_root, output_dir), _running()], environment
 
 
 def _compute(device):
@@ -100,33 +109,25 @@ def _gpus(environment):
     return Check("GPUs", OK, ", ".join(environment["gpus"]) + (f"; links: {links}" if links else ""))
 
 
-def _cores():
-    cores, all_cores = available_cores(), os.cpu_count()
-    use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
-    return Check("CPU cores", OK if cores == all_cores else NOTE, use)
-
-
 def _shared_memory():
     if not Path("/dev/shm").is_dir():
         return Check("/dev/shm", NOTE, "there is none")
     free = shutil.disk_usage("/dev/shm").free
     found = f"{free / 1e6:,.0f} MB free, where loader workers hand over their batches"
-    if free < SHARED_MEMORY_BYTES:
-        return Check("/dev/shm", BAD, found, "in docker: --shm-size=1g; or type --num-workers 0")
-    return Check("/dev/shm", OK, found)
+    return bad_if(free < SHARED_MEMORY_BYTES, "/dev/shm", found, "in docker: --shm-size=1g; or type --num-workers 0")
 
 
 def _data(root: Path) -> Iterator[Check]:
-    for name, files in ((name, known.files) for name, known in DATASETS.items() if known.archives):
+    for name, files in ((f"data: {name}", known.files) for name, known in DATASETS.items() if known.archives):
         if not are_there(root, files):
-            yield Check(f"data: {name}", NOTE, f"not in {root}", "downloaded when it is first used")
+            yield Check(name, NOTE, f"not in {root}", "downloaded when it is first used")
             continue
         try:
             for file, md5 in files.items():
                 read_checked(root, {file: md5})  # one at a time is enough memory
-            yield Check(f"data: {name}", OK, f"whole, in {root}")
+            yield Check(name, OK, f"whole, in {root}")
         except SuiteError as error:
-            yield Check(f"data: {name}", BAD, *str(error).rsplit("; ", 1))
+            yield failed(name, error)
 
 
 def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
@@ -139,10 +140,9 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
         except OSError as error:
             status = NOTE if directory == data_root else BAD  # data may be there already
             yield Check(name, status, error.strerror or str(error), "name another directory")
-            continue
-        full = free < FREE_DISK_BYTES
-        advice = "free some space, or name another directory" if full else ""
-        yield Check(name, BAD if full else OK, f"{free / 1e9:,.1f} GB free", advice)
+        else:
+            advice = "free some space, or name another directory"
+            yield bad_if(free < FREE_DISK_BYTES, name, f"{free / 1e9:,.1f} GB free", advice)
 
 
 def _running():
@@ -173,9 +173,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="what will train (%(default)s)"
-    )
+    what = "whose GPUs are to compute something (%(default)s)"
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

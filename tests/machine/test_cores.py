@@ -1,6 +1,5 @@
 """--bind: which cores a process keeps to, and how soon what ranks send one another gets one."""
 
-import multiprocessing
 import os
 import platform
 import re
@@ -9,15 +8,15 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
-from common.engine.setup import prepare_process
 from common.errors import MACHINE, SuiteError
 from common.machine import cores
 from common.machine.cores import SHORT_SLICE, share_of, short_slices
-from common.ranks.meet import find_ranks
+from common.ranks import meet
 from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
 OWN = Path("/proc/self/sched")  # since Linux 6.12 with a thread's slice, in nanoseconds
@@ -73,46 +72,24 @@ def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets
     assert kept == shares
 
 
-def threads_and_cores(rank, allowed, directory, told):
-    """As one of four ranks that may use these cores: tell how many threads it gets, and to which cores --bind keeps it.
-
-    Runs in a process of its own.
-    """
-    os.environ.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
-    kept = []
-    os.sched_getaffinity = lambda _: {*allowed}
-    cores._quotas, cores.keep_on, torch.set_num_threads = tuple, kept.append, kept.append
-    config = make_config(bind=True)
-    _, sharing = find_ranks(config, SimpleNamespace(dist_timeout=60), f"file://{directory}/rendezvous")
-    prepare_process(config, CPU, *sharing)
-    told.put((rank, kept))
-
-
 @pytest.mark.parametrize(
-    "allowed, threads, bound",
+    "allowed, sharing",
     [
-        ([range(8), range(8, 16), range(16, 24), range(24, 32)], 8, 8),  # by srun --cpus-per-task=8
-        ([range(32)] * 4, 8, 8),
-        ([range(16), range(16, 32)] * 2, 8, 8),
-        ([range(8)] * 4, 2, 2),
+        ([{0, 1}, {2, 3}, {4, 5}, {6, 7}], [(0, 1), (0, 1), (0, 1), (0, 1)]),  # by srun --cpus-per-task=2
+        ([{0, 1}] * 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ([{0, 1}, {2, 3}] * 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
     ],
-    ids=["each its own", "all together", "by socket", "few"],
+    ids=["each its own", "all together", "by socket"],
 )
-def test_ranks_that_a_launcher_has_bound_keep_all_their_cores(allowed, threads, bound, tmp_path):
-    context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    ranks = [context.Process(target=threads_and_cores, args=(rank, allowed[rank], tmp_path, told)) for rank in range(4)]
-    for process in ranks:
-        process.start()
-    try:
-        found = dict(told.get(timeout=100) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-    cores_of = [found[rank][0] for rank in range(4)]
-    assert [found[rank][1] for rank in range(4)] == [threads] * 4
-    assert [len(kept) for kept in cores_of] == [bound] * 4 and len(set().union(*cores_of)) == 4 * bound
-    assert all(kept <= {*allowed[rank]} for rank, kept in enumerate(cores_of))
+def test_ranks_that_a_launcher_has_bound_share_with_those_on_the_same_cores(allowed, sharing, monkeypatch):
+    monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 4)]))
+    monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
+    monkeypatch.setattr(meet, "tell_all", lambda *_: [["here", [*cores]] for cores in allowed])
+    for rank in range(4):
+        for name, value in {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}.items():
+            monkeypatch.setenv(name, value)
+        _, found = meet.find_ranks(make_config(), SimpleNamespace(dist_timeout=60.0), "file:///nowhere")
+        assert found == sharing[rank] and os.environ["LOCAL_RANK"] == str(rank)
 
 
 def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
