@@ -21,7 +21,7 @@ from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
 from common.files.results import EpochRecord
-from common.machine.ending import told
+from common.machine.entry import told
 from common.settings.config import RunConfig
 
 

@@ -34,7 +34,7 @@ from common.files.describe import describe_end, describe_epoch, describe_start, 
 from common.files.plots import draw_curves
 from common.files.results import RunResult, write_result
 from common.files.writing import replacing
-from common.machine.ending import end_after_step
+from common.machine.entry import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid, rounds_to_tf32
 from common.machine.memory import hold_to
 from common.machine.turns import Turns

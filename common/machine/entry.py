@@ -1,25 +1,31 @@
-"""How a program begins and ends: every failure is one line on stderr, with an exit code that names the kind."""
+"""How a program ends: every failure is one line on stderr, with an exit code that names the kind; a signal ends it at
+once, with whatever was made on the way deleted, or, while it trains, after the step."""
 
 import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import re
 import select
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from traceback import walk_tb
 
 from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
-from common.machine.ending import end_at_once
+from common.machine.lifetime import TAG
 from common.words import printable
 
 _exit_code: int | str | None = None  # of run_script(), once it is through
+_told = 0
 HANDED_OVER_IN = os.path.join("multiprocessing", "resource_sharer.py")
 NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # how a cluster and a terminal take a machine back
+SAME_SECONDS = 1  # a launcher passes on what a terminal has told all: so long after it, a Ctrl-C counts as the same one
 
 
 def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
@@ -52,7 +58,9 @@ def skip_teardown() -> None:
 
 def _prepare(as_rank):
     if not (as_rank and "RANK" in os.environ):
-        end_at_once()
+        for number in (*AFTER_STEP, signal.SIGQUIT):
+            _handle(number, _exit)  # so that every `with` is left in good order
+        sys.unraisablehook = _raise_later
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
@@ -144,3 +152,63 @@ def _lost_worker(error, message):
         return "Caught" not in message or re.search(NOT_HANDED_OVER, message)
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     return isinstance(error, (OSError, EOFError)) and any(file.endswith(HANDED_OVER_IN) for file in files)
+
+
+def told() -> int:
+    """Return the number of the signal by which this process was told to end after the step, or 0."""
+    return _told
+
+
+@contextlib.contextmanager
+def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
+    """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
+
+    pass_on(number): called at each. ctrl_c: SIGINT is one of them too, but a second one ends at once. Not in a run of a
+    comparison, which does not wait for the end of a step.
+    """
+    global _told
+    _told, told_at = 0, math.inf
+
+    def tell(number, _):
+        global _told
+        nonlocal told_at
+        if number == signal.SIGINT and time.monotonic() > told_at + SAME_SECONDS:
+            raise KeyboardInterrupt
+        _told, told_at = number, min(told_at, time.monotonic())
+        pass_on(number)
+
+    numbers = (*AFTER_STEP, signal.SIGINT) if ctrl_c else AFTER_STEP
+    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(numbers, tell)}
+    before = {number: _handle(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if not _told:  # else it is about to end, and is not to be disturbed
+                _handle(number, handler)
+
+
+def _handle(number, handler):
+    """Set what a signal does, unless it is ignored, as nohup wants it; return what it did before."""
+    before = signal.getsignal(number)
+    if before != signal.SIG_IGN and handler is not None:  # None: not Python's own
+        signal.signal(number, handler)
+    return before
+
+
+def _exit(number, _):
+    sys.exit(128 + number)
+
+
+def _raise_later(unraisable):
+    """Raise again, outside, what a signal raised in a fork's hooks or in __del__, where Python drops it."""
+    ended = unraisable.exc_value
+    if not isinstance(ended, (SystemExit, KeyboardInterrupt)):
+        sys.__unraisablehook__(unraisable)
+        return
+
+    def again(*_):
+        raise ended
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)

@@ -21,8 +21,7 @@ import psutil
 import torch.distributed as dist
 
 from common.errors import FAILED, SuiteError
-from common.machine.ending import told
-from common.machine.entry import tell
+from common.machine.entry import tell, told
 from common.machine.lifetime import has_launcher
 
 EVERY = 1.0  # seconds

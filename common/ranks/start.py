@@ -18,8 +18,7 @@ from common.engine.place import Place
 from common.engine.setup import check_memory_limit, check_precision, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
-from common.machine.ending import end_after_step, told
-from common.machine.entry import run_script
+from common.machine.entry import end_after_step, run_script, told
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory

@@ -98,15 +98,10 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, monkeypatch, capsys
 
 
 def test_the_probe_on_a_gpu_tells_of_its_memory(data_root, monkeypatch, capsys):
-    flags = (
-        "--dataset synthetic-mnist --train-size 480 --model mlp --loader resident --sizes 12 --device gpu --data-root"
-    )
     with pretended_gpus("first", "second"):
-        measured = probed(monkeypatch, capsys, *flags.split(), data_root)
-    assert [(memory["device"], memory["free_bytes"] > 0) for memory in measured["memory"]] == [
-        ("cpu", True),
-        ("cuda", False),  # no nvidia-smi says that processes may share it
-    ]
+        measured = probed(monkeypatch, capsys, *RESIDENT, "--sizes", 12, "--device", "gpu", "--data-root", data_root)
+    cpu, gpu = measured["memory"]
+    assert (cpu["device"], gpu["device"], gpu["free_bytes"]) == ("cpu", "cuda", 0)  # nothing says it may be shared
     assert [step["batch"] for step in measured["steps"]] == [12]
 
 
@@ -180,12 +175,10 @@ def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
 def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
-    flags = (
-        "--dataset synthetic-mnist --train-size 480 --model mlp --loader resident --batch-size 48 --sizes 24 48 --link"
-    )
     monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
     monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
-    (model,) = probed(monkeypatch, capsys, *RESIDENT, *flags.split(), "--data-root", data_root)["models"]
+    flags = [*RESIDENT, *"--batch-size 48 --sizes 24 48 --link --data-root".split(), data_root]
+    (model,) = probed(monkeypatch, capsys, *flags)["models"]
     assert model["link_gbps"] == link
 
 
@@ -248,13 +241,6 @@ class Source:
             yield torch.zeros(10, 1), None
 
 
-def test_the_loaders_start_is_left_out_of_its_speed(monkeypatch):
-    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.2)
-    source = Source(lambda: time.sleep(0.01))
-    speed = probe.loader_speed(source, 3, torch.device("cpu"))
-    assert speed.num_workers == 3 and 300 < speed.images_per_second < 1001 and source.passes > 5
-
-
 def compute(seconds=0.01):
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -270,11 +256,13 @@ class Computing(torch.utils.data.Dataset):
         return torch.zeros(1), 0
 
 
-def test_what_a_loader_computes_counts_in_this_process_and_in_its_workers(monkeypatch):
+def test_what_a_loader_delivers_after_its_start_and_computes_here_and_in_its_workers(monkeypatch):
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.3)
-    cpu = torch.device("cpu")
+    cpu, sleeping = torch.device("cpu"), Source(lambda: time.sleep(0.01))
+    speed = probe.loader_speed(sleeping, 3, cpu)
+    assert speed.num_workers == 3 and 300 < speed.images_per_second < 1001 and sleeping.passes > 5
+    assert speed.cpu_seconds_per_image < 0.0005
     assert 0.001 <= probe.loader_speed(Source(compute), 0, cpu).cpu_seconds_per_image < 0.002
-    assert probe.loader_speed(Source(lambda: time.sleep(0.01)), 0, cpu).cpu_seconds_per_image < 0.0005
     workers = torch.utils.data.DataLoader(Computing(), 2, num_workers=2, persistent_workers=True)
     # Workers fetch ahead of what is counted, by as much again where the machine is busy.
     assert 0.005 < probe.loader_speed(workers, 2, cpu).cpu_seconds_per_image < 0.05
