@@ -14,37 +14,24 @@ from common.engine.checkpoint import read_checkpoint
 from common.engine.run import run
 from common.engine.step import build_optimizer
 from common.models.build import build_network
-from tests.fixtures import CPU, assert_same, learned, make_config, make_context, make_sampler, make_step
+from tests.fixtures import CPU, assert_same, files_of, learned, make_config, make_context, make_sampler, make_step
 
 
 @pytest.fixture
 def train(data_root, tmp_path):
     """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
+    usual = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "figure_dir": str(tmp_path), "quiet": True}
+    usual |= {"train_size": 96, "batch_size": 48, "model": "vgg", "lr_milestones": (1, 3)}
 
     def train(name, **values):
-        config = make_config(
-            **{
-                "dataset": "synthetic-cifar10",
-                "data_root": str(data_root),
-                "train_size": 96,
-                "batch_size": 48,
-                "model": "vgg",
-                "lr_milestones": (1, 3),
-                "figure_dir": str(tmp_path),
-                "quiet": True,
-                "output": str(tmp_path / f"{name}.json"),
-                "checkpoint": str(tmp_path / f"{name}.pt"),
-                **values,
-            }
-        )
+        files = {"output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt")}
+        config = make_config(**{**usual, **files, **values})
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
         model = build_network(config.model, image_set.image_shape, config.seed)
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
-        sampler = make_sampler(image_set, config)
-        loaders = make_loaders(image_set, config, CPU, sampler)
-        context = make_context(model, sampler=sampler)
-        optimizer = build_optimizer(model.parameters(), config)
+        sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
+        loaders, context = make_loaders(image_set, config, CPU, sampler), make_context(model, sampler=sampler)
         run(context, make_step(model, config), optimizer, loaders, image_set, config, Namespace())
         return learned(config.output), torch.load(config.checkpoint, weights_only=True)
 
@@ -59,8 +46,7 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
     whole, last = train("whole", epochs=4, **same)
     first, _ = train("half", epochs=2, **same)
     rest, resumed = train("rest", epochs=4, resume=str(tmp_path / "half.pt"), **same)
-    assert whole[:2] == first
-    assert rest == whole
+    assert whole[:2] == first and rest == whole
     assert_same(resumed, last)
     finished = str(tmp_path / "rest.pt")
     again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
@@ -69,56 +55,21 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, ranks, model",
-    [
-        ("ddp_train.py", 2, "mlp"),
-        ("ddp_train.py", 4, "lenet"),  # four sum in an order that matters
-        ("fsdp_train.py", 2, "strided"),
-        ("fsdp_train.py", 3, "lenet"),
-    ],
-)  # shares of the optimizer's state, uneven ones too
+    "script, ranks, model",  # four ranks of DDP sum in an order that matters; FSDP's three hold uneven shares
+    [("ddp", 2, "mlp"), ("ddp", 4, "lenet"), ("fsdp", 2, "strided"), ("fsdp", 3, "lenet")],
+)
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_ranks_go_on_too(script, ranks, model, optimizer, project, data_root, tmp_path):
-    def ranked(name, epochs, *flags):
-        done = project(
-            script,
-            "--spawn",
-            ranks,
-            "--model",
-            model,
-            "--output",
-            tmp_path / f"{name}.json",
-            "--save",
-            tmp_path / f"{name}.pth",
-            "--checkpoint",
-            tmp_path / f"{name}.pt",
-            "--figure-dir",
-            tmp_path,
-            "--dataset",
-            "synthetic-mnist",
-            "--data-root",
-            data_root,
-            "--train-size",
-            480,
-            "--batch-size",
-            48,
-            "--num-workers",
-            0,
-            "--epochs",
-            epochs,
-            "--optimizer",
-            optimizer,
-            *flags,
-            tiny=False,
-        )
+def test_ranks_go_on_too(script, ranks, model, optimizer, project, tmp_path):
+    def ranked(name, *flags):
+        command = f"{script}_train.py --spawn {ranks} --model {model} --optimizer {optimizer}"
+        done = project(command, *files_of(tmp_path, name), *flags)
         assert done.returncode == 0, done.stderr
         return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth"), done.stdout
 
-    whole, weights, _ = ranked("whole", 2)
-    ranked("half", 1)
-    rest, same, output = ranked("rest", 2, "--resume", tmp_path / "half.pt")
-    assert "resumed after epoch 1" in output
-    assert rest == whole
+    whole, weights, _ = ranked("whole", "--epochs", 2)
+    ranked("half")
+    rest, same, output = ranked("rest", "--epochs", 2, "--resume", tmp_path / "half.pt")
+    assert "resumed after epoch 1" in output and rest == whole
     assert_same(same, weights)
     last, other = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "rest"))
     assert_same(other, last)
@@ -128,8 +79,8 @@ def test_ranks_go_on_too(script, ranks, model, optimizer, project, data_root, tm
 
 def test_a_missing_checkpoint_is_a_beginning_if_this_run_will_write_it(tmp_path):
     file = str(tmp_path / "file.pt")
-    assert read_checkpoint(make_config(resume=file, checkpoint=file), Namespace(), {}, 1) is None
-    assert read_checkpoint(make_config(), Namespace(), {}, 1) is None
+    for config in (make_config(resume=file, checkpoint=file), make_config()):
+        assert read_checkpoint(config, Namespace(), {}, 1) is None
 
 
 def test_an_interrupted_run_has_a_result_file_that_says_so(train, tmp_path, monkeypatch):

@@ -13,33 +13,30 @@ from common.models.build import Network, build_network
 from common.ranks.stages import TwoStage
 from tests.fixtures import CPU, make_config, make_context
 
-SCRIPT = "data_parallel_train.py"
-
-
+SHAPE, COMPILE = (1, 28, 28), make_config(compile=True)
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 
 @needs_compiler
 def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    compiled, shape, config = [], (1, 28, 28), make_config(compile=True)
+    compiled, model = [], build_network("lenet", SHAPE, 0)
     monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
-    model = build_network("lenet", shape, 0)
     stages = TwoStage(model[:2], model[2:], [CPU, CPU], 1)
-    replace_network(make_context(stages), (2, *shape), make_config())
+    replace_network(make_context(stages), (2, *SHAPE), make_config())
     assert not compiled
-    replace_network(make_context(stages), (2, *shape), config)
+    replace_network(make_context(stages), (2, *SHAPE), COMPILE)
     assert compiled == [stages.stage0, stages.stage1]
     with pytest.raises(SuiteError, match="--compile does not go with dp; it copies; leave out --compile") as caught:
-        replace_network(make_context(model, method="dp", uncompilable="it copies"), (2, *shape), config)
+        replace_network(make_context(model, method="dp", uncompilable="it copies"), (2, *SHAPE), COMPILE)
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 
 def test_no_step_is_recorded_in_which_a_method_exchanges_something():
-    sharded = build_network("lenet", (1, 28, 28), 0)
+    sharded = build_network("lenet", SHAPE, 0)
     sharded.__class__ = type("FSDPNetwork", (Network,), {})  # what fully_shard() does to it
     with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
-        replace_network(make_context(sharded, method="fsdp"), (2, 1, 28, 28), make_config(cuda_graph=True))
+        replace_network(make_context(sharded, method="fsdp"), (2, *SHAPE), make_config(cuda_graph=True))
     assert caught.value.exit_code == USAGE
 
 
@@ -53,13 +50,12 @@ def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypa
 
     monkeypatch.setattr("common.engine.compiled.has_compiler", lambda: True)
     monkeypatch.setattr(Network, "compile", lambda network: torch.nn.Module.compile(network, backend=keep))
-    shape, config = (3, 32, 32), make_config(compile=True)
-    model, graphs = build_network("vgg", shape, 0), []
+    model, graphs = build_network("vgg", (3, 32, 32), 0), []
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        replace_network(make_context(parallel, evaluation_model=model), (2, *shape), config)
-        parallel(torch.randn(2, *shape)).sum().backward()
+        replace_network(make_context(parallel, evaluation_model=model), (2, 3, 32, 32), COMPILE)
+        parallel(torch.randn(2, 3, 32, 32)).sum().backward()
     finally:
         dist.destroy_process_group()
     assert len(graphs) == 2  # the first bucket has 1 MiB at most, the gradients 1.2
@@ -69,11 +65,11 @@ def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypa
 @needs_compiler
 def test_compiled_training_gives_the_same_weights(train, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    command = (SCRIPT, "--model", "mlp", "--optimizer", "sgd", "--lr", 0.05, "--no-augment")
-    start = build_network("mlp", (1, 28, 28), seed=42).state_dict()
-    _, plain, _ = train(*command)
+    command = "data_parallel_train.py --model mlp --optimizer sgd --lr 0.05 --no-augment"
+    start = build_network("mlp", SHAPE, seed=42).state_dict()
+    _, plain, _ = train(command)
     assert not [*(tmp_path / "compiled").rglob("*.so")]
-    result, weights, _ = train(*command, "--compile")
+    result, weights, _ = train(f"{command} --compile")
     assert result["config"]["compile"] and [*(tmp_path / "compiled").rglob("*.so")]
     assert weights.keys() == plain.keys()
     for name, expected in plain.items():

@@ -56,16 +56,10 @@ def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_
     def trained(wrap):
         network = build_network(model if name == "own" else name, (1, 28, 28), 0)
         statistics = [value.clone() for value in network.buffers()]
-        parallel, image_set = wrap(network), make_image_set()
-        optimizer = build_optimizer(network.parameters(), config)
-        train_one_epoch(
-            make_context(parallel),
-            make_step(parallel, config),
-            optimizer,
-            build_schedule(optimizer, config, 3),
-            make_loaders(image_set, config)[0],
-            config,
-        )
+        parallel, optimizer = wrap(network), build_optimizer(network.parameters(), config)
+        schedule, loader = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)[0]
+        context, train_step = make_context(parallel), make_step(parallel, config)
+        train_one_epoch(context, train_step, optimizer, schedule, loader, config)
         if eval_mode:
             assert all(torch.equal(*pair) for pair in zip(network.buffers(), statistics, strict=True))
         return [parameter.detach() for parameter in network.parameters()]
@@ -111,15 +105,26 @@ def build(shape, classes):
 """
 
 
+@pytest.fixture
+def checked(data_root):
+    """checked(model, methods, mistake): the check of each method, and of the last one with a flag that is a mistake."""
+
+    def checked(model, methods, mistake=None):
+        shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
+        named = [(method, {}) for method in methods]
+        arguments = plan_arguments(model=[model], batch_size=[48], num_workers=[0], methods=named)
+        rows = make_plan(arguments, Machine(0, 2), shared)
+        mistakes = [replace(row, name="mistake", command=(*row.command, mistake)) for row in rows if mistake]
+        return check_equivalence([*rows, *mistakes[-1:]], shared, 480)
+
+    return checked
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bytes_of_a_mistake, status", [(4, "ok"), (8, "failed")])
-def test_who_differs_in_float32_is_looked_at_again_in_double_precision(bytes_of_a_mistake, status, tmp_path, data_root):
+def test_who_differs_in_float32_is_looked_at_again_in_double_precision(bytes_of_a_mistake, status, tmp_path, checked):
     (tmp_path / "net.py").write_text(HALVES.replace("%s", str(bytes_of_a_mistake)))
-    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    arguments = plan_arguments(
-        model=[f"{tmp_path / 'net.py'}:build"], batch_size=[48], num_workers=[0], methods=[("ddp", {})]
-    )
-    (check,) = check_equivalence(make_plan(arguments, Machine(0, 2), shared), shared, 480).values()
+    (check,) = checked(f"{tmp_path / 'net.py'}:build", ["ddp"]).values()
     assert check.status == status
     assert check.difference < 1e-12 if status == "ok" else check.difference > TOLERANCE
     assert ("in float32 it is" in check.reason) == (status == "ok")
@@ -150,35 +155,15 @@ def test_what_double_precision_says_counts_where_it_can_be_had(again, status, di
     assert trained == [("--precision", "fp32")] * 2 + [("--precision", "fp64")] * 2
 
 
+METHODS = "single dp ddp-bf16 ddp-zero fsdp mp mp-micro pipeline-1 pipeline pipeline-1f1b ddp".split()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own", "strided"])
-def test_every_method_passes_and_a_mistake_does_not(name, model, data_root):
-    shared = ["--dataset", "synthetic-mnist", "--data-root", str(data_root), "--train-size", "480", "--epochs", "1"]
-    right = (
-        "single",
-        "dp",
-        "ddp",
-        "ddp-bf16",
-        "ddp-zero",
-        "fsdp",
-        "mp",
-        "mp-micro",
-        "pipeline-1",
-        "pipeline",
-        "pipeline-1f1b",
-    )
-    arguments = plan_arguments(
-        model=[model if name == "own" else name],
-        batch_size=[48],
-        num_workers=[0],
-        methods=[(method, {}) for method in right],
-    )
-    rows = make_plan(arguments, Machine(0, 2), shared)
-    (ddp,) = (row for row in rows if row.method == "ddp")
-    mistake = replace(ddp, name="mistake", command=(*ddp.command, "--no-sync"))
-    found = check_equivalence([*rows, mistake], shared, 480)
-    assert {row.name: found[row.name].status for row in rows} == dict.fromkeys(right, "ok")
+def test_every_method_passes_and_a_mistake_does_not(model, checked):
+    found = checked(model, METHODS, mistake="--no-sync")  # of the last
+    mistake = found.pop("mistake")
+    assert mistake.status == "failed" and mistake.difference > 10 * TOLERANCE
+    assert {name: check.status for name, check in found.items()} == dict.fromkeys(METHODS, "ok")
     assert found["ddp"].difference > 0  # it is another order of additions
     assert found["ddp"].difference == found["ddp-zero"].difference == found["fsdp"].difference
     assert found["ddp-bf16"].difference > found["ddp"].difference and "to bf16" in found["ddp-bf16"].reason
-    assert found["mistake"].status == "failed" and found["mistake"].difference > 10 * TOLERANCE

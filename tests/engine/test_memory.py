@@ -16,40 +16,42 @@ from common.engine import run, setup
 from common.engine.memory import memory_parts
 from common.engine.place import Place
 from common.errors import SuiteError
-from common.machine.memory import hold_to
 from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.judge.statistics import mean_interval
 from comparison.methods import METHODS
 from comparison.run.launch import ran_out_of_memory
-from comparison.show.figures import draw_all
-from comparison.show.plots import choice_finding, draw_time_and_memory, memory_finding
+from comparison.show.plots import choice_finding, draw_memory, draw_time_and_memory, memory_finding
 from comparison.show.remarks import definitions
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table, memory_table
 from comparison.show.verdict import verdict
-from tests.fixtures import PROJECT
+from tests.fixtures import CPU, PROJECT
 from tests.reports import configuration, report_of, runs
 
-CPU, META = torch.device("cpu"), torch.device("meta")
-MIB = 2**20
+META, MIB = torch.device("meta"), 2**20
 PARTS = {"parameters": 2 * MIB, "gradients": 2 * MIB, "optimizer state": 4 * MIB}
 
-# ---- measured
+# ---- measured, and held to a limit
+
+CHILD = """
+from common.machine.memory import hold_to, peak_resident_bytes
+before = peak_resident_bytes()
+hold_to(before + (100 << 20))
+block = b'1' * (300 << 20)
+del block
+print(before, peak_resident_bytes(), flush=True)
+hold_to(before + (100 << 20))
+"""
 
 
-def test_the_peak_is_the_process_own_and_not_that_of_what_started_it():
-    child = (
-        "from common.machine.memory import peak_resident_bytes as peak; before = peak(); "
-        "block = b'1' * (300 << 20); print(before, peak())"
-    )
-    parent = (
-        f"import subprocess, sys; block = b'1' * (1 << 30); "
-        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True, check=True)
+def test_a_peak_is_the_process_own_and_what_was_freed_again_counts():
+    parent = f"import subprocess, sys; block = b'1' * (1 << 30); subprocess.run([sys.executable, '-c', {CHILD!r}])"
+    done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True)
     before, after = map(int, done.stdout.split())
     assert 5 * MIB < before < 1024 * MIB and after - before >= 290 * MIB
+    found = r"MemoryError: this process has had [\d,]+ MiB, --memory-limit allows [\d,]+ MiB$"
+    assert re.search(found, done.stderr.strip())
 
 
 @pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
@@ -64,42 +66,14 @@ def test_the_parts_are_counted_though_gradients_are_freed(optimizer, state):
     assert set(memory_parts(model, chosen, META).values()) == {0}  # nothing of it lies there
 
 
-@pytest.mark.slow
-def test_every_run_reports_its_parts(train):
-    result, _, _ = train("ddp_train.py", "--spawn", 2, "--optimizer", "adam")
-    parts, size = result["memory_parts"], 4 * result["parameters"]
-    assert (parts["parameters"], parts["gradients"]) == (size, size)
-    assert 2 * size <= parts["optimizer state"] < 2.1 * size
-    assert len(result["peak_memory_bytes"]) == 2 and sum(parts.values()) < max(result["peak_memory_bytes"])
+AMOUNTS = {"800MiB": 800 * MIB, "1.5GiB": 1536 * MIB, "2KiB": 2048, "1048576": MIB, str(2**31): 2**31}
 
 
-# ---- held to a limit
-
-
-def test_a_process_may_have_had_no_more_than_its_limit():
-    hold_to(2**50)
-    with pytest.raises(MemoryError, match=r"this process has had [\d,]+ MiB, --memory-limit allows 1 MiB"):
-        hold_to(MIB)
-
-
-def test_what_was_freed_again_counts():
-    code = (
-        "import sys; from common.machine.memory import hold_to, peak_resident_bytes as peak; limit = peak() + "
-        "(100 << 20); hold_to(limit); block = b'1' * (200 << 20); del block; hold_to(limit)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
-    assert done.returncode == 1 and "MemoryError: this process has had" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "text, size", [("800MiB", 800 * MIB), ("1.5GiB", 1536 * MIB), ("2KiB", 2048), ("1048576", MIB), (str(2**31), 2**31)]
-)
-def test_an_amount_of_memory(text, size):
-    assert memory(text) == size
-
-
-@pytest.mark.parametrize("text", ["2GB", "0", "0.9", "-1GiB", "GiB", "nanMiB", "much"])
-def test_what_is_no_amount_of_memory(text):
+@pytest.mark.parametrize("text", [*AMOUNTS, "2GB", "0", "0.9", "-1GiB", "GiB", "nanMiB", "much"])
+def test_an_amount_of_memory(text):
+    if text in AMOUNTS:
+        assert memory(text) == AMOUNTS[text]
+        return
     with pytest.raises(ArgumentTypeError, match="an amount of memory of at least a byte, e.g. 800MiB or 2GiB, found '"):
         memory(text)
 
@@ -111,26 +85,19 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
     monkeypatch.setattr(
         run, "fit", lambda context, step, *others: fit(context, lambda *batch: steps.append(1) or step(*batch), *others)
     )
-    flags = "--dataset", "synthetic-mnist", "--data-root", data_root, "--model", "mlp", "--quiet", "--train-size", 96
-    flags = *flags, *"--batch-size 32 --num-workers 0 --threads 1 --epochs 3".split()
-    limited, free = ((*limit, *flags) for limit in (("--memory-limit", "1GiB"), ()))
-    options = Namespace(use_parallel=None, simulate_devices=None)
-    data_parallel_train.train(parsed(*limited), options, Place([CPU]))
+    flags = "--dataset synthetic-mnist --model mlp --quiet --train-size 96 --batch-size 32 --num-workers 0 --threads 1"
+    for limit in ("--memory-limit=1GiB", "--debug"):
+        config = parsed(limit, *flags.split(), "--epochs", 3, "--data-root", data_root)
+        data_parallel_train.train(config, Namespace(use_parallel=None, simulate_devices=None), Place([CPU]))
     assert asked == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # each of three epochs has three
-    data_parallel_train.train(parsed(*free), options, Place([CPU]))
-    assert len(asked) == 7 and len(steps) == 18
+    assert len(steps) == 18
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("data_parallel_train.py",),
-        pytest.param(("ddp_train.py", "--spawn", 2), marks=pytest.mark.slow),
-        pytest.param(("pipeline_train.py", "--spawn", 2), marks=pytest.mark.slow),
-    ],
+    "command", ["data_parallel_train.py", pytest.param("ddp_train.py --spawn 2", marks=pytest.mark.slow)]
 )
 def test_a_training_beyond_its_limit_ends_as_out_of_memory(command, project, tmp_path):
-    done = project(*command, "--memory-limit", "20MiB", "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    done = project(command, "--memory-limit", "20MiB", "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
     assert done.returncode == 1
     line = done.stderr.splitlines()[0]
     assert re.fullmatch(
@@ -155,15 +122,12 @@ def test_a_gpu_has_no_limit_but_its_own(parsed, monkeypatch):
 # ---- shown
 
 
-def compared(*peaks, one=None, **values):
+def compared(*peaks, one=None, seconds=(1.0,), method="ddp", foreign=(), **values):
     """One device that needs 100 MiB, in parts `one`, and DDP on two, whose runs need so many MiB on the second."""
-    ddp = [
-        result
-        for peak in peaks
-        for result in runs("ddp", (1.0,), count=2, memory_parts=PARTS, peak_memory_bytes=(MIB, round(peak * MIB)))
-    ]
-    single = runs(seconds=(2.0,) * 3, peak_memory_bytes=(100 * MIB,), memory_parts=one)
-    return report_of((configuration(), single), (configuration("ddp"), ddp), **values)
+    parts = {"count": 2, "memory_parts": PARTS, **values}
+    rival = [run for peak in peaks for run in runs(method, seconds, peak_memory_bytes=(MIB, peak * MIB), **parts)]
+    single = runs(peak_memory_bytes=(100 * MIB,), memory_parts=one)
+    return report_of((configuration(), single), (configuration(method), rival), foreign_cores=foreign)
 
 
 def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
@@ -177,42 +141,27 @@ def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
 @pytest.mark.parametrize("peak, change", [(121, "21% more"), (79, "21% less"), (119, ""), (81, "")])
 def test_the_verdict_tells_who_needs_much_more_or_less(peak, change):
     analysis = analyse(compared(peak, peak, peak))
-    told = verdict(analysis)
-    sentence = (
-        f"At its peak a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters "
-        f"2.0, gradients 2.0, optimizer state 4.0, the rest {peak - 8} MiB."
-    )
-    assert told[1].endswith(sentence) if change else "MiB" not in told[1]
-    assert "MiB" not in told[0]
-    finding = memory_finding(analysis.done)
-    assert finding == (
-        f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”"
-        if change
-        else "No row needs 20% more or less memory than its baseline"
+    head, more = verdict(analysis)[:2]
+    told = f"a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters 2.0, gradients 2.0"
+    assert "MiB" not in head and (told in more if change else "MiB" not in more)
+    few = "No row needs 20% more or less memory than its baseline"
+    assert memory_finding(analysis.done) == (
+        f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”" if change else few
     )
 
 
 def test_memory_is_told_of_a_disturbed_row_and_not_of_a_simulated_one():
-    assert "MiB" in verdict(analyse(compared(200, 200, foreign_cores={"ddp": 0.5})))[1]
-    simulated = runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,))
-    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("dp"), simulated))
-    assert "MiB" not in verdict(analyse(report))[1]
-    assert memory_finding(analyse(report).done) == "Peak memory of a device"
+    assert "MiB" in verdict(analyse(compared(200, 200, foreign={"ddp": 0.5})))[1]
+    analysis = analyse(compared(900, method="dp", simulated=True))
+    assert "MiB" not in verdict(analysis)[1] and memory_finding(analysis.done) == "Peak memory of a device"
 
 
 @pytest.mark.parametrize("unknown", [None, dict.fromkeys(PARTS, 0)])  # no network has no parameters
 def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown, tmp_path):
     analysis = analyse(compared(150, 150, one=unknown))
     header, _, single, ddp = (re.split("  +", line) for line in memory_table(analysis, "simple").splitlines())
-    assert header[1:] == [
-        "Time per epoch (s)",
-        "All devices (MiB)",
-        "Peak (MiB)",
-        "Parameters",
-        "Gradients",
-        "Optimizer state",
-        "The rest",
-    ]
+    first = ["Time per epoch (s)", "All devices (MiB)", "Peak (MiB)"]
+    assert header[1:] == [*first, "Parameters", "Gradients", "Optimizer state", "The rest"]
     assert single == ["SINGLE", "2.00", "100", "100", "–", "–", "–", "–"]  # it has no parts
     assert ddp == ["DDP", "1.00", "151", "150", "2.0", "2.0", "4.0", "142"]
     write_markdown(analysis, tmp_path / "report.md", [])
@@ -232,31 +181,21 @@ def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown,
     ],
 )
 def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
-    ddp = runs("ddp", [seconds * factor for factor in (1.0, 1.01, 0.99)], count=2, peak_memory_bytes=(peak * MIB, MIB))
-    report = report_of((configuration(), runs(peak_memory_bytes=(100 * MIB,))), (configuration("ddp"), ddp))
+    report = compared(peak, seconds=[seconds * factor for factor in (1.0, 1.01, 0.99)])
     assert choice_finding(analyse(report).done) == finding
 
 
-def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
+def test_the_points_are_the_rows_with_their_intervals():
+    some = zip((30, 50, 40), (1.0, 1.1, 1.2), strict=True)
+    ddp = [run for peak, seconds in some for run in runs("ddp", (seconds,), peak_memory_bytes=(peak * MIB,))]
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    report = report_of(
-        (configuration(), runs(peak_memory_bytes=(100 * MIB,))),
-        simulated,
-        (
-            configuration("ddp"),
-            [
-                *runs("ddp", (1.0,), peak_memory_bytes=(30 * MIB,)),
-                *runs("ddp", (1.1,), peak_memory_bytes=(50 * MIB,)),
-                *runs("ddp", (1.2,), peak_memory_bytes=(40 * MIB,)),
-            ],
-        ),
-    )
-    figure = draw_time_and_memory(analyse(report))
-    (axis,) = figure.axes
-    points = {point.get_label(): point for point in axis.containers}
+    single = (configuration(), runs(peak_memory_bytes=(100 * MIB,)))
+    figure = draw_time_and_memory(analyse(report_of(single, simulated, (configuration("ddp"), ddp))))
+    points = {point.get_label(): point for point in figure.axes[0].containers}
     assert [*points] == ["SINGLE", "DDP"] and "1 simulated row left out" in figure.get_suptitle()
     line, _, (memory_bar, time_bar) = points["DDP"]
-    assert line.get_color() == METHODS["ddp"].look.color and line.get_marker() == METHODS["ddp"].look.marker
+    look = METHODS["ddp"].look
+    assert (line.get_color(), line.get_marker()) == (look.color, look.marker)
     (peak,), (seconds,) = line.get_data()
     assert (peak, seconds) == (40, pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3)))
     assert [end[0] for end in memory_bar.get_segments()[0]] == [30, 50]
@@ -264,23 +203,19 @@ def test_the_points_are_the_rows_with_their_intervals(tmp_path, monkeypatch):
     assert (low, high) == pytest.approx(mean_interval([1.0, 1.1, 1.2], seconds)) and low < 1.0 and high > 1.2
 
 
-def test_figure_file_and_definition(tmp_path):
-    analysis = analyse(compared(150, 150))
-    drawn = draw_all(analysis, tmp_path)
-    for name in ("memory.png", "time-memory.png"):
-        assert tmp_path / name in drawn and (tmp_path / name).stat().st_size > 1e4
+def test_what_is_drawn_written_and_defined(tmp_path):
     old = (configuration(), runs(peak_memory_bytes=()))
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    one = (configuration(), runs(peak_memory_bytes=(900 * MIB,)))
-    for rows, figures in (([old], set()), ([old, simulated], {"memory.png"}), ([one, simulated], {"memory.png"})):
-        names = {path.name for path in draw_all(analyse(report_of(*rows)), tmp_path)}
-        assert names & {"memory.png", "time-memory.png"} == figures
+    for rows, drawn in (([old], (False, False)), ([old, simulated], (True, False))):
+        some = analyse(report_of(*rows))
+        assert (bool(draw_memory(some)), bool(draw_time_and_memory(some))) == drawn
+    analysis = analyse(compared(150, 150))
+    assert draw_memory(analysis)
     write_csv(analysis, tmp_path / "results.csv")
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
     assert single["optimizer_state_bytes"] == ""
-    assert "On a CPU, all that the device's process had in memory" in " ".join(definitions(analysis.report))
-    gpu = report_of((configuration(device="gpu"), runs()))
-    assert any("What PyTorch allocated while training." in text for text in definitions(gpu))
-    launches = "are those of the launches"
-    assert launches in " ".join(definitions(gpu)) and launches not in " ".join(definitions(analysis.report))
+    on_cpu = " ".join(definitions(analysis.report))
+    on_gpu = " ".join(definitions(report_of((configuration(device="gpu"), runs()))))
+    assert "On a CPU, all that the device's process had in memory" in on_cpu and "the launches" not in on_cpu
+    assert "What PyTorch allocated while training." in on_gpu and "are those of the launches" in on_gpu

@@ -4,23 +4,17 @@ import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from common.engine import setup as process
-from common.engine.loop import fit
 from common.engine.setup import check_bf16
-from common.engine.step import build_loss, build_optimizer
+from common.engine.step import build_loss
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_network
 from common.ranks.stages import TwoStage
-from common.settings.schedules import build_schedule
-from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step
-
-SCRIPT = "data_parallel_train.py"
-MODEL_PARALLEL = ("model_parallel_train.py", "--use-model-parallel")
+from tests.fixtures import CPU, fitted, make_config, make_image_set
 
 
 def replica(model):
@@ -38,16 +32,11 @@ def in_a_thread(function, *arguments):
 
 def layer_types(model, images, call):
     """The types of what each convolution and matrix product gives, and of the logits."""
-    seen = []
-    hooks = [
+    seen, layers = [], [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for layer in layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
-        for layer in model.modules()
-        if isinstance(layer, nn.Conv2d | nn.Linear)
-    ]
     seen.append(call(model, images).dtype)
-    for hook in hooks:
-        hook.remove()
-    assert len(seen) == len(hooks) + 1
+    assert len(seen) == len(layers) + 1
     return set(seen)
 
 
@@ -64,15 +53,10 @@ def layer_types(model, images, call):
     ids=["model", "copy", "replica", "slices", "two stages"],
 )
 def test_every_layer_computes_in_the_precision_asked_for(made, call):
-    images = torch.randn(4, 1, 28, 28)
-    float32, float64 = torch.float32, torch.float64
-    for precision, expected, held in (
-        ("bf16", torch.bfloat16, float32),
-        ("fp32", float32, float32),
-        ("fp64", float64, float64),
-    ):
+    for precision, kind in {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}.items():
         model = made(build_network("strided", (1, 28, 28), 0, precision))
-        assert layer_types(model, images, call) == {expected}
+        assert layer_types(model, torch.randn(4, 1, 28, 28), call) == {kind}
+        held = torch.float32 if precision == "bf16" else kind
         assert {weight.dtype for weight in model.parameters()} == {held}
 
 
@@ -84,47 +68,22 @@ def test_in_double_precision_the_loss_is_not_rounded_either():
 
 
 def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_learns():
-    losses, image_set = {}, make_image_set()
-    image_set.train_images[:] = np.random.default_rng(0).integers(0, 256, image_set.train_images.shape)
+    losses, config = {}, make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
     for precision in ("fp32", "bf16"):
-        config = make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
         model = build_network("mlp", (1, 28, 28), 0, precision)
-        optimizer = build_optimizer(model.parameters(), config)
-        records, _ = fit(
-            make_context(model),
-            make_step(model, config),
-            optimizer,
-            build_schedule(optimizer, config, 3),
-            make_loaders(image_set, config, CPU),
-            config,
-            [],
-            lambda _: None,
-        )
+        records, _ = fitted(config, model, make_image_set(random=True))
         losses[precision] = [record.train_loss for record in records]
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert losses["bf16"][-1] < 0.9 * losses["bf16"][0]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1) and losses["bf16"] != losses["fp32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, marks=pytest.mark.slow)
-        for command in (
-            (SCRIPT,),
-            MODEL_PARALLEL,
-            ("ddp_train.py", "--spawn", 2),
-            ("pipeline_train.py", "--spawn", 2),
-            ("accelerate_train.py",),
-        )
-    ],
+    "command", ["model_parallel_train.py --use-model-parallel", "ddp_train.py --spawn 2", "pipeline_train.py --spawn 2"]
 )
 def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
-    if command[0] == "accelerate_train.py":
-        pytest.importorskip("accelerate")
-    result, weights, _ = train(
-        *command, "--model", "mlp", "--threads", 1, "--precision", "bf16", "--allow-slow-precision"
-    )
+    result, weights, _ = train(f"{command} --model mlp --threads 1 --precision bf16 --allow-slow-precision")
     assert (result["precision"], result["config"]["precision"]) == ("bfloat16 autocast", "bf16")
     assert result["epochs"][0]["train_loss"] < 0.97 * math.log(10)  # of a guess
     assert {value.dtype for value in weights.values()} == {torch.float32}

@@ -8,9 +8,9 @@ from common.engine.progress import Progress
 
 @pytest.fixture
 def steps(monkeypatch):
-    """steps(seconds, count): what is said while so many steps take so many seconds each."""
+    """steps(seconds, planned): what is said while so many steps take so many seconds each, in two epochs."""
 
-    def run(seconds, count, planned):
+    def run(seconds, planned):
         now, said = [100.0], []
         monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
         watched = Progress(3, planned, said.append)
@@ -25,7 +25,7 @@ def steps(monkeypatch):
 
 
 def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
-    said = steps(1.0, 100, planned=80)  # and 20 batches of an evaluation
+    said = steps(1.0, 80)
     assert said[:4] == [
         "Epoch [1/3], step 10 of 80, about 70 s left",
         "Epoch [1/3], step 30 of 80, about 50 s left",
@@ -36,8 +36,8 @@ def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
 
 
 def test_a_short_one_says_nothing(steps):
-    assert steps(0.1, 120, planned=99) == []
-    assert steps(1.0, 10, planned=10) == []  # its own line comes now
+    assert steps(0.1, 99) == []
+    assert steps(1.0, 10) == []  # its own line comes now
 
 
 def test_a_script_says_it(train, tmp_path):

@@ -1,11 +1,9 @@
 """What a process sets up before it trains: threads, memory."""
 
-import importlib.util
 import platform
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,52 +11,50 @@ import torch
 
 from common.data.image_set import load_image_set
 from common.engine import setup as process
-from common.engine.setup import prepare_process
+from common.errors import SuiteError
 from tests.fixtures import CPU, PROJECT, child_environment, make_config, small
 
 
+@pytest.fixture
+def prepared(monkeypatch):
+    """prepared(kind, cores, processes, **values): what prepare_process() returns, and what it did."""
+
+    def prepared(kind="cpu", cores=8, processes=1, **values):
+        calls = []
+        monkeypatch.setattr(process, "available_cores", lambda: cores)
+        for name in ("keep_freed_memory", "check_bf16", "torch.set_num_threads"):
+            monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+        config = process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
+        assert torch.backends.cudnn.benchmark
+        return config, calls
+
+    return prepared
+
+
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
-def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, processes, expected, monkeypatch):
-    calls = []
-    monkeypatch.setattr(process, "keep_freed_memory", lambda: calls.append("memory"))
-    monkeypatch.setattr(process, "check_bf16", lambda device: calls.append("bf16"))
-    monkeypatch.setattr(process, "available_cores", lambda: 8)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    before = torch.get_num_threads()
-    try:
-        prepare_process(make_config(threads=threads), CPU, processes=processes)
-        assert torch.get_num_threads() == expected and torch.backends.cudnn.benchmark
-        prepare_process(make_config(precision="bf16", allow_slow_precision=True), CPU)
-        assert calls == ["memory"] * 2
-        prepare_process(make_config(precision="bf16"), CPU)
-        assert calls == ["memory"] * 3 + ["bf16"]
-    finally:
-        torch.set_num_threads(before)
+def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, processes, expected, prepared):
+    usual = [("torch.set_num_threads", expected), ("keep_freed_memory",)]
+    assert prepared(threads=threads, processes=processes)[1] == usual
+    same = {"threads": expected, "precision": "bf16"}
+    assert prepared(**same, allow_slow_precision=True)[1] == usual
+    assert prepared(**same)[1] == [*usual, ("check_bf16", CPU)]
 
 
 @pytest.mark.parametrize(
     "cores, processes, kind, typed, expected",
     [
-        (1, 1, "cpu", None, 0),
         (2, 1, "cpu", None, 0),
         (3, 1, "cpu", None, None),
         (3, 2, "cpu", None, 0),
-        (4, 2, "cpu", None, None),
         (5, 3, "cpu", None, 0),
         (6, 3, "cpu", None, None),
         (1, 1, "cpu", 4, 4),
         (1, 1, "cuda", None, None),
     ],
 )
-def test_loader_workers_that_are_not_typed_need_cores_of_their_own(
-    cores, processes, kind, typed, expected, monkeypatch
-):
-    monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(process, "available_cores", lambda: cores)
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    config = make_config(num_workers=typed)
-    assert prepare_process(config, torch.device(kind), processes=processes) == replace(config, num_workers=expected)
+def test_loader_workers_that_are_not_typed_need_cores_of_their_own(cores, processes, kind, typed, expected, prepared):
+    assert prepared(kind, cores, processes, num_workers=typed)[0] == make_config(num_workers=expected)
 
 
 @pytest.mark.parametrize(
@@ -69,19 +65,22 @@ def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expecte
     monkeypatch.setattr(process, "available_cores", lambda: 8)
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
     assert process.threads_of(make_config(threads=threads), 1) == expected
+    if limit == "3":
+        found = "--threads 4 cannot be had; the environment has OMP_THREAD_LIMIT=3; unset it, or type --threads 3"
+        with pytest.raises(SuiteError, match=found):
+            process.threads_of(make_config(threads=4), 1)
 
 
-def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train, project):
-    result, _, _ = train(
-        "data_parallel_train.py",
-        *"--model vgg --dataset synthetic-cifar10 --max-steps 1 --train-size 48".split(),
-        environment={"OMP_THREAD_LIMIT": "1"},
-    )
-    assert result["threads_per_process"] == 1
-    done = project("data_parallel_train.py", "--threads", 2, environment={"OMP_THREAD_LIMIT": "1"})
-    assert done.returncode == 2 and done.stderr == (
-        "error: --threads 2 cannot be had; the environment has OMP_THREAD_LIMIT=1; unset it, or type --threads 1\n"
-    )
+def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train):
+    command = "data_parallel_train.py --model vgg --dataset synthetic-cifar10 --max-steps 1 --train-size 48"
+    assert train(command, environment={"OMP_THREAD_LIMIT": "1"})[0]["threads_per_process"] == 1
+
+
+def child(*command, without=(), **environment):
+    """A process of this Python, without some variables of the environment."""
+    kept = {name: value for name, value in child_environment().items() if name not in without}
+    options = {"cwd": PROJECT, "env": {**kept, **environment}, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *command], **options)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +94,8 @@ def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # which is drawn with matplotlib
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     few = "--model", "mlp", "--train-size", 96, "--loader", "resident", "--no-curves"
-    command = small(script, data_root, *few)
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**child_environment(), **rank},
-    )
+    done = child("-X", "importtime", *small(script, data_root, *few), **rank)
+    assert done.returncode == 0, done.stderr
     imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "torch.nn" in imported and not imported & unused
 
@@ -124,12 +116,9 @@ run_script({main})
 """
 
 
-@pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1), ("exit", 0)])
+@pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1)])
 def test_the_end_of_a_program_is_short_and_whole(main, code):
-    buffered = {name: value for name, value in child_environment().items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING.format(main=main)], cwd=PROJECT, env=buffered, capture_output=True, text=True
-    )
+    done = child("-c", ENDING.format(main=main), without=["PYTHONUNBUFFERED"])
     assert (done.returncode, done.stdout) == (code, "said called\n")
 
 
@@ -151,31 +140,21 @@ print(faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_used_again_without_asking_the_kernel():
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], cwd=PROJECT, env=child_environment(), capture_output=True, text=True, check=True
-    )
-    given_back, kept = map(int, done.stdout.split())
+    given_back, kept = map(int, child("-c", FAULTS).stdout.split())
     assert given_back >= 10 * 31  # 10 times 64 MB, more than glibc keeps by itself: 16,000 pages, or 31 large ones
     assert kept < given_back / 4
 
 
-@pytest.fixture
-def pytest_file():
-    """tests/conftest.py: by its path, as tests/faults has one of that name too."""
-    spec = importlib.util.spec_from_file_location("tests_conftest", PROJECT / "tests" / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytestconfig):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
 
-
-def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytest_file):
     def run_by(commit):
         items = [
             SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number) for number in range(30)
         ]
         hook = SimpleNamespace(pytest_deselected=lambda items: None)
-        config = SimpleNamespace(getoption=lambda name: pytest_file.quarter(commit), hook=hook)
-        pytest_file.pytest_collection_modifyitems(config, items)
+        config = SimpleNamespace(getoption=lambda name: conftest.quarter(commit), hook=hook)
+        conftest.pytest_collection_modifyitems(config, items)
         return [item.number for item in items if item.keywords]
 
     quarters = [run_by(f"{number:040x}") for number in (0xA4, 0xB9, 0x2, 0x7)]

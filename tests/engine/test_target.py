@@ -1,92 +1,55 @@
 """Training ends with the epoch that reaches its target accuracy."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
 from common.engine import loop as engine
-from common.engine.loop import fit
 from common.engine.shares import Evaluation
-from common.engine.step import build_optimizer
 from common.files.results import write_result
-from common.settings.schedules import build_schedule
 from comparison.judge.analysis import analyse
 from comparison.run.turns import run_once
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table
 from comparison.show.verdict import recommendations, verdict
-from tests.fixtures import CPU, child, make_config, make_context, make_image_set, make_loaders, make_step
+from tests.fixtures import child, fitted, make_config
 from tests.reports import SINGLE, cells, configuration, make_result, report_of, runs
-
-SCRIPT = "data_parallel_train.py"
 
 
 @pytest.mark.parametrize("target, epochs", [(None, 4), (0.05, 1), (0.5, 2), (0.51, 3), (0.95, 4)])
 def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, monkeypatch):
     planted = iter([10, 50, 90, 70])  # of 100
     monkeypatch.setattr(engine, "evaluate", lambda *_: Evaluation(0, 0.1, 1.0, [next(planted)], [100]))
-    config = make_config(epochs=4, target_accuracy=target, batch_size=20, augment=False)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    optimizer = build_optimizer(model.parameters(), config)
-    schedule, loaders = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)
-    records, evaluations = fit(
-        make_context(model), make_step(model, config), optimizer, schedule, loaders, config, [], lambda _: None
-    )
+    records, evaluations = fitted(make_config(epochs=4, target_accuracy=target, batch_size=20, augment=False))
     assert [record.test_accuracy for record in records] == [0.1, 0.5, 0.9, 0.7][:epochs]
     assert evaluations[0].correct == [100 * records[-1].test_accuracy]
 
 
 def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
-    config = make_config(epochs=4, target_accuracy=0.5, batch_size=20, augment=False)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    optimizer, earlier = build_optimizer(model.parameters(), config), [*make_result(seconds=(3.0,)).epochs]  # 60 %
-    records, _ = fit(
-        make_context(model),
-        make_step(model, config),
-        optimizer,
-        build_schedule(optimizer, config, 3),
-        make_loaders(make_image_set(), config, CPU),
-        config,
-        earlier,
-        lambda _: None,
-    )
-    assert records == earlier
+    earlier = [*make_result(seconds=(3.0,)).epochs]  # 60 %
+    assert fitted(make_config(epochs=4, target_accuracy=0.5, batch_size=20), earlier=earlier)[0] == earlier
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [(SCRIPT,), ("ddp_train.py", "--spawn", 2)])
-def test_a_script_ends_with_the_epoch_that_reaches_its_target(command, project, tmp_path):
-    flags = "--target-accuracy", 0.05, "--epochs", 3, "--model", "mlp"
-    done = project(*command, *flags, "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
+def test_ranks_end_with_the_epoch_that_reaches_the_target(train):
+    result, _, printed = train("ddp_train.py --spawn 2 --target-accuracy 0.05 --epochs 3 --model mlp")
     assert (result["status"], len(result["epochs"]), result["config"]["epochs"]) == ("ok", 1, 3)
     seconds = result["epochs"][0]["train_seconds"]
-    assert f"Training took {seconds:.2f} s to a test accuracy of 5.00%; " in done.stdout
+    assert f"Training took {seconds:.2f} s to a test accuracy of 5.00%; " in printed
 
 
 def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path):
     write_result(make_result(status="not reached", reason="the best was 80.00%"), tmp_path / "made.json")
-    outcome = run_once(
-        child(
-            f"import shutil, sys; shutil.copy({str(tmp_path / 'made.json')!r}, "
-            f"{str(tmp_path / 'runs' / 'single-1.json')!r}); sys.exit(1)"
-        ),
-        1,
-        42,
-        tmp_path / "runs",
-    )
+    move = f"os.rename({str(tmp_path / 'made.json')!r}, {str(tmp_path / 'runs' / 'single-1.json')!r})"
+    outcome = run_once(child(f"import os, sys; {move}; sys.exit(1)"), 1, 42, tmp_path / "runs")
     assert (outcome.status, outcome.reason, outcome.exit_code) == ("not reached", "the best was 80.00%", 1)
     assert len(outcome.result.epochs) == 3
 
 
 def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
-    missed = (configuration("ddp"), runs("ddp", status="not reached", reason="the best was 80.00%"))
     rows = [
-        (configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)),
-        missed,  # 7, 11 and 8 s in all
+        (configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)),  # 7, 11 and 8 s in all
+        (configuration("ddp"), runs("ddp", status="not reached", reason="the best was 80.00%")),
         (configuration("mp", skip="needs 2 GPUs, found 1"), []),
         (configuration("accelerate"), ["failed"] * 3),
     ]
