@@ -8,7 +8,9 @@ import time
 import pytest
 import torch
 
+import compare_parallel
 from common.settings.config import parse, script_parser
+from comparison.methods import Machine
 from tests.fixtures import PROJECT, child_environment, misfits, small
 
 torch.set_num_threads(1)
@@ -112,3 +114,16 @@ def parsed(monkeypatch, tmp_path):
         return parse(script_parser(""))[0]
 
     return parsed
+
+
+@pytest.fixture
+def planned(monkeypatch, tmp_path):
+    """planned("--repeats 1", gpus=2): plan a comparison with these flags, on a machine of two cores."""
+
+    def planned(flags="", gpus=0):
+        monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2), {}))
+        monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
+        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags.split()])
+        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
+
+    return planned

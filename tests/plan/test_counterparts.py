@@ -17,7 +17,7 @@ from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
 from comparison.show.remarks import warnings
-from comparison.show.report import write_csv, write_markdown
+from comparison.show.report import write_markdown
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import resolution
@@ -28,18 +28,6 @@ STEADY, SLOWER, FAST = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19), (1.0, 1.02, 0.99)
 SINGLE = configuration(command=("python", script("data_parallel_train.py"), "--epochs", "1"))
 DDP = configuration("ddp", command=("python", script("ddp_train.py"), "--spawn", "2"))
 CPU = Machine(0, 2)
-
-
-@pytest.fixture
-def planned(monkeypatch, tmp_path):
-    """planned("--repeats 1"): plan a comparison on a machine with two cores and no GPU."""
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (CPU, {}))
-
-    def planned(flags=""):
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--dry-run", *flags.split()])
-        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
-
-    return planned
 
 
 def beside(role, seconds, label="again", **values):
@@ -58,8 +46,6 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
     alone = analyse(report_of((SINGLE, runs(seconds=STEADY)), (DDP, runs("ddp", FAST))))
     assert analysis.rows[1].standing.speed_up.value == pytest.approx(alone.rows[1].standing.speed_up.value)
     assert analysis.recommendations[0].best.label == "DDP" and "SINGLE, again" not in terminal_text(analysis)
-    write_csv(analysis, tmp_path / "results.csv")
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9
@@ -97,9 +83,6 @@ def test_the_default_rows_have_a_twin_which_can_be_had_and_left_out(flags, wante
     assert [twin.against for twin in twins] == [wanted] * bool(wanted)
     for twin in twins:
         assert twin.command == plan[wanted].command and twin.label == f"{plan[wanted].label}, again"
-
-
-def test_there_is_no_twin_of_a_row_that_cannot_run():
     assert twin_of([replace(SINGLE, skip="no"), DDP], "single") == []
 
 
@@ -204,14 +187,11 @@ def test_a_network_of_ones_own_is_opened_if_it_is_typed_too(before_file, monkeyp
     assert flag(row, "--model") == "/home/me/net.py:build"
 
 
-def test_a_block_that_is_called_as_a_flag_is_is_refused(tmp_path):
-    blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]
+def test_what_is_no_before_is_refused(planned, tmp_path):
+    blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]  # and would be typed as a flag
     write_results(report_of((SINGLE, runs(seconds=STEADY)), probe={"blocks": blocks}), tmp_path)
     with pytest.raises(SuiteError, match="a block of its networks"):
         read_results(tmp_path / "results.json")
-
-
-def test_what_is_no_before_is_refused(planned, tmp_path):
     with pytest.raises(SuiteError, match="is no checkout of this project"):
         planned(f"--methods single --against {tmp_path}")
     write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), tmp_path)

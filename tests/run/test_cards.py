@@ -79,26 +79,29 @@ def on_gpus(*epochs, uuids=UUIDS[:1]):
     )
 
 
-def watched(seconds=0.5):
-    """A watch that has looked for so long, and the result of a run that trained meanwhile."""
+def watched():
+    """What a watch has seen of a card while a run trained for 0.1 s."""
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
-        time.sleep(seconds)
-    return watch, on_gpus((start - 10, 5.0), (start + 0.01, seconds - 0.02))
+        time.sleep(0.1)
+    (use,) = watch.uses(on_gpus((start - 10, 5.0), (start + 0.01, 0.08)))
+    return use
 
 
 def test_a_card_in_the_timed_epochs(nvml):
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
-        time.sleep(0.9)
-    time.sleep(0.3)  # the rows' turns between, which are not looked at
+        time.sleep(0.5)
+    time.sleep(0.2)  # the rows' turns between, which are not looked at
     with watch.watching():
-        time.sleep(0.9)
-    result = on_gpus((start - 9, 9.0), (start + 0.1, 0.5), (start + 1.3, 0.7), uuids=("GPU-c", "GPU-a"))
+        time.sleep(0.5)
+    result = on_gpus((start - 9, 9.0), (start + 0.1, 0.3), (start + 0.8, 0.3), uuids=("GPU-c", "GPU-a"))
     first, second = watch.uses(result)
-    assert first == CardUse("cuda:0", 0.75, 3 * 2**30, 300.0, pytest.approx(300 * 0.6, rel=1e-3), 1001, 0, None)
+    assert first == CardUse("cuda:0", 0.75, 3 * 2**30, 300.0, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
     assert (second.device, second.watts) == ("cuda:1", 100.0)  # PyTorch's numbers are not NVML's
-    assert watch.uses(on_gpus((start, 1.0), (start + 50, 1.0))) == (CardUse("cuda:0"),)  # nobody looked then
+    old = replace(result, epochs=tuple(replace(epoch, start=None) for epoch in result.epochs), gpu_uuids=UUIDS[:1])
+    for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # nobody looked, or when is not known
+        assert watch.uses(unseen) == (CardUse("cuda:0"),)
     assert watch.uses(make_result()) == ()
 
 
@@ -108,20 +111,15 @@ def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
 
     for function, *_ in cards.QUESTIONS.values():
         setattr(nvml, function, refuse)
-    watch, result = watched()
-    assert watch.uses(result) == (CardUse("cuda:0"),)
-    old = replace(result, epochs=tuple(replace(epoch, start=None) for epoch in result.epochs))
-    assert watch.uses(old) == (CardUse("cuda:0"),)
+    assert watched() == CardUse("cuda:0")
     monkeypatch.setattr(cards, "nvml", lambda: None)  # no nvidia-ml-py, or no driver
-    watch, result = watched(0.1)
-    assert watch.uses(result) == (CardUse("cuda:0"),)
+    assert watched() == CardUse("cuda:0")
 
 
 @pytest.mark.parametrize("reasons, held_down", [(0x01, 0), (0x02, 0), (0x04, 1), (0x20, 1), (0x41, 1), (0x100, 0)])
 def test_clocks_are_held_down_by_heat_or_power_and_not_by_idleness_or_on_purpose(reasons, held_down, nvml):
     nvml.reasons = reasons
-    watch, result = watched(0.1)
-    assert watch.uses(result)[0].held_down == held_down
+    assert watched().held_down == held_down
 
 
 def test_who_else_computes(nvml):
@@ -135,8 +133,7 @@ def test_who_else_computes(nvml):
             ({}, None),
         ):
             nvml.programs = programs
-            watch, result = watched(0.1)
-            assert watch.uses(result)[0].foreign == foreign
+            assert watched().foreign == foreign
         child.kill()
 
 
@@ -151,8 +148,7 @@ def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
     outcome = run_once(row, 1, 42, tmp_path)
     (use,) = outcome.cards
     assert use.joules == pytest.approx(10, rel=0.01)
-    report = report_of((row, [outcome.result]))
-    write_results(replace(report, outcomes=(outcome,)), tmp_path)
+    write_results(replace(report_of((row, [outcome.result])), outcomes=(outcome,)), tmp_path)
     assert read_results(tmp_path / "results.json").outcomes[0].cards == (use,)
 
 

@@ -6,20 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-import compare_parallel
 from common.errors import SuiteError
 from common.files.results import write_result
-from comparison.results_file import write_results
 from comparison.run import launch
 from comparison.run.launch import GRACE, end_together, run_child, started
-from comparison.run.session import only_writer
 from comparison.run.turns import run_once
-from comparison.show import report
-from tests.reports import configuration, make_result, report_of, runs
+from tests import fixtures
+from tests.reports import make_result
 
 PRINTS = (sys.executable, "-c", "print('said')")
 
@@ -58,26 +54,23 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path):
         run_child(PRINTS, tmp_path / "log")
 
 
-@pytest.mark.parametrize("gone, warned", [("log", True), ("directory", True), ("", False)])
-def test_what_vanishes_costs_no_result(gone, warned, tmp_path, capsys, monkeypatch):
-    directory = tmp_path / "runs"
+@pytest.mark.parametrize("gone", ["file.with_suffix('.log').unlink()", "shutil.rmtree(file.parent)", "pass"])
+def test_what_vanishes_costs_no_result(gone, tmp_path, capsys):
     write_result(make_result(), tmp_path / "made.json")
     copy = (
         "import shutil, sys; sys.path.insert(0, '.'); from pathlib import Path; "
         "from common.files.writing import write_text; "
-        f"output, gone = Path(sys.argv[sys.argv.index('--output') + 1]), {gone!r}; "
-        "output.with_suffix('.log').unlink() if gone == 'log' else None; "
-        "shutil.rmtree(output.parent) if gone == 'directory' else None; "
-        f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), output)"
+        f"file = Path(sys.argv[sys.argv.index('--output') + 1]); {gone}; "
+        f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), file)"
     )
-    outcome = run_once(configuration(command=(sys.executable, "-c", copy)), 1, 42, directory)
+    outcome = run_once(fixtures.child(copy), 1, 42, tmp_path / "runs")
     assert outcome.status == "ok" and outcome.result == make_result()
-    assert (str(directory / "single-1.log") in capsys.readouterr().err) == warned
+    assert (str(tmp_path / "runs" / "single-1.log") in capsys.readouterr().err) == (gone != "pass")
 
 
 def test_a_failure_without_a_log_says_both(tmp_path):
     code = f"import pathlib, sys; pathlib.Path({str(tmp_path / 'single-1.log')!r}).unlink(); sys.exit(3)"
-    outcome = run_once(configuration(command=(sys.executable, "-c", code)), 1, 42, tmp_path)
+    outcome = run_once(fixtures.child(code), 1, 42, tmp_path)
     assert outcome.status == "failed" and "exit code 3" in outcome.reason and "log is gone" in outcome.reason
 
 
@@ -105,47 +98,3 @@ def test_children_that_do_not_end_share_the_time_that_they_get(tmp_path, monkeyp
     for process, stack in pairs:
         stack.close()
         assert process.returncode == -signal.SIGKILL
-
-
-# ---- its comparison
-
-
-@pytest.mark.parametrize("source", [False, True])
-def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, tmp_path, monkeypatch):
-    directory, made = tmp_path / "out", report_of((configuration(), runs()))
-    seen = []
-
-    def present(*_):
-        with pytest.raises(SuiteError, match="another comparison is writing"), only_writer(directory):
-            pass
-        seen.append(True)
-        return made
-
-    write_results(made, tmp_path)
-    monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
-    monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: made)
-    monkeypatch.setattr(compare_parallel, "present", present)
-    again = ["--from", str(tmp_path / "results.json")] if source else []
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--output-dir", str(directory), *again])
-    compare_parallel.main()
-    assert seen
-
-
-def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch, capsys):
-    def draw_all(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(report, "draw_all", draw_all)
-    write_results(report_of((configuration(), runs())), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        report.present(tmp_path)
-    assert "SINGLE" in capsys.readouterr().out
-    assert {"results.csv", "results.tex"} <= {file.name for file in Path(tmp_path).iterdir()}
-
-
-def test_a_copy_of_results_has_every_byte_of_them(tmp_path, monkeypatch):
-    write_results(report_of((configuration(), runs())), tmp_path)
-    flags = ["--from", str(tmp_path / "results.json"), "--output-dir", str(tmp_path / "copy")]
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
-    compare_parallel.main()
-    assert (tmp_path / "copy" / "results.json").read_bytes() == (tmp_path / "results.json").read_bytes()

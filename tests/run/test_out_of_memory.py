@@ -10,7 +10,7 @@ from common.errors import OUT_OF_MEMORY, is_out_of_memory
 from common.machine.entry import explained
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
-from comparison.results_file import read_results, write_results
+from comparison.results_file import write_results
 from comparison.run import equivalence, session, turns
 from comparison.run.launch import ran_out_of_memory
 from comparison.run.session import continued, run_block
@@ -93,13 +93,12 @@ def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, stat
     assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
 
 
-@pytest.mark.parametrize("text, kills", [("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)])
-def test_the_kernel_counts_what_it_kills(text, kills, tmp_path, monkeypatch):
-    (tmp_path / "vmstat").write_text(text)
+def test_the_kernel_counts_what_it_kills(tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "Path", lambda _: tmp_path / "vmstat")
-    assert turns.oom_kills() == kills
-    (tmp_path / "vmstat").unlink()
     assert turns.oom_kills() == 0
+    for text, kills in (("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)):
+        (tmp_path / "vmstat").write_text(text)
+        assert turns.oom_kills() == kills
 
 
 # ---- shown
@@ -112,8 +111,6 @@ def test_a_row_without_room_is_shown_with_its_batch_and_fails_nothing(tmp_path):
     assert verdict(analyse(report))[1] == "DDP: 3 of 3 runs out of memory: signal 9."
     write_csv(analyse(report), tmp_path / "results.csv")
     assert words in (tmp_path / "results.csv").read_text()
-    write_results(report, tmp_path)
-    assert [outcome.status for outcome in read_results(tmp_path / "results.json").outcomes][3:] == NO_ROOM
     assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report))
     assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
 
@@ -133,9 +130,12 @@ def test_which_comparisons_fail(rows, failed):
     assert report.failed == failed and terminal_text(analyse(report))
 
 
-def test_every_way_in_which_runs_ended_is_told():
+def test_a_resumed_comparison_keeps_what_had_no_room_and_every_end_is_told(tmp_path):
     report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
     assert analyse(report).rows[1].result.startswith("1 of 3 runs out of memory, 1 of 3 runs failed at a batch")
+    write_results(report, tmp_path)
+    again = continued(replace(report, outcomes=()), tmp_path / "results.json")
+    assert [outcome.status for outcome in again.outcomes] == ["ok"] * 3 + [OUT_OF_MEMORY, "ok"]
 
 
 # ---- run
@@ -165,13 +165,6 @@ def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, mo
         assert second.result.reason == "in block 1 it ran alone, as memory did not suffice beside the other rows"
     else:
         assert second.result is None
-
-
-def test_a_resumed_comparison_keeps_what_had_no_room(tmp_path):
-    report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
-    write_results(report, tmp_path)
-    again = continued(replace(report, outcomes=()), tmp_path / "results.json")
-    assert [outcome.status for outcome in again.outcomes] == ["ok"] * 3 + [OUT_OF_MEMORY, "ok"]
 
 
 def test_weights_that_memory_did_not_suffice_to_check_are_no_failure(tmp_path, monkeypatch):

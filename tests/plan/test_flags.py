@@ -1,0 +1,115 @@
+"""The comparison's own flags: what they mean, and which say nothing beside others or about these rows."""
+
+import re
+
+import pytest
+
+from common.errors import USAGE, SuiteError
+
+
+@pytest.mark.parametrize(
+    "flags, repeats, budget",
+    [
+        ("", None, 300),
+        ("--repeats 4", 4, None),
+        ("--margin 5", None, None),
+        ("--budget 90", None, 90),
+        ("--budget 90s", None, 90),
+        ("--budget 20m", None, 1200),
+        ("--budget 1.5h", None, 5400),
+    ],
+)
+def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags, repeats, budget, planned):
+    report = planned(f"--equal-within 2% {flags}")
+    settings = report.settings
+    assert (settings["repeats"], settings["budget"], settings["equal_within"]) == (repeats, budget, 0.02)
+    assert not {"--budget", "--repeats", "--equal-within"} & {*report.plan[0].command}
+
+
+@pytest.mark.parametrize(
+    "gpus, flags, loader",
+    [
+        (2, "", "resident"),
+        (0, "", "workers"),
+        (2, "--loader workers", "workers"),
+        (2, "--num-workers 4", "workers"),
+        (2, "--methods single:num-workers=2", "workers"),
+        (2, "--dataset folder:images", "workers"),
+        (0, "--recipe fast", "resident"),
+    ],
+)
+def test_a_comparison_of_gpus_is_none_of_loaders_unless_that_is_asked_for(gpus, flags, loader, planned):
+    report = planned(flags if "--methods" in flags else f"--methods single {flags}", gpus)
+    assert report.settings["loader"] == loader
+    typed = [loader] if (gpus and loader == "resident") or "--loader" in flags else []  # a recipe has it inside
+    command = report.plan[0].command
+    assert [command[place + 1] for place, flag in enumerate(command) if flag == "--loader"] == typed
+
+
+FINE = [  # (GPUs, flags)
+    (0, "--methods ddp"),  # one row, without a speed-up
+    (0, "--methods single ddp --predict ddp=1.80"),
+    (0, "--baseline ddp --predict fsdp=.5"),
+    (2, "--fit-batch"),
+    (0, "--fit-batch --memory-limit 2GiB"),
+    (2, "--project 4"),
+    (1, "--project 4 --link-gbps 200 --link-ms 1"),
+]
+
+
+@pytest.mark.parametrize("gpus, flags", FINE)
+def test_flags_that_go_together(gpus, flags, planned):
+    report = planned(flags, gpus)
+    limit = "--memory-limit 2147483648"
+    assert all((limit in " ".join(row.command)) == ("2GiB" in flags) for row in report.plan)
+    assert report.settings["predict"] == re.findall(r"ddp=1.8|fsdp=0.5", flags.replace("=.", "=0."))
+
+
+REFUSED = {  # (GPUs, flags) → what is said of them
+    (0, "--methods dpp"): "did you mean",
+    (0, "--methods ddp:wrokers=4"): "unknown name 'wrokers'",
+    (0, "--methods ddp:num-workers=-1"): "from 0 to",
+    (0, "--methods ddp:num-workers"): "found ''",
+    (0, "--project 1"): "argument --project: needs whole numbers of at least 2",
+    (0, "--baseline singel"): "did you mean single?",
+    (0, "--baseline ddp-no-sync"): "argument --baseline: ddp-no-sync trains nothing that could be a baseline",
+    (0, "--repeats 0"): "from 1 to",
+    (0, "--repeats 3 --budget 5m"): "--repeats says how often, --budget how long",
+    (0, "--repeats 3 --margin 5"): "--repeats says how often, --margin how exactly",
+    (0, "--budget soon"): "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'",
+    (0, "--equal-within 0%"): "percent above 0 and below 100",
+    (0, "--from results.json --project 2"): "--from shows what was measured; leave out --project",
+    (0, "--from x.json --budget 9m"): "leave out --budget",
+    (0, "--diff a.json b.json --lang zh"): "--diff shows what was measured; leave out --lang",
+    (0, "--dataset mnist --image-size 9"): "--image-size is for a folder",
+    **{(0, f"--predict {text}"): "argument --predict: " for text in ("ddp", "ddp=0", "ddp=fast", "spp=2", "=2")},
+    (
+        0,
+        "--methods single ddp --baseline dp",
+    ): "--baseline dp is about no row that is compared; the rows are ddp, single",
+    (0, "--methods single --predict ddp=2"): "--predict ddp=2 is about no row",
+    (0, "--methods ddp --predict ddp=2"): "--predict ddp=2 is about no row",
+    (0, "--methods single --predict single=2"): "--predict single=2 is about no row",
+    (0, "--baseline mp"): "--baseline mp is about no row",
+    (0, "--fit-batch --max-steps 9"): "leave out --max-steps; --train-size N makes it shorter",
+    (0, "--fit-batch --batch-size 64 128"): "leave out several values of --batch-size",
+    (0, "--fit-batch --scaling weak"): "leave out --scaling weak",
+    (0, "--fit-batch --project 4"): "leave out --project",
+    (0, "--fit-batch --against ."): "leave out --against",
+    (0, "--fit-batch --prove"): "leave out --prove",
+    (0, "--fit-batch --methods single ddp:batch-size=64"): "leave out ddp:batch-size",
+    (0, "--fit-batch"): "--fit-batch on a CPU needs a limit; found none; type e.g. --memory-limit 2GiB",
+    (2, "--memory-limit 2GiB"): "--memory-limit is for a CPU; found 2 GPUs",
+    (0, "--project 2 --scaling weak"): "--project is for strong scaling; found --scaling weak",
+    (1, "--project 2"): "--project needs a link's speed; found 1 GPU",
+    (0, "--link-ms 1"): "are for --project; found none",
+    (2, "--project 4 --nodes 2 --dry-run"): "is about one machine; found --nodes 2",
+    (0, "--project 3"): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
+}
+
+
+@pytest.mark.parametrize("gpus, flags", REFUSED)
+def test_flags_that_say_nothing_together_or_about_these_rows_are_refused(gpus, flags, planned):
+    with pytest.raises(SuiteError, match=re.escape(REFUSED[gpus, flags])) as refused:
+        planned(flags, gpus)
+    assert refused.value.exit_code == USAGE
