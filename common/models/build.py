@@ -1,4 +1,4 @@
-"""A network by its name: one of the seven, torchvision's, or a reader's own; as named blocks, so that it can be cut."""
+"""A network by its name: one of ours, torchvision's, or a reader's own; as named blocks, so that it can be cut."""
 
 import contextlib
 import copy
@@ -17,7 +17,6 @@ from common.models.networks import BUILDERS
 from common.models.sharded import whole
 from common.settings.config import RunConfig
 
-AUXILIARY = ("googlenet", "inception_v3")  # of torchvision: in training they return a tuple
 WHOLE = "network"  # the only block of a network that cannot be cut
 
 
@@ -44,8 +43,7 @@ class Network(nn.Sequential):
 
 def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network that `config` names, for these images: see build_network()."""
-    assert config.model is not None  # parse() has chosen one
-    return build_network(config.model, images.image_shape, config.seed, config.precision, len(images.classes))
+    return build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
 
 
 def build_network(
@@ -54,20 +52,22 @@ def build_network(
     """Return the network `name` on the CPU, with the same weights for the same seed.
 
     name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
-    FUNCTION(image_shape, classes) returns an nn.Module. image_shape: (C, H, W). The network maps images (B, C, H, W) to
-    logits (B, classes), in bfloat16 for precision "bf16"; for "fp64", its weights are float64 too, else float32. It has
-    one block for each part of a plain nn.Sequential, and one alone for any other module. Its weights lie channels-last
-    in memory, which makes convolutions do so too: how much faster that is, is in docs/performance.md. Raises SuiteError
-    (USAGE) if there is no such network, or if it cannot be built or does not fit the images.
+    FUNCTION(image_shape, classes) returns an nn.Module. It maps images (B, C, H, W) to logits (B, classes), in bfloat16
+    for precision "bf16"; for "fp64" its weights are float64 too. It has one block for each part of a plain
+    nn.Sequential, and one alone for any other module. Its weights lie channels-last in memory, which makes convolutions
+    do so too (docs/performance.md). Raises SuiteError (USAGE) if there is no such network, or if it cannot be built or
+    does not fit the images.
     """
     torch.manual_seed(seed)
     kind, _, rest = name.rpartition(":")
     if kind == "torchvision":
-        blocks = _blocks(_of_torchvision(rest, image_shape, classes))
+        module = _of_torchvision(rest, classes)
     elif kind:
-        blocks = _blocks(_of_file(Path(kind), rest, image_shape, classes))
+        module = _of_file(Path(kind), rest, image_shape, classes)
     else:
-        blocks = OrderedDict(BUILDERS[name](*image_shape, classes))
+        module = nn.Sequential(OrderedDict(BUILDERS[name](*image_shape, classes)))
+    parts = type(module) is nn.Sequential and len(module) > 1
+    blocks = OrderedDict(module._modules if parts else {WHOLE: module})  # named_children() leaves out repeated ones
     network = Network(blocks).to(memory_format=torch.channels_last)
     if kind or image_shape[1:] not in ((28, 28), (32, 32)):
         _try(network, name, image_shape, classes)
@@ -90,29 +90,13 @@ def block_names(network: nn.Sequential) -> list[str]:
     return list(network._modules)
 
 
-def _blocks(module):
-    """The named parts of a plain nn.Sequential; any other module as a whole."""
-    if type(module) is not nn.Sequential or len(module) < 2:
-        return OrderedDict({WHOLE: module})
-    return OrderedDict(module._modules)  # named_children() leaves out what stands there for a second time
-
-
-def _of_torchvision(name, image_shape, classes):
+def _of_torchvision(name, classes):
     from torchvision import models
 
     if name not in (known := models.list_models(module=models)):
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean torchvision:{near[0]}?" if near else "type e.g. torchvision:resnet50"
-        found = "see torchvision.models.list_models()"
-        raise SuiteError(f"torchvision has no classifier {name}", found, advice, USAGE)
-    if image_shape[0] != 3:
-        found, advice = f"these have {image_shape[0]} channel", "type --dataset cifar10, or a folder of your own"
-        raise SuiteError(f"torchvision:{name} takes colour images", found, advice, USAGE)
-    if name in AUXILIARY:
-        made = f"torchvision.models.{name}(num_classes=classes, aux_logits=False, init_weights=True)"
-        advice = f"type --model my_net.py:build, whose build(image_shape, classes) returns {made}"
-        what = f"torchvision:{name} returns more than logits in training"
-        raise SuiteError(what, "it has auxiliary classifiers", advice, USAGE)
+        raise SuiteError(f"torchvision has no classifier {name}", "see torchvision.models.list_models()", advice, USAGE)
     return models.get_model(name, weights=None, num_classes=classes)
 
 
@@ -153,14 +137,13 @@ def _try(network, name, image_shape, classes):
     with _one_line(what, "see --dataset and --image-size, or mend it"):
         images = torch.zeros(2, *image_shape)
         outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
-    what = f"--model {name} must map images (B, C, H, W) to logits (B, {classes})"
     for logits in outputs:
-        if not isinstance(logits, torch.Tensor):
-            advice = "return the logits alone, in training too"
-            raise SuiteError(what, f"two images gave {type(logits).__name__}", advice, USAGE)
-        if logits.shape != (2, classes):
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else None
+        if shape != (2, classes):
+            what = f"--model {name} must map images (B, C, H, W) to logits (B, {classes})"
             advice = "let its last layer have one output for each class"
-            raise SuiteError(what, f"two images gave {tuple(logits.shape)}", advice, USAGE)
+            advice = advice if shape else "return the logits alone, in training too"
+            raise SuiteError(what, f"two images gave {shape or type(logits).__name__}", advice, USAGE)
 
 
 def refuse_uncut(model: nn.Sequential) -> None:
@@ -172,10 +155,7 @@ def refuse_uncut(model: nn.Sequential) -> None:
 
 
 def split_index(model: nn.Sequential, block: str) -> int:
-    """Return the index of the named block, which becomes the first of the second stage.
-
-    Raises SuiteError (USAGE) if there is no such block, or none before it.
-    """
+    """Return the index of the block that becomes the first of a stage; raise SuiteError (USAGE) if there is none."""
     names = block_names(model)
     if block not in names[1:]:
         what = "--split-at needs the name of the second stage's first block"

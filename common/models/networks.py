@@ -1,4 +1,4 @@
-"""Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name; build_network() makes one of them."""
+"""Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,10 +8,7 @@ from torch import nn
 
 
 def _lenet(channels, height, width, classes):
-    """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling: 28 x 28 images are padded to 32 x 32, as there.
-
-    The convolutions have 16 and 32 channels instead of 6 and 16, which stayed below 99 % on MNIST after ten epochs.
-    """
+    """LeNet-5 (LeCun et al., 1998) with ReLU, max-pooling and, for 99 % on MNIST, 16 and 32 channels, not 6 and 16."""
     padding = max(0, (32 - height) // 2)
     sides = [((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width)]  # 5 and 5 for MNIST and CIFAR-10
     yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
@@ -36,21 +33,17 @@ def _strided(channels, height, width, classes):
 
 
 def _vgg(channels, height, width, classes):
-    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32.
-
-    Pooling comes right after the convolution: what follows has a quarter of the work.
-    """
+    """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32."""
     for stage, out in enumerate((32, 64, 128), start=1):
         yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
-        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
+        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))  # then a quarter of the work
         channels = out
     yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), classes))
 
 
 def _resnet8(channels, _height, _width, classes):
-    """Three stages of two convolutions, the second with a shortcut: for the shortest way to 90 % on CIFAR-10.
-
-    A thinner relative of D. Page's ResNet-9 ("How to train your ResNet", 2018), whose logits are scaled by 1/8 too.
+    """For the shortest way to 90 % on CIFAR-10: a thinner relative of D. Page's ResNet-9 ("How to train your ResNet",
+    2018), whose logits are scaled by 1/8 too.
     """
     yield "stem", nn.Sequential(*_conv_norm_relu(channels, 24))
     fan_in = 24
@@ -79,10 +72,8 @@ def _airbench(channels, _height, _width, classes, widths=(64, 128, 256)):
     """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90 % on CIFAR-10, with Muon.
 
     A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer has
-    the principal components of the images' patches; here it has the cosine transform, which is close to those of
-    photographs (N. Ahmed, T. Natarajan, K. Rao, "Discrete Cosine Transform", 1974), and BatchNorm makes their variances
-    equal. It has no border, which leaves an odd side to halve, and a quarter less to do. airbench-wide has the widths
-    of his airbench95: for 94 %.
+    the principal components of the images' patches; here it has the cosine transform, which is close to those (N. Ahmed
+    et al., "Discrete Cosine Transform", 1974). airbench-wide has the widths of his airbench95: for 94 %.
     """
     stem = nn.Conv2d(channels, 8 * channels, 2, bias=False)
     transform = torch.kron(_cosines(channels), torch.kron(_cosines(2), _cosines(2))).view(-1, channels, 2, 2)

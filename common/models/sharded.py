@@ -1,24 +1,19 @@
 """Tensors of which every rank holds a share (DTensors): as bytes here, made whole, and cut again."""
 
-from typing import TYPE_CHECKING, Any, TypeGuard
-
 import torch
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
-
-def is_cut(value: Any) -> "TypeGuard[DTensor]":
+def is_cut(value) -> bool:
     """Return whether a value is a tensor of which every rank holds a share."""
     return hasattr(value, "full_tensor")  # a DTensor; to import its class takes a second
 
 
-def own_share(tensor: torch.Tensor) -> torch.Tensor:
+def own_share(tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor: its share, or all of one that is not cut."""
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
-def put_together(tensor: torch.Tensor) -> torch.Tensor:
+def put_together(tensor) -> torch.Tensor:
     """Return a whole tensor where it is; all ranks call it for one that is cut."""
     return tensor.full_tensor() if is_cut(tensor) else tensor
 
@@ -37,7 +32,7 @@ def whole(value, keep: bool = True):
     return tensor.cpu() if keep else None
 
 
-def cut_like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def cut_like(tensor: torch.Tensor, own) -> torch.Tensor:
     """Return this rank's share of a whole tensor, cut as `own` is; the tensor itself if that is not cut.
 
     All ranks have the whole tensor, so that none sends anything.

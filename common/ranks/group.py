@@ -18,11 +18,7 @@ from common.settings.config import RunConfig
 
 
 class Rank(Place):
-    """One rank of several, on a device of its own.
-
-    store: through which the ranks talk besides their group, with --dist-timeout as its timeout. config: what this
-    process is to do; options: the script's own flags.
-    """
+    """One rank of several, on a device of its own; store: through which they talk besides their group."""
 
     def __init__(self, rank: int, ranks: int, device: torch.device, store: dist.Store, config: RunConfig, options):
         super().__init__([device])
@@ -35,10 +31,7 @@ class Rank(Place):
             refuse_different_ranks(self, image_set)
 
     def join(self) -> None:
-        """Join the process group: NCCL between GPUs, gloo between CPU processes; tell the others where this rank runs.
-
-        NCCL's watchdog, which would blame the rank that it ends, comes after the Heartbeat.
-        """
+        """Join the process group: NCCL between GPUs, whose watchdog comes after the Heartbeat, gloo between CPUs."""
         timeout, on_gpu = timedelta(seconds=self.options.dist_timeout), self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)  # collectives of objects use the current device
@@ -72,9 +65,8 @@ class Rank(Place):
     def all_end_after(self, step: int) -> bool:
         """Each rank puts into the store after which step it was told; all end after the step that follows the last.
 
-        No rank is beyond it then, as no step is over before all ranks have begun it, nor comes to its end without
-        knowing, as the last to be told had said so when it began that step. Those who are told when it is too late for
-        this epoch learn from one another at its end.
+        No rank is beyond it then, as no step is over before all ranks have begun it, and the last to be told had said
+        so when it began that step. Who is told too late for this epoch learns so from the others at its end.
         """
         synchronize([self.device])  # the host runs ahead of a GPU
         keys = [f"told-{other}" for other in range(self.ranks)]

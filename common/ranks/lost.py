@@ -1,9 +1,8 @@
 """Which rank is lost: the one that says nothing is named, and killed if it hangs, as a launcher would wait for it.
 
 Gloo's collectives fail in Python where a rank does not take part. A rank that waits in one of NCCL's is aborted by its
-watchdog, without a word of Python's, and its launcher blames the first rank that was: one that waited. So every rank on
-a GPU tells the others once a second how far it has come: how many batches it has gone through, and how often it has
-waited for all others besides. One that stays behind for --dist-timeout is named by the others, before that watchdog.
+watchdog, and its launcher blames it. So every rank on a GPU tells the others once a second how far it has come; one
+that stays behind for --dist-timeout is named by the others, before that watchdog.
 """
 
 import atexit
@@ -32,8 +31,8 @@ GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost co
 def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
     """Let a collective that fails in the `with` name the ranks that did not take part.
 
-    Those which wait for a rank that hangs give up after dist_timeout, in seconds, and tell one another. If a rank died
-    instead, its launcher stops all others meanwhile, and they say nothing.
+    Those which wait for a rank that hangs give up after dist_timeout, in seconds, and tell one another. If one died,
+    its launcher stops all others meanwhile, and they say nothing.
     """
     try:
         yield
@@ -70,10 +69,7 @@ def _missing_ranks(dist_timeout):
 
 
 class Heartbeat:
-    """Of one rank; beat() after each batch, and before this rank waits for all others.
-
-    store: the ranks'; its timeout is how long one may stay behind.
-    """
+    """Of one rank; beat() after each batch, and before it waits for all others, for the store's timeout at most."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int):
         self.store, self.rank, self.beats = store, rank, 0
@@ -81,12 +77,10 @@ class Heartbeat:
         self.moved = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → beats, since when
 
     def start(self) -> None:
-        """Begin to tell and to watch, in a thread that ends with the process, or with the store."""
         self.store.set(self.keys[self.rank], "0")
         threading.Thread(target=self._watch, daemon=True).start()
 
     def beat(self) -> None:
-        """Come further by one: the host is done with what came before, the GPU perhaps not."""
         self.beats += 1
 
     def lost_ranks(self, now: float) -> list[int]:
@@ -100,11 +94,8 @@ class Heartbeat:
                 self.moved[rank] = int(text), now
         beats = [beats for beats, _ in self.moved.values()]
         patience = self.store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
-        return [
-            rank
-            for rank, (come, since) in self.moved.items()
-            if come == min(beats) < max(beats) and now - since > patience
-        ]
+        late = [rank for rank, (_, since) in self.moved.items() if now - since > patience]
+        return [rank for rank in late if beats[rank] == min(beats) < max(beats)]
 
     def _watch(self):
         with contextlib.suppress(RuntimeError):  # the store is gone, with the process that had it
@@ -115,7 +106,7 @@ class Heartbeat:
                     self._end(lost)
 
     def _end(self, lost):
-        """Name the ranks that are lost, end those that hang, and this process: its main thread waits for a GPU."""
+        """Also this process: its main thread waits for a GPU."""
         if not told():
             where = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
             tell(_lost_contact(where), as_rank=True)

@@ -26,9 +26,8 @@ ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MAST
 def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: bool = False) -> torch.device:
     """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
 
-    Where a launcher shows each rank one GPU alone (srun --gpus-per-task=1), it is that one; whether it is another for
-    each, refuse_different_ranks() finds out. all_visible: each rank sees all of them. Raises SuiteError (MACHINE) for
-    fewer GPUs than ranks.
+    Where a launcher shows each rank one GPU alone (srun --gpus-per-task=1), it is that one, unless all_visible. Raises
+    SuiteError (MACHINE) for fewer GPUs than ranks.
     """
     devices = available_devices(kind)
     if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
@@ -42,10 +41,9 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
 def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple[Rank, tuple[int, int]]:
     """Find the other ranks; return this one, and which of the ranks that may use its CPU cores it is, of how many.
 
-    These are all ranks of a machine, unless a launcher has given each cores of its own, as srun can. The numbers come
-    from the environment; a launcher that sets no local ones, among the ranks of this machine, is fine: then the ranks
-    count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is missing or no number, or
-    names a place where ranks cannot meet; (FAILED) if not all of them come.
+    These are all ranks of a machine, unless a launcher has given each cores of its own, as srun can. Where it sets no
+    local numbers, the ranks count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is
+    missing or no number, or names a place where ranks cannot meet; (FAILED) if not all of them come.
     """
     rank, world_size = _told("RANK"), _told("WORLD_SIZE")
     if rank >= world_size:
@@ -88,10 +86,9 @@ def _told(name):
 def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
     """Return the part of a store that is this attempt's own, once all of its ranks have come.
 
-    After a restart by torchrun, a store still holds what the ranks put there which are gone
-    (github.com/pytorch/pytorch/issues/135712), and no number tells the attempts apart: each agent counts its own
-    failures alone. So rank 0 names the part, and answers every rank under a name that only this attempt's rank knows.
-    Raises DistStoreError where a rank does not come within the store's timeout.
+    After a restart by torchrun, it still holds what those put there which are gone, and each agent counts its failures
+    alone (github.com/pytorch/pytorch/issues/135712). So rank 0 names the part, and answers every rank under a name that
+    only this attempt's rank knows. Raises DistStoreError where a rank does not come within the store's timeout.
     """
     own = uuid.uuid4().hex
     end = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it

@@ -22,12 +22,10 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # all but gpipe need
 
 
 class Rows(nn.Module):
-    """The blocks of one stage, between contiguous rows: one row is what one image is there.
+    """The blocks of one stage, between contiguous rows: one row is what one image is there, (H, W, C) as in memory.
 
-    Gloo sends nothing that is not contiguous, and features are channels-last: a row holds them as they lie in memory,
-    (H, W, C). A stage's buffers have the size of the first micro-batch, and torch 2.15 fills them only in part with a
-    smaller one, without a word: so all micro-batches of a batch travel as equally many rows, of which the last may
-    stand for no image.
+    Gloo sends nothing that is not contiguous, and torch 2.15 fills a stage's buffers only in part with a smaller
+    micro-batch, without a word: so all of a batch travel as equally many rows, of which the last may be no image.
     """
 
     def __init__(self, blocks: nn.Module, shape_in: tuple[int, ...]):
@@ -45,10 +43,7 @@ class Rows(nn.Module):
 
 
 def to_rows(features: torch.Tensor, sizes: tuple[int, ...], count: int) -> torch.Tensor:
-    """Return micro-batches of these sizes, one after the other, as `count` contiguous rows each, filled up with zeros.
-
-    features: (B, C, H, W), or any other shape (B, …).
-    """
+    """Return micro-batches of these sizes, (B, C, H, W) or (B, …), as `count` contiguous rows each, zeros last."""
     if features.dim() == 4:
         features = features.permute(0, 2, 3, 1)  # of what is channels-last, nothing is copied
     rows = features.flatten(1).contiguous()
@@ -109,8 +104,7 @@ class Pipeline(nn.Module):
     def begin(self, images: torch.Tensor, labels: torch.Tensor | None, loss_function, mark):
         """Return the schedule that a batch goes through, and what this stage puts in: (images,) or (), labels or None.
 
-        images: (B, C, H, W), put in at the first stage. labels: (B,), put in at the last; None, with no loss_function,
-        to classify only. mark: see PhaseTimer.
+        images: (B, C, H, W), for the first stage. labels: (B,), for the last; None, with no loss_function, to classify.
         """
         self.sizes = sizes = tuple(map(len, images.tensor_split(min(self.options.micro_batches, len(images)))))
         self.rows.expect(sizes, mark)
@@ -183,10 +177,7 @@ def _choose_cut(model, image_shape, place, config, options):
 
 @torch.no_grad()
 def _find_borders(model, cut, image_shape, place):
-    """The (shape, dtype) of what one image is in front of every stage, and behind the last.
-
-    Found out with copies, in evaluation mode: BatchNorm's statistics stay, and one stage at a time is on the device.
-    """
+    """The (shape, dtype) of what one image is in front of every stage, and behind the last, found out with copies."""
     features = torch.zeros(2, *image_shape, device=place.device)
     borders = [(tuple(image_shape), features.dtype)]
     for start, end in itertools.pairwise(cut):

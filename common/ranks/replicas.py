@@ -15,8 +15,7 @@ UNTUNED = "cuDNN's tuning is off: its cache is thread-local and DataParallel sta
 class TimedDataParallel(nn.DataParallel):
     """nn.DataParallel that measures what it does besides the replicas' forward passes, on training batches.
 
-    That is scatter, replicate and gather. What the backward pass adds, summing the replicas' gradients on the first
-    device, is part of the phase "backward".
+    Summing the replicas' gradients on the first device is part of the phase "backward".
     """
 
     simulated = False
@@ -28,7 +27,6 @@ class TimedDataParallel(nn.DataParallel):
         torch.backends.cudnn.benchmark = self.replicas == 1  # UNTUNED; github.com/pytorch/pytorch/pull/191744
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, C, H, W) on the first device to logits (B, classes) on it."""
         (self._timer,) = self.timers.of_batch(self.training)
         return super().forward(images)
 

@@ -60,8 +60,7 @@ def _first_device(config, options):
 def start_one(train: Callable, description: str, flags: dict, choose_devices: Callable = _first_device) -> None:
     """Parse the command line and call train(config, options, place), in a process that trains alone.
 
-    flags: the script's own, as add_argument() takes them. choose_devices(config, options): returns those that it
-    trains on, by default the first that there is.
+    flags: the script's own, as add_argument() takes them. choose_devices(config, options): those that it trains on.
     """
 
     def main():

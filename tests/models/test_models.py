@@ -1,3 +1,4 @@
+import itertools
 import time
 
 import pytest
@@ -15,35 +16,34 @@ from common.ranks.stages import TwoStage
 from common.settings.config import MODELS
 from tests.fixtures import CPU, make_config, make_image_set
 
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+
+@pytest.mark.parametrize("name, shape", [*itertools.product(MODELS, (GREY, COLOUR))])
 def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
-    model = build_network(name, shape, seed=0).eval()
-    images = torch.randn(2, *shape)
+    model, images = build_network(name, shape, seed=0).eval(), torch.randn(2, *shape)
     logits = model(images)
     assert logits.shape == (2, 10)
     for cut in range(1, len(model)):
         assert torch.equal(TwoStage(model[:cut], model[cut:], [CPU, CPU], 1)(images), logits)
 
 
-def test_a_seed_gives_the_same_weights():
-    weight, same, other = (build_network("mlp", (1, 28, 28), seed).head.weight for seed in (1, 1, 2))
-    assert torch.equal(weight, same) and not torch.equal(weight, other)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_config_and_its_images_say_all_of_a_network(channels):
     images, config = make_image_set(10, channels), make_config(model="vgg", seed=7, precision="fp64")
-    ours, expected = build_model(config, images), build_network("vgg", images.image_shape, 7, "fp64", 10)
-    state = expected.state_dict()
+    ours, same, other = (
+        build_model(config, images),
+        *(build_network("vgg", images.image_shape, seed, "fp64", 10) for seed in (7, 8)),
+    )
+    state = same.state_dict()
     assert all(torch.equal(weight, state[name]) for name, weight in ours.state_dict().items())
+    assert not torch.equal(ours.head[-1].weight, other.head[-1].weight)
     assert ours.precision == "fp64" and BUILDERS.keys() == set(MODELS)
 
 
 @pytest.mark.parametrize("name, widths", [("airbench", (64, 128, 256)), ("airbench-wide", (128, 384, 384))])
 def test_airbench_comes_in_two_widths(name, widths):
-    convolutions = [layer for layer in build_network(name, (3, 32, 32), 0).modules() if isinstance(layer, nn.Conv2d)]
+    convolutions = [layer for layer in build_network(name, COLOUR, 0).modules() if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [24, *(width for width in widths for _ in range(2))]
 
 
@@ -59,7 +59,7 @@ def test_airbench_begins_with_a_cosine_transform_both_ways_that_is_not_trained(c
 
 def test_the_vgg_stays_small():
     with FlopCounterMode(display=False) as flop:
-        build_network("vgg", (3, 32, 32), 0)(torch.randn(1, 3, 32, 32))
+        build_network("vgg", COLOUR, 0)(torch.randn(1, *COLOUR))
     assert 70e6 < flop.get_total_flops() <= 80e6
 
 
@@ -73,48 +73,43 @@ class Sleep(nn.Module):
         return images
 
 
-def test_the_split_balances_measured_time():
-    model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09))
-    assert balanced_cut(block_seconds(model, torch.zeros(1, 1, 1, 1), repeats=2), 2) == [3]
-    assert model.training
+def test_the_split_balances_measured_time_and_leaves_batch_norm_alone():
+    model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09), nn.BatchNorm2d(1))
+    assert balanced_cut(block_seconds(model, torch.randn(2, 1, 2, 2), repeats=2), 2) == [3]
+    assert model.training and not model[-1].running_mean.any()
 
 
-@pytest.mark.parametrize("stages, cut", [(1, []), (2, [3]), (3, [2, 4]), (4, [1, 2, 4]), (5, [1, 2, 3, 4])])
-def test_the_slowest_stage_is_as_fast_as_it_can_be(stages, cut):
-    assert balanced_cut([1.0, 1.0, 8.0, 1.0, 9.0], stages) == cut
-
-
-def test_the_best_of_many_cuts_is_found_at_once():
-    assert balanced_cut([1.0] * 96, 8) == [12, 24, 36, 48, 60, 72, 84]
-
-
-def test_the_split_leaves_batch_norm_alone():
-    model = build_network("vgg", (3, 32, 32), 0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    block_seconds(model, torch.randn(4, 3, 32, 32), repeats=1)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+@pytest.mark.parametrize(
+    "times, cut",
+    [
+        *(([1.0, 1.0, 8.0, 1.0, 9.0], cut) for cut in ([], [3], [2, 4], [1, 2, 4], [1, 2, 3, 4])),
+        ([1.0] * 96, [12, 24, 36, 48, 60, 72, 84]),  # at once
+    ],
+)
+def test_the_slowest_stage_is_as_fast_as_it_can_be(times, cut):
+    assert balanced_cut(times, len(cut) + 1) == cut
 
 
 @pytest.mark.parametrize("block", ["conv1", "nothing"])
 def test_a_split_needs_blocks_on_both_sides(block):
     with pytest.raises(SuiteError, match="choose from conv2, full1, full2, head"):
-        split_index(build_network("lenet", (1, 28, 28), 0), block)
+        split_index(build_network("lenet", GREY, 0), block)
 
 
-@pytest.mark.parametrize("parts", [1, 3, 4])
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda model, parts: TwoStage(model[:2], model[2:], [CPU, CPU], parts),
-        lambda model, parts: SimulatedDataParallel(model, parts, CPU),
-    ],
-    ids=["two stages", "simulated replicas"],
-)
+def two_stages(model, parts):
+    return TwoStage(model[:2], model[2:], [CPU, CPU], parts)
+
+
+def replicas(model, parts):
+    return SimulatedDataParallel(model, parts, CPU)
+
+
+@pytest.mark.parametrize("wrap, parts", [*itertools.product((two_stages, replicas), (1, 3, 4))])
 def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
-    images, labels = torch.randn(10, 1, 28, 28), torch.arange(10)  # 10 divides neither by 3 nor by 4
+    images, labels = torch.randn(10, *GREY), torch.arange(10)  # 10 divides neither by 3 nor by 4
     gradients = []
     for wrapped in (False, True):
-        model = build_network("lenet", (1, 28, 28), 0)
+        model = build_network("lenet", GREY, 0)
         logits = (wrap(model, parts) if wrapped else model)(images)
         nn.functional.cross_entropy(logits, labels).backward()
         gradients.append([weight.grad for weight in model.parameters()])
@@ -125,37 +120,33 @@ def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
 
 def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
     meta = torch.device("meta")  # a device without numbers: only placement counts
-    model = build_network("lenet", (1, 28, 28), 0)
+    model = build_network("lenet", GREY, 0)
     stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
     assert {weight.device for weight in stages.stage0.parameters()} == {CPU}
     assert {weight.device for weight in stages.stage1.parameters()} == {meta}
     seen = []
     stages.stage1.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0].device, tuple(inputs[0].shape))))
-    assert stages(torch.randn(8, 1, 28, 28)).device == meta
+    assert stages(torch.randn(8, *GREY)).device == meta
     assert seen == [(meta, (4, 800))] * 2
 
 
-def test_what_a_method_measures_of_itself_is_that_of_training_batches():
-    model, images = build_network("lenet", (1, 28, 28), 0), torch.randn(4, 1, 28, 28)
-    for module, names in (
-        (SimulatedDataParallel(model, 2, CPU), {"scatter", "replicate", "gather"}),
-        (TwoStage(model[:2], model[2:], [CPU, CPU], 2), {"stage 0", "stage 1"}),
-    ):
-        for _ in range(SAMPLE_FIRST):
-            module(images)
-        assert module.timers.milliseconds() is None  # too short to be sampled
+@pytest.mark.parametrize("wrap, names", [(replicas, "scatter replicate gather"), (two_stages, "stage 0,stage 1")])
+def test_what_a_method_measures_of_itself_is_that_of_training_batches(wrap, names):
+    module, images = wrap(build_network("lenet", GREY, 0), 2), torch.randn(4, *GREY)
+    for _ in range(SAMPLE_FIRST):
         module(images)
-        milliseconds = module.timers.milliseconds()
-        assert set(milliseconds) == names and all(value > 0 for value in milliseconds.values())
-        for _ in range(2 * SAMPLE_FIRST):
-            module.eval()(images)
-        assert module.timers.milliseconds() == milliseconds
+    assert module.timers.milliseconds() is None  # too short to be sampled
+    module(images)
+    milliseconds = module.timers.milliseconds()
+    assert set(milliseconds) == set(names.split("," if "," in names else " "))
+    assert all(value > 0 for value in milliseconds.values())
+    for _ in range(2 * SAMPLE_FIRST):
+        module.eval()(images)
+    assert module.timers.milliseconds() == milliseconds
 
 
 def test_simulated_replicas_keep_the_first_ones_statistics():
-    model = build_network("vgg", (3, 32, 32), 0)
-    images = torch.randn(8, 3, 32, 32)
-    SimulatedDataParallel(model, 2, CPU)(images)
-    alone = build_network("vgg", (3, 32, 32), 0)
+    model, alone, images = build_network("vgg", COLOUR, 0), build_network("vgg", COLOUR, 0), torch.randn(8, *COLOUR)
+    replicas(model, 2)(images)
     alone(images[:4])
     torch.testing.assert_close(model.conv1_1[1].running_mean, alone.conv1_1[1].running_mean)
