@@ -116,9 +116,6 @@ class Pretended(torch.Tensor):
     def cpu(self):
         return moved(self, CPU)
 
-    def cuda(self, device=None):
-        return moved(self, gpus.place(device))
-
     def tolist(self):
         gpus.wait("tolist")
         return self.held.tolist()
@@ -183,7 +180,6 @@ class Move(torch.autograd.Function):
 
 
 def moved(value, *arguments, copy=False, **options):
-    """Tensor.to()."""
     if arguments and isinstance(arguments[0], torch.Tensor):
         arguments = (arguments[0].device, arguments[0].dtype, *arguments[1:])
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*arguments, **options)
@@ -202,10 +198,6 @@ class Everywhere(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is torch.Tensor.to:
             return moved(*args, **kwargs)
-        if function is torch.Tensor.cuda:
-            return moved(args[0], gpus.place(*args[1:], **kwargs))
-        if function is torch.Tensor.pin_memory:
-            return args[0]
         if kwargs.get("device") is None:
             return function(*args, **kwargs)
         target = gpus.place(kwargs["device"])

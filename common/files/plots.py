@@ -14,10 +14,7 @@ BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a 
 
 
 def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: Sequence[float] = (1,)):
-    """Return (figure, axes) with `columns` axes side by side, or `rows` (how high, in proportion) below each other.
-
-    width, height: in inches. Draws without a display.
-    """
+    """Return (figure, axes), in inches, with `columns` axes side by side, or `rows` (heights) below each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -66,10 +63,8 @@ def phase_look(name: str) -> dict[str, Any]:
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
-    """Draw a bar for the phases of every rank's steps, thin ones for its exchanges and each GPU.
-
-    Returns, by what they stand for, artists for a legend; what is too short to be seen is not in it.
-    """
+    """Draw a bar for the phases of every rank's steps, thin ones for its exchanges and each GPU; return, by name, the
+    artists for a legend, without what is too short to be seen."""
     ranks, seen = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
     legend: dict[str, object] = {}
     places, top = {}, 0.0

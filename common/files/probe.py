@@ -1,7 +1,4 @@
-"""What one device can do alone, as common.programs.probe measures it before a comparison: Probe and its parts.
-
-Raw values only, as JSON out and in. Never imports torch.
-"""
+"""What one device can do alone, as common.programs.probe measures it: Probe and its parts. Never imports torch."""
 
 from dataclasses import dataclass
 
@@ -70,11 +67,8 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Probe:
-    """All that was measured; a step that did not fit into memory is missing.
-
-    loaders: the loader in question, where a projection needs it. resident_images_per_second: None where the resident
-    loader is the one in question, or did not fit. wall_seconds: of the whole, from outside.
-    """
+    """All that was measured; a step that did not fit into memory is missing. resident_images_per_second: None where the
+    resident loader is the one in question, or did not fit; wall_seconds: of the whole, from outside."""
 
     train_images: int
     test_images: int

@@ -29,8 +29,7 @@ KINDS = {
 
 def regular(path: str | Path) -> Path:
     """Return `path`; raise ValueError if it is a FIFO, which would wait for a writer, a device, or the like."""
-    kind = KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
-    if kind:
+    if kind := KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
         raise ValueError(f"it is {kind}, no file")
     return Path(path)
 
@@ -50,10 +49,8 @@ def refuse_inflated(path: str | Path) -> None:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
         unpacked = sum(part.file_size for part in parts)
-        if unpacked > size:
-            raise ValueError(f"its {size:,} bytes would become {unpacked:,}")
-        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise ValueError("it is compressed")
+        if unpacked > size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError(f"it is compressed: its {size:,} bytes would become {unpacked:,}")
 
 
 def read_json(path: str | Path) -> Any:

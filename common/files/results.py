@@ -1,7 +1,4 @@
-"""What a run found: RunResult and its parts, as JSON out and in.
-
-Raw values only: whatever can be derived (medians, speed-ups) is derived where it is shown. Never imports torch.
-"""
+"""What a run found: RunResult and its parts, raw values only, as JSON out and in. Never imports torch."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -78,11 +75,8 @@ PHASES: dict[str, Phase] = {
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank's training in one epoch, in seconds.
-
-    cpu_seconds: of all its threads, without loader workers. queue_seconds: how long they were ready to run and had no
-    core; None where the kernel does not tell.
-    """
+    """One rank's training in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers;
+    queue_seconds: how long they were ready to run and had no core, None where the kernel does not tell."""
 
     train_seconds: float
     phases: PhaseTimes
@@ -118,10 +112,8 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that a rank did in the traced steps, in milliseconds from their begin.
-
-    lane: "step", of which name is a phase; "link", for exchanges; or the GPU that ran a kernel.
-    """
+    """Something that a rank did in the traced steps, in milliseconds from their begin. lane: "step", of which name is a
+    phase; "link", for exchanges; or the GPU that ran a kernel."""
 
     rank: int
     lane: str

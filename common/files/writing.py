@@ -56,10 +56,8 @@ def _opened(path, how):
 
 
 def file_behind(path: str | Path, flag: str = "") -> Path:
-    """Return the file that is written where `path` is named, which may be a symbolic link; it may be missing yet.
-
-    flag: by which it was named, if by one. Raises SuiteError (USAGE) for what is no file, or a name that cannot be one.
-    """
+    """Return the file, which may be missing yet, that is written where `path`, perhaps a symbolic link, is named by a
+    flag. Raises SuiteError (USAGE) for what is no file, or a name that cannot be one."""
     by_flag = f" with {flag}" if flag else ""
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
@@ -74,10 +72,7 @@ def file_behind(path: str | Path, flag: str = "") -> Path:
 
 
 def remove_torn(files: Iterable[Path]) -> None:
-    """Delete what programs that were killed while they wrote one of `files` have left: see TORN.
-
-    One that is still at work holds a lock, wherever it runs: in another container, say.
-    """
+    """Delete what programs that were killed while they wrote one of `files` have left; one at work holds a lock."""
     for file in files:
         for torn in file.parent.glob(glob.escape(short_name(file.name)) + TORN):
             with contextlib.suppress(OSError), _opened(torn, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW) as descriptor:

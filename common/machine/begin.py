@@ -19,10 +19,10 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
 def begin(name: str, training: bool = True) -> None:
-    """Check the packages, and import torch; end the program with one line if one is missing or broken.
+    """Check the packages, and import torch if training; end the program with one line if one is missing or broken.
 
-    name: the caller's __name__; nothing happens where it is imported, except by a process that it has spawned.
-    training: whether torch is needed. From now on Ctrl-C, also during imports, ends the program without a word.
+    name: the caller's __name__; nothing happens where it is imported, except by a process that it has spawned. From now
+    on Ctrl-C, also during imports, ends the program without a word.
     """
     if name not in ("__main__", "__mp_main__"):
         return
@@ -56,7 +56,6 @@ def _say_nothing_of_ctrl_c(kind, error, traceback):
 
 
 def _require(packages):
-    """End the program with one line about all of PACKAGES that are not installed, if any of `packages` is not."""
     missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
     if set(missing) & set(packages):
         _end(f"not installed: {', '.join(missing)}", f"this Python is {sys.executable}", _installing())

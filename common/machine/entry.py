@@ -47,8 +47,8 @@ def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
 def skip_teardown() -> None:
     """Leave with run_script()'s exit code, if it is through: registered with atexit first, it is called last.
 
-    To take apart what torch is made of takes a quarter as long as to import it, and may abort a rank in which gloo's
-    threads are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
+    Else torch is taken apart, which takes a quarter as long as its import, and may abort a rank in which gloo's threads
+    are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):
         sys.stdout.flush()
@@ -161,11 +161,8 @@ def told() -> int:
 
 @contextlib.contextmanager
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
-    """In the `with`, a process that gets SIGTERM or SIGHUP is told() to end, and goes on until it asks.
-
-    pass_on(number): called at each. ctrl_c: SIGINT is one of them too, but a second one ends at once. Not in a run of a
-    comparison, which does not wait for the end of a step.
-    """
+    """In the `with`, a process that gets SIGTERM or SIGHUP, which it passes on, is told() to end, and goes on until it
+    asks. ctrl_c: so it is by SIGINT, but a second one ends it at once. Not in a run of a comparison."""
     global _told
     _told, told_at = 0, math.inf
 

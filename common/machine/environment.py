@@ -23,8 +23,8 @@ DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container w
 def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.device]:
     """Return the devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
 
-    instead: what to type on a machine without GPUs. Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and
-    for "auto" where there is one all the same that was not hidden on purpose.
+    instead: what to type without GPUs. Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and for "auto"
+    where there is one all the same that was not hidden on purpose.
     """
     if kind != "cpu" and (gpus := _visible_gpus()):
         return [torch.device("cuda", index) for index in range(gpus)]
@@ -74,10 +74,7 @@ def rounds_to_tf32(device: torch.device) -> bool:
 
 
 def require_torchvision() -> None:
-    """Import torchvision; raise SuiteError (MACHINE), naming both versions, where it does not fit the installed torch.
-
-    A torchvision that was built for another torch fails with "operator torchvision::nms does not exist".
-    """
+    """Import torchvision; raise SuiteError (MACHINE) where it fails, as one that was built for another torch does."""
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:

@@ -36,10 +36,7 @@ def end_with_parent() -> None:
 
 
 def start_worker(_: int) -> None:
-    """Let a DataLoader's worker (worker_init_fn) end with its parent, and only with it.
-
-    Who signals the process group, as a terminal does, would end what the last step still needs.
-    """
+    """Let a DataLoader's worker (worker_init_fn) end with its parent, not when a terminal signals their group."""
     end_with_parent()
     os.setpgid(0, 0)
 
@@ -62,20 +59,15 @@ def own_tag(run: str = "") -> str:
 
 @functools.cache
 def guard() -> subprocess.Popen:
-    """Start, once, the process that cleans up after this one; call it before any process that carries a TAG.
-
-    The kernel's way (end_with_parent) begins too late in a rank that --spawn starts: it imports torch first.
-    """
+    """Start, once, the process that cleans up after this one; call it before any process that carries a TAG."""
     command = [sys.executable, "-P", __file__, own_name()]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # no Ctrl-C reaches it there
 
 
 @contextlib.contextmanager
 def temporary_directory() -> Iterator[str]:
-    """Make a directory that is deleted at the end of the `with`, or after this process, whatever ends it.
-
-    This process holds its lock. Those whose lock nobody holds, in no container, are deleted first.
-    """
+    """Make a directory that is deleted at the end of the `with`, or after this process, whatever ends it, by the next
+    who comes here: this process holds its lock."""
     for left in Path(tempfile.gettempdir()).glob(TEMPORARY.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):  # or it is somebody's
             shutil.rmtree(left, ignore_errors=True)

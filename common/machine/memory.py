@@ -35,8 +35,7 @@ def peak_resident_bytes() -> int:
 def hold_to(limit: int) -> None:
     """Raise MemoryError if this process has had more than `limit` bytes of memory, at any moment since it started.
 
-    The kernel has no such limit: RLIMIT_AS and RLIMIT_DATA (getrlimit(2)) count what a process could use, a control
-    group's counts all processes together.
+    No limit of the kernel's counts what one process has: RLIMIT_DATA is for what it could use (getrlimit(2)).
     """
     had, allowed = peak_resident_bytes() / 2**20, limit / 2**20
     if had > allowed:

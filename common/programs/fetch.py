@@ -16,7 +16,6 @@ from common.settings.config import add_training_flags
 
 
 def main() -> None:
-    """Download or generate the data set that the command line names."""
     parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__)
     add_training_flags(parser)
     arguments: Any = parser.parse_args()

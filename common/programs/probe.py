@@ -115,13 +115,12 @@ def cpu_seconds() -> float:
 
 
 def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: str) -> tuple[float | None, ...]:
-    """Return ModelLink's numbers of an all-reduce of `size` bytes: its bandwidth, and the milliseconds without a wait.
+    """Return ModelLink's numbers of an all-reduce of `size` bytes between ranks, one for each GPU or two on a CPU.
 
-    Between ranks, one for each GPU, or two on a CPU. Each trains `model` on its share of a batch before an exchange,
-    because one between idle ranks is several times as fast. It lasts as long as DistributedDataParallel would wait for
-    it on average over the ranks. Two more follow at once, of SHORT bytes and of all. Bandwidth, in gigabits per second,
-    is the "bus bandwidth" of NCCL's tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), bytes ÷ seconds x 2
-    (N-1)/N. All None where there is one GPU, and so no link, and where processes may not share this process's.
+    Each trains `model` on its share of a batch before an exchange, because one between idle ranks is several times as
+    fast. Its mean over the ranks gives the bandwidth, NCCL's "bus bandwidth" (github.com/NVIDIA/nccl-tests,
+    doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. Two more follow at once, of SHORT bytes and of all. All None where
+    there is one GPU, or processes may not share this process's.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
     if ranks < 2 or (kind == "cuda" and not gpus_can_be_shared()):
@@ -211,7 +210,6 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
 
 
 def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
-    """Return what this process has had at most, and what is free, of the CPU's memory and of a GPU's: the fullest's."""
     cpu = MemoryUse("cpu", peak_resident_bytes(), free_memory(torch.device("cpu")))
     if device.type == "cpu":
         return (cpu,)
@@ -220,7 +218,6 @@ def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
 
 
 def measure(arguments: Any, image_set: ImageSet) -> Probe:
-    """Return all that was asked for. A step that does not fit into memory is left out."""
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
     startup_seconds = time.time() - command_start()
@@ -249,7 +246,6 @@ def measure(arguments: Any, image_set: ImageSet) -> Probe:
 
 
 def _loaders(arguments, image_set, device, **changed):
-    """The training and the test loader of the command line, without workers unless that is `changed`."""
     config = {**vars(arguments), "batch_size": arguments.batch_size[0], "num_workers": 0, **changed}
     sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=arguments.seed, drop_last=True)
     return make_loaders(image_set, SimpleNamespace(**config), device, sampler)

@@ -33,7 +33,6 @@ def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 def main() -> None:
-    """Compare the two files named on the command line."""
     if len(sys.argv) != 3:
         advice = "type: python -m common.programs.weights reference.pth other.pth"
         raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given", advice, USAGE)
