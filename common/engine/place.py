@@ -1,15 +1,16 @@
 """What the engine is told of a method: where its processes train, and what it does to the network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
 from common.data.image_set import ImageSet
-from common.engine.checkpoint import States
 from common.engine.timing import SampledTimers
+from common.models.sharded import cut_like, whole
 
 
 class Place:
@@ -45,6 +46,46 @@ class Place:
 
     def leave(self) -> None:
         """Do the last thing that the ranks do together."""
+
+
+class States:
+    """What a checkpoint holds of a network and an optimizer, of which ranks may have shares of tensors.
+
+    Where each rank has a part of the network, so many parameters precede it, and gather(value) returns those of all
+    ranks, in the parts' order.
+    """
+
+    def __init__(self, model: nn.Module, optimizer, before: int = 0, gather: Callable[[Any], list] | None = None):
+        self.model, self.optimizer, self.before, self.gather = model, optimizer, before, gather
+
+    def whole(self, keep: bool = True) -> dict[str, dict]:
+        """Return the state_dicts of the whole "model" and "optimizer", on the CPU; all ranks call it (see whole())."""
+        own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        model: dict = {}
+        state: dict = {}
+        parameters = 0
+        for part in self.gather(whole(own)) if self.gather else [whole(own, keep)]:
+            (group,) = part["optimizer"]["param_groups"]
+            model |= part["model"]
+            state |= {parameters + number: values for number, values in part["optimizer"]["state"].items()}
+            parameters += len(group["params"])
+        groups = [{**group, "params": [*range(parameters)]}]
+        return {"model": model, "optimizer": {"state": state, "param_groups": groups}}
+
+    def load(self, states: dict[str, dict]) -> None:
+        """Put them back: each rank takes its part of them, and its share."""
+        self.model.load_state_dict(
+            {name: cut_like(states["model"][name], own) for name, own in self.model.state_dict().items()}
+        )
+        parameters, saved = [*self.model.parameters()], states["optimizer"]["state"]
+        (group,) = states["optimizer"]["param_groups"]
+        state = {
+            number: {name: cut_like(value, own) for name, value in saved[self.before + number].items()}
+            for number, own in enumerate(parameters)
+            if self.before + number in saved
+        }
+        groups = [{**group, "params": [*range(len(parameters))]}]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 @dataclass(frozen=True)

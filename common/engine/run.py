@@ -12,15 +12,7 @@ import torch
 
 from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
-from common.engine.checkpoint import (
-    States,
-    content_of,
-    place_of,
-    random_state,
-    read_checkpoint,
-    restore,
-    save_checkpoint,
-)
+from common.engine.checkpoint import Checkpoints, content_of, place_of
 from common.engine.compiled import replace_network
 from common.engine.loop import fit, is_finite, reached, steps_of
 from common.engine.memory import held_to, memory_parts, peak_memory
@@ -29,7 +21,7 @@ from common.engine.progress import Progress
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start
 from common.engine.tracing import spans_of, trace_steps, write_trace
-from common.errors import FAILED, USAGE, SuiteError
+from common.errors import FAILED, SuiteError
 from common.files.describe import describe_end, describe_epoch, describe_start, result_name
 from common.files.plots import draw_curves
 from common.files.results import RunResult, write_result
@@ -77,12 +69,11 @@ class _Run:
         self.train_step = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
         self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
         self.says = self.first and not config.quiet
-        self.gpus = [device for device in self.place.devices if device.type == "cuda"]
-        self.states = context.states or States(context.network, optimizer)
         self.result = _before(context, config, options)
         self.schedule = build_schedule(optimizer, config, self.steps)
         torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
-        self.content = content_of(config, image_set) if config.checkpoint or config.resume else {}
+        content = content_of(config, image_set) if config.checkpoint or config.resume else {}
+        self.checkpoints = Checkpoints(context, optimizer, self.schedule, config, options, content)
         self.log = EpochLog(config.tensorboard) if config.tensorboard and self.first else None
 
     def say(self, text):
@@ -96,24 +87,17 @@ class _Run:
 
     def resume(self):
         """Go back to where --resume says; return what this rank had done of an epoch that was not over."""
-        config, place = self.config, self.place
-        state = read_checkpoint(config, self.options, self.content, place.ranks)
-        found = place_of(len(state["records"]), state["begun"]) if state else "missing"
-        if len(set(place.gather(found))) > 1:
-            what, advice = "the ranks found different checkpoints", "put the file where all machines see it"
-            raise SuiteError(what, f"{config.resume} on rank {place.rank} is {found}", advice, USAGE)
-        if not state:
-            return None
-        if self.context.sampler.num_replicas > 1:
-            self._settle()
-        records, begun = restore(config, state, place.rank, self.gpus, self.states.load, self.schedule)
-        times = "are sums of both runs' parts; those before are" if begun else "and those before are"
-        notes = (self.result.reason, f"resumed {found}, whose times {times} of the earlier run")
-        self.result = replace(self.result, reason="; ".join(filter(None, notes)), epochs=tuple(records))
+        records, begun, found = self.checkpoints.resume(self._settle)
+        if found:
+            times = "are sums of both runs' parts; those before are" if begun else "and those before are"
+            notes = (self.result.reason, f"resumed {found}, whose times {times} of the earlier run")
+            self.result = replace(self.result, reason="; ".join(filter(None, notes)), epochs=tuple(records))
         return begun
 
     def _settle(self):
         """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
+        if self.context.sampler.num_replicas == 1:
+            return
         self.context.model.train()
         images = torch.zeros(2, *self.image_set.image_shape)
         self.train_step(images, torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
@@ -122,7 +106,7 @@ class _Run:
     def announce(self):
         images = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (images, *self.image_set.image_shape), self.config)
-        for device in self.gpus:
+        for device in self.checkpoints.gpus:
             torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.says:
@@ -153,14 +137,14 @@ class _Run:
         if self.log:
             self.log.add(records[-1])
         if self.config.checkpoint:
-            self._keep_state()
+            self.checkpoints.keep(records)
 
     def _end(self, number, begun):
         """Put on disk what is needed to go on from this step, and end; begun: every rank's Training of the epoch."""
         name, where = signal.Signals(number).name, place_of(len(self.result.epochs), begun)
         kept = self.config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
         if kept:
-            self._keep_state(begun)
+            self.checkpoints.keep(self.result.epochs, begun)
         self.write(status="failed", reason=f"{name} ended it {where}")
         if self.first:
             advice = f"go on with --resume {self.config.checkpoint}" if kept else "there is no checkpoint to go on from"
@@ -169,18 +153,11 @@ class _Run:
         self.place.leave()
         sys.exit(128 + number)
 
-    def _keep_state(self, begun=()):
-        """Write what is needed to go on from here; all ranks have to take part."""
-        random_states, states = self.place.gather(random_state(self.gpus)), self.states.whole(keep=self.first)
-        if self.first:
-            training = (self.config, self.options, self.content, states, self.schedule, self.result.epochs)
-            save_checkpoint(*training, random_states, begun)
-
     def save(self):
         """Write the result and the weights: what rank 0 is to do concerns all, as each may hold a share of these."""
         saves, weights = self.place.gather(self.config.save)[0], None
         if saves and self.result.status != "diverged":
-            weights = plain_state(self.context.network, self.context.states and self.states.whole()["model"])
+            weights = plain_state(self.context.network, self.context.states and self.context.states.whole()["model"])
         self.write()
         if self.first and weights:
             with replacing(self.config.save) as file:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from common.engine.checkpoint import States
-from common.engine.place import Place
+from common.engine.place import Place, States
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.models.build import block_names, refuse_uncut, split_index

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.engine.checkpoint import States, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.checkpoint import Checkpoints, read_checkpoint
 from common.engine.step import build_optimizer
 from common.errors import DATA, USAGE
 from common.models.build import build_network
 from common.settings.config import SCHEDULES, flags_that
 from common.settings.schedules import build_schedule
-from tests.fixtures import Bomb, make_config
+from tests.fixtures import Bomb, make_config, make_context
 from tests.reports import make_result
 
 IMAGES, NETWORK = "the data set's images and labels, by their checksum", "net.py, by its checksum"
@@ -22,26 +22,23 @@ CONTENT = {IMAGES: "0123", NETWORK: "4567"}
 DAMAGED, ANOTHER = "it is damaged, or no checkpoint", "that was another training"
 
 
-def begin(config, steps_per_epoch):
-    """What a training of an mlp begins with: its model, optimizer and schedule."""
+def checkpoints(config, steps_per_epoch):
+    """Those of a training of an mlp."""
     model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), config)
-    return model, optimizer, build_schedule(optimizer, config, steps_per_epoch)
+    schedule = build_schedule(optimizer, config, steps_per_epoch)
+    return Checkpoints(make_context(model), optimizer, schedule, config, Namespace(), CONTENT)
 
 
 def write_checkpoint(config, steps_per_epoch):
-    model, optimizer, schedule = begin(config, steps_per_epoch)
-    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    records = make_result().epochs[:1]
-    save_checkpoint(config, Namespace(), CONTENT, states, schedule, records, [random_state([])])
+    checkpoints(config, steps_per_epoch).keep(make_result().epochs[:1])
 
 
 def resume(config, steps_per_epoch):
     """Go on from an mlp's checkpoint; return the schedule."""
-    model, optimizer, schedule = begin(config, steps_per_epoch)
-    state = read_checkpoint(config, Namespace(), CONTENT, 1)
-    restore(config, state, 0, [], States(model, optimizer).load, schedule)
-    return schedule
+    training = checkpoints(config, steps_per_epoch)
+    training.resume()
+    return training.schedule
 
 
 def read(path, content=CONTENT, ranks=1, own=(), **values):
@@ -227,11 +224,10 @@ MALFORMED = {
     "its random states are a number": ("random", 7),
     "its begun epoch is null": ("begun", [None]),
     "its begun epoch has a text": ("begun", [{**TRAINING, "steps": "1"}]),
-    "its begun epoch is of another number of ranks": ("begun", [TRAINING, TRAINING]),
-    "its model is a list": ("model", [1]),
-    "its optimizer is null": ("optimizer", None),
 }
 UNFIT = {
+    "a model that is a list": ("model", [1]),
+    "an optimizer that is null": ("optimizer", None),
     "another model's weights": ("model", {"head.weight": torch.ones(1)}),
     "weights that are numbers": ("model", "head.weight", 7),
     "an optimizer without groups": ("optimizer", {}),

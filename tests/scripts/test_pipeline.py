@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from common.data.image_set import load_image_set
-from common.engine.checkpoint import States
 from common.engine.loop import evaluate, train_one_epoch
+from common.engine.place import States
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_network
 from common.ranks.pipeline import from_rows, to_rows

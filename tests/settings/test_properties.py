@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compare_parallel
-from common.engine.checkpoint import States, random_state, read_checkpoint, restore, save_checkpoint
+from common.engine.checkpoint import Checkpoints
 from common.engine.step import build_optimizer
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.results import read_result, write_result
@@ -26,7 +26,7 @@ from common.settings.schedules import build_schedule
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report
-from tests.fixtures import make_config, misfits
+from tests.fixtures import make_config, make_context, misfits
 from tests.reports import configuration, make_result, report_of, runs
 
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
@@ -148,27 +148,15 @@ def checkpoint(tmp_path_factory):
     """(The config of a training, what its checkpoint holds)."""
     file = tmp_path_factory.mktemp("checkpoint") / "file.pt"
     known = make_config(checkpoint=str(file), resume=str(file), model="mlp")
-    model = build_network("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), known)
-    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    save_checkpoint(
-        known,
-        Namespace(),
-        {},
-        states,
-        build_schedule(optimizer, known, 1),
-        make_result().epochs[:1],
-        [random_state([])],
-    )
+    checkpoints(known).keep(make_result().epochs[:1])
     return known, torch.load(file, weights_only=True), file.read_bytes()
 
 
-def resume(known):
-    """Read a checkpoint, and go on from it."""
+def checkpoints(known):
     model = build_network("mlp", (1, 28, 28), 42)
     optimizer = build_optimizer(model.parameters(), known)
-    state = read_checkpoint(known, Namespace(), {}, 1)
-    restore(known, state, 0, [], States(model, optimizer).load, build_schedule(optimizer, known, 1))
+    schedule = build_schedule(optimizer, known, 1)
+    return Checkpoints(make_context(model), optimizer, schedule, known, Namespace(), {})
 
 
 def test_checkpoints(checkpoint):
@@ -179,7 +167,7 @@ def test_checkpoints(checkpoint):
     def look(values):
         torch.save(values, known.resume)
         with allowed(DATA, USAGE):
-            resume(known)
+            checkpoints(known).resume()
 
     look()
 
@@ -193,7 +181,7 @@ def test_damaged_checkpoints(checkpoint):
         with open(known.resume, "wb") as file:
             file.write(whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1 :])
         with allowed(DATA, USAGE):
-            resume(known)
+            checkpoints(known).resume()
 
     look()
 
