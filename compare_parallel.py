@@ -57,10 +57,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def plan_comparison(
     arguments: argparse.Namespace, shared_flags: list[str], directory: Path
 ) -> tuple[Report, list[str]]:
-    """Return a report without outcomes, what is to be run, in which order, on which machine, and all rows' flags.
-
-    Measures nothing yet.
-    """
+    """Return a report without outcomes, what is to be run on which machine, and all rows' flags; measure nothing."""
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and (most := max(arguments.nproc)) > machine.cores:
@@ -78,8 +75,7 @@ def plan_comparison(
 def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[str]:
     """Set --loader where it was left out; return the flags that all rows get, with it.
 
-    Loader workers starve a GPU, and a comparison of GPUs would be one of loaders. A folder of one's own may be larger
-    than a GPU's memory, and who speaks of workers wants them.
+    Workers starve a GPU; but a folder may be larger than its memory, and who speaks of workers wants them.
     """
     if arguments.loader:
         return shared_flags

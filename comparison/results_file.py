@@ -45,8 +45,7 @@ def checksum(values: dict) -> str:
 def read_results(path: Path) -> Report:
     """Read what write_results wrote, without the commands of its plan: no file says what is to be run.
 
-    Raises SuiteError (DATA) if the file is missing, truncated, of another schema, or not as it was written: numbers
-    that a hand has touched are no measurement.
+    Raises SuiteError (DATA) if the file is missing, damaged, of another schema, or was edited.
     """
     try:
         values = read_json(path)

@@ -42,9 +42,8 @@ def before(
 ) -> list[Configuration]:
     """Return every row that can run as it was before a change.
 
-    path: another checkout of this project, whose scripts run with the flags of now, or a results.json, read as `then`,
-    whose flags the scripts of now get. arguments: of now. Raises SuiteError (USAGE) if it is neither, has no row in
-    common with the plan, or names files that `arguments` do not.
+    path: another checkout, whose scripts run with the flags of now, or a results.json, read as `then`, whose flags the
+    scripts of now get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
     """
     able = [row for row in plan if not row.skip]
     known = {row.name for row in then.plan} if then else {}

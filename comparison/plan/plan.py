@@ -30,10 +30,10 @@ WORDS = {
 def make_plan(
     arguments: argparse.Namespace, machine: Machine, shared_flags: list[str], blocks: dict[str, int] | None = None
 ) -> list[Configuration]:
-    """Return the rows of `arguments.methods` (or the default ones), one for each combination of a method's values.
+    """Return the rows of `arguments.methods`, or the default ones, one for each combination of a method's values.
 
-    blocks: how many blocks those models have that may be hard to cut. Raises SuiteError (USAGE) if a method has no
-    combination that goes together; one of several is skipped with its reason, unless nodes would wait for it in vain.
+    blocks: of models that may be hard to cut. Raises SuiteError (USAGE) if a method has no combination that goes
+    together; one of several is skipped, unless nodes would wait for it in vain.
     """
     swept = _swept(arguments, machine)
     share = arguments.threads_per_device or max(1, machine.cores // max(swept["nproc"]))

@@ -1,7 +1,4 @@
-"""What the GPUs did while a run trained, as NVML tells it: power, clocks, memory, other programs that computed there.
-
-NVML is the driver's library, and nvidia-ml-py its binding, which is optional: without it nothing of this is known.
-"""
+"""What the GPUs did while a run trained, as NVML, the driver's library, tells it if nvidia-ml-py is installed."""
 
 import contextlib
 import functools

@@ -25,12 +25,10 @@ DETERMINISTIC = (
 
 
 def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_images: int) -> dict[str, Equivalence]:
-    """Train every configuration and one device from the same weights on the same batches, and compare the weights.
+    """Train each row and one device from the same weights on the same batches; compare the weights, by row's name.
 
-    No augmentation, and SGD instead of Adam, which turns rounding into whole steps. In evaluation mode, because
-    dropout's masks, and the statistics by which BatchNorm normalises, are other ones where a batch is cut. A row that
-    differs is trained again in double precision: rounding can switch an activation on or off, and so seem a mistake.
-    Returns by configuration's name.
+    Without what differs where a batch is cut: augmentation, dropout, BatchNorm's statistics; and by SGD, as Adam turns
+    rounding into whole steps. A row that differs is trained again in double precision, where rounding is no mistake.
     """
     references: dict[tuple[str, ...], Path] = {}
 

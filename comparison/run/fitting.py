@@ -1,7 +1,4 @@
-"""The largest batch with which each row trains: --batch-size, doubled until memory, or the data set, does not suffice.
-
-A batch is tried by the row's own script, which trains a few steps and evaluates, alone on the machine.
-"""
+"""The largest batch with which each row trains: --batch-size, doubled until memory, or data, do not suffice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import OUT_OF_MEMORY
-from common.files.probe import Probe
 from common.settings.config import option
 from comparison.plan.plan import type_flags
 from comparison.rows import TRIAL_MARGIN, TRIAL_STEPS, Configuration, Outcome, Trial, trials_of
@@ -19,8 +15,7 @@ from comparison.run.turns import run_once
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
     """Return which batch to try a row with next; None where its largest is known.
 
-    Twice the largest that fits, unless that was tried or the data set does not fill it; if none fits, half of the
-    smallest, as long as it divides among the devices.
+    Twice the largest that fits, or half of the smallest, if none does and the devices can share it.
     """
     results = _results(row, trials)
     if not results:
@@ -40,10 +35,7 @@ def _results(row, trials):
 
 
 def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], directory: Path) -> Trial:
-    """Let a row train TRIAL_STEPS steps of a batch and evaluate; its files go into `directory`.
-
-    settings: the comparison's, with the limit of memory of which TRIAL_MARGIN is left.
-    """
+    """Let a row train TRIAL_STEPS steps of a batch, under a limit of memory with TRIAL_MARGIN left, and evaluate."""
     fitted, flags = with_batch(row, batch_size), ["--epochs", "1", "--max-steps", str(TRIAL_STEPS)]
     if limit := settings.get("memory_limit"):
         flags += type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)})
@@ -80,12 +72,3 @@ def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> l
     rows = {row.name: row for row in plan}
     failed = [(rows[run.configuration], run) for run in outcomes if run.status == OUT_OF_MEMORY]
     return [Trial(row.against or row.name, row.planned.batch_size, run.status, run.reason) for row, run in failed]
-
-
-def with_peaks(probe: Probe, trials: Sequence[Trial]) -> Probe:
-    """Return a probe which has needed as much memory, of the device that trains, as the largest of the trials."""
-    peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
-    if not probe.memory or not peaks:
-        return probe
-    *others, own = probe.memory
-    return replace(probe, memory=(*others, replace(own, peak_bytes=max(own.peak_bytes, *peaks))))

@@ -44,10 +44,9 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
 
 
 def guesses_of(report: Report, **changed: int) -> dict[str, float]:
-    """Return how long one run of every row may take, by its name: start-up, and steps as one device alone makes them.
+    """Return how long a run of each row may take, by name: start-up, and steps as one device alone makes them.
 
-    A test batch counts a third of a step, its forward pass; loader, other devices and the method itself are left out.
-    changed: settings of the comparison that are others now.
+    A test batch counts a third of a step, its forward pass. changed: settings of the comparison that are others now.
     """
     probe, settings = report.probe, {**report.settings, **changed}
     assert probe
@@ -65,10 +64,7 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
 
 
 def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
-    """Return how long the runs that are left, (block, name) pairs, may take, after the given outcomes.
-
-    A configuration that has run takes as long as before; the others their guess times the mean error of the guesses.
-    """
+    """Return how long the runs that are left, (block, name) pairs, may take: as before, or as guessed, corrected."""
     seen: dict[str, list[float]] = {}
     for outcome in outcomes:
         seen.setdefault(outcome.configuration, []).append(outcome.wall_seconds)
@@ -112,10 +108,7 @@ def print_commands(report: Report) -> None:
 
 
 def print_estimate(report: Report, shared_flags: list[str]) -> None:
-    """Print how long the comparison would take, from a step that is measured now; each line is a shell's comment.
-
-    Nothing is downloaded for that, and of other nodes nothing is told.
-    """
+    """Print how long the comparison would take, as a shell's comments, by a step that is measured now, of data here."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
     if max(settings["nodes"]) > 1:

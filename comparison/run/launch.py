@@ -40,15 +40,13 @@ def started(
 ) -> Iterator[subprocess.Popen]:
     """Start `command` with stdout and stderr in the file `log`; at the end of the `with`, stop it if it still runs.
 
-    environment: variables besides this process's own. Whatever ends the `with`, nothing that the child started outlives
-    it, its temporary files are deleted; and should this process be killed, it dies too.
+    environment: more variables. Nothing that it started outlives the `with`, or this process should that be killed.
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
     with temporary_directory() as temporary, _new_file(log) as file:
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        variables = {**os.environ, **(environment or {}), **_use(temporary), TAG: tag}
-        # end_with_parent: should the guard be killed too
+        variables = {**_environment(temporary, tag), **(environment or {})}  # end_with_parent: if the guard dies too
         child = subprocess.Popen(command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent)
         try:
             yield child
@@ -69,21 +67,20 @@ def _new_file(path):
         raise SuiteError(f"cannot write {path}", error.strerror or str(error), advice, USAGE) from None
 
 
-def _use(temporary):
-    return {"TMPDIR": temporary} if len(temporary) < MOST_OF_A_SOCKET else {}
+def _environment(temporary, tag):
+    return {**os.environ, **({"TMPDIR": temporary} if len(temporary) < MOST_OF_A_SOCKET else {}), TAG: tag}
 
 
 def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[str, ...] = ()) -> str:
-    """Run one of common's modules as a child, because this process must not import torch; return its stdout.
+    """Run one of common's modules as a child, for this process imports no torch, behind `launcher`; return its stdout.
 
-    launcher: what is typed before the command, if anything. Raises HelperFailed if its exit code is none of `fine`,
-    SuiteError if it was killed, and could not say why.
+    Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = (*launcher, python(), "-m", module, *flags)
     with temporary_directory() as temporary:
-        environment = {**os.environ, "PYTHONPATH": path, TAG: own_tag(module), **_use(temporary)}
+        environment = {**_environment(temporary, own_tag(module)), "PYTHONPATH": path}
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent)
     if done.returncode < 0:
         found, advice = describe_exit(done.returncode), "try it again, or with a smaller --batch-size"
@@ -94,10 +91,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
 
 
 def end_together(children: Sequence[subprocess.Popen]) -> None:
-    """End children and their process groups: SIGTERM, GRACE seconds for all of them together, then SIGKILL.
-
-    A child that was stopped goes on, in order to end. Who ends a comparison may not wait: docker kills after 10 s.
-    """
+    """End children and their groups, stopped ones too: SIGTERM, GRACE seconds for all together, then SIGKILL."""
     alive, deadline = [child for child in children if child.poll() is None], time.monotonic() + GRACE
     for child in alive:
         for number in (signal.SIGTERM, signal.SIGCONT):
@@ -116,10 +110,7 @@ def ran_out_of_memory(line: str) -> bool:
 
 
 def cause(exit_code: int, log: Path) -> str:
-    """Return why a child failed: the first `error:` line in its log (others follow from it), or its code or signal.
-
-    If a rank died without a word, torchrun's report names it.
-    """
+    """Return why a child failed: the first `error:` line in its log, a rank in torchrun's report, or its exit code."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

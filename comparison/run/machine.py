@@ -40,10 +40,7 @@ def describe(data_root: str, *flags: str) -> dict[str, Any]:
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
-    """Return how many blocks each of the models has that could be too few for so many stages, or for two.
-
-    Each of the suite's own has two. A reader's own that does not work ends the program.
-    """
+    """Return how many blocks each model has that could be too few for so many stages; the suite's own have two."""
     doubtful = [model for model in models if model not in MODELS or stages > 2]
     if not doubtful:
         return {}
@@ -54,8 +51,7 @@ def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict
 def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
     """Return what each node of the job is, in words, as many as the row with most of them needs.
 
-    Raises SuiteError (USAGE) where there is no job of so many nodes, (DATA) where one lacks the data set, and (MACHINE)
-    where one cannot train, does not see `directory`, or is another kind of machine, unless that is allowed.
+    Raises SuiteError where there are too few, or where one cannot train, lacks data or files, or is of another kind.
     """
     nodes, held = max(arguments.nodes), int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
     if held < nodes:

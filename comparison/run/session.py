@@ -19,7 +19,7 @@ from comparison.record import Report
 from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
-from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest, with_peaks
+from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
 from comparison.run.forecast import guesses_of, how_long, run_probe, seconds_left
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
 from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
@@ -27,10 +27,7 @@ from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
 @dataclass(frozen=True)
 class Output:
-    """Where a comparison's files go, and who finds words, which lie above what runs it.
-
-    trial: words for a batch that was tried; noise: for how small a difference can be found.
-    """
+    """Where files go, and words from above for a batch that was tried and for how small a difference can be found."""
 
     directory: Path
     trial: Callable[[Trial], str]
@@ -54,10 +51,7 @@ def only_writer(directory: Path) -> Iterator[None]:
 
 
 def continued(report: Report, file: Path) -> Report:
-    """Return `report`, which has not run yet, with the finished runs of the interrupted comparison in a results.json.
-
-    Raises SuiteError (USAGE) if settings, rows, order or machine differ.
-    """
+    """Return `report`, which has not run yet, with the finished runs of an interrupted comparison's results.json."""
     earlier, planned = read_results(file), as_read(report)
     then, now = ({**some.settings, **some.environment} for some in (earlier, planned))
     changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
@@ -73,10 +67,9 @@ def continued(report: Report, file: Path) -> Report:
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
-    """Probe the machine, check the maths if asked, run what is left of `report.order`; return the report with all that.
+    """Probe the machine, check the maths if asked, run what is left; return the report with all that.
 
-    Blocks are added to `report.order` where other programs disturbed one, or while there is a budget and need of them.
-    results.json is on disk, whole, before the next run starts.
+    Blocks are added where one was disturbed, or a budget allows. results.json is whole before the next run starts.
     """
     _announce(report)
     remove_torn([output.directory / "results.json"])
@@ -106,7 +99,7 @@ def _prepared(report, shared_flags, output):
     if report.fitted:
         report = fit_batches(report, output)
     if not report.outcomes:
-        obstacle = why_not_in_turns(report.plan, with_peaks(report.probe, report.trials))
+        obstacle = why_not_in_turns(report.plan, report.probe, report.trials)
         whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
         print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
@@ -153,10 +146,9 @@ def _tell_run(report, outcome, guesses):
 
 
 def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
-    """Run what is left of a block; yield what became of each run as soon as it has ended.
+    """Run what is left of a block, whose rows share a seed; yield what became of each run as soon as it has ended.
 
-    A block's seed, which all its rows share, is counted up from --seed; after the largest comes 0. A run that runs out
-    of memory in turns, beside what the others hold, is repeated when they have ended, alone and whole.
+    One that lacks memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
@@ -201,10 +193,7 @@ def fit_again(report: Report, output: Output) -> Report | None:
 
 
 def trace_rows(report: Report, output: Output) -> Report:
-    """Return the report with two steps of every row that ran, if that is asked for, and was not traced before.
-
-    Each is traced in a run of its own, which counts for nothing and leaves a file for ui.perfetto.dev in traces/.
-    """
+    """Return the report with two steps of every row that ran, each traced in a run of its own, if that is asked for."""
     settings: Mapping[str, Any] = report.settings
     flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
     if settings["target_accuracy"] is not None:

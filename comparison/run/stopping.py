@@ -31,8 +31,7 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
 def look(report: Report, used: float, block_seconds: float) -> Report:
     """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
 
-    used: seconds since its first block began; block_seconds: of another. Where no time is left for that, it is the last
-    look and may take what is left of the error.
+    used: seconds since its first block began; block_seconds: of another. The last look may take all the error left.
     """
     budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
@@ -43,10 +42,9 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
 
 
 def wants_block(report: Report, used: float, block_seconds: float) -> bool:
-    """Return whether to run another block, after the look at the last; used, block_seconds: as for `look`.
+    """Return whether to run another block: in place of a disturbed one, of SPARE_BLOCKS at most, or within a budget.
 
-    In the place of a disturbed one, as long as there are SPARE_BLOCKS. Else, if there is time within the budget: with a
-    margin, until there are needed_blocks; with a budget alone, while a row, a sweep's value or a pair is not decided.
+    Then until there are as many as the margin needs, or, without one, while any ratio is undecided.
     """
     whole, budget, margin = len(report.whole_blocks), report.settings["budget"], report.settings["margin"]
 
@@ -65,8 +63,7 @@ def wants_block(report: Report, used: float, block_seconds: float) -> bool:
 def needed_blocks(report: Report, margin: float) -> int:
     """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
 
-    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): an interval's width, of logarithms, shrinks with
-    the root of the number of blocks, as the first stage alone tells the noise.
+    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): widths shrink with the root of their number.
     """
     half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio.low]
     needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]

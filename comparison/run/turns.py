@@ -1,7 +1,6 @@
-"""A run, whole or in turns, and the rows of a block in turns: each trains one epoch at a time, while the others wait.
+"""A run, whole or in turns: each row of a block trains one epoch at a time, while the others wait.
 
-Whatever makes the machine faster or slower for seconds then meets all rows alike: L. Bulej et al., "Duet benchmarking:
-improving measurement accuracy in the cloud", ICPE 2020.
+Whatever makes the machine slower for seconds then meets all rows alike: L. Bulej et al., "Duet benchmarking", 2020.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from common.machine.cores import available_cores
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
 from comparison.plan.plan import file_name
-from comparison.rows import Configuration, Outcome
+from comparison.rows import Configuration, Outcome, Trial
 from comparison.run.cards import CardWatch
 from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
 
@@ -37,10 +36,7 @@ LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 
 
 def busy_seconds() -> float | None:
-    """Return the CPU seconds that all processes used, and other machines took, since this machine started.
-
-    None where it has more cores than this process may use, so that it would say nothing about them.
-    """
+    """Return the CPU seconds that all processes, and other machines, used here; None if some cores are not ours."""
     if available_cores() != os.cpu_count():
         return None
     times = psutil.cpu_times()
@@ -64,8 +60,7 @@ def oom_kills() -> int:
 class Run:
     """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
 
-    Its result file and its log go into `directory`. timeout: seconds of its own turns after which it is stopped. To be
-    used in a `with`, which stops the run at its end.
+    Its result file and log go into `directory`. timeout: seconds of its own turns. In a `with`, which stops it.
     """
 
     def __init__(
@@ -177,8 +172,7 @@ def run_once(
 def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
     """Go through Runs to their ends, one turn of one of them at a time; yield what became of each as it ends.
 
-    They start in the order given, each in a turn of its own, and go on in an order that is shuffled for every epoch
-    from `seed`. One that fails, or is stopped for taking too long, leaves the others as they are.
+    They start in the order given, and go on in one that is shuffled from `seed` for every epoch.
     """
     shuffle, every = random.Random(seed), runs
     with contextlib.ExitStack() as stack:
@@ -195,10 +189,10 @@ def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
             runs = shuffle.sample(waiting, len(waiting))
 
 
-def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
+def why_not_in_turns(plan: Iterable[Configuration], probe: Probe, trials: Iterable[Trial] = ()) -> str:
     """Return why the rows of a block should not all be started at once, or "" if they fit into memory together.
 
-    On a CPU, each device counts with the most that the probe's process had; each loader worker, and what launches
+    On a CPU, each device counts with the most that the probe or a trial had; each loader worker, and what launches
     several devices, with half of that. On a GPU, each row counts with what PyTorch had there, and GPU_BASE.
     """
     able = [row for row in plan if not row.skip]
@@ -206,10 +200,12 @@ def why_not_in_turns(plan: Iterable[Configuration], probe: Probe) -> str:
         return "some run on several nodes"
     devices = [max(row.stages, row.planned.shares) for row in able]
     helpers = sum(row.planned.num_workers for row in able) + sum(count > 1 for count in devices)
+    tried = max((trial.peak_bytes or 0 for trial in trials), default=0)
     for memory in probe.memory:
-        needed, place = (sum(devices) + helpers / 2) * memory.peak_bytes, "the machine's memory"
+        peak = max(memory.peak_bytes, tried if memory is probe.memory[-1] else 0)  # of the device that trains
+        needed, place = (sum(devices) + helpers / 2) * peak, "the machine's memory"
         if memory.device != "cpu":
-            needed, place = len(able) * (memory.peak_bytes + GPU_BASE), "a GPU's memory"
+            needed, place = len(able) * (peak + GPU_BASE), "a GPU's memory"
         if needed > memory.free_bytes:
             return f"together they could need {needed / GIB:.1f} GiB of {place}, {memory.free_bytes / GIB:.1f} are free"
     return "" if probe.memory else "how much memory they need is not known"

@@ -15,8 +15,13 @@ from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
 
 
-def methods(*typed):
-    return [choice for text in typed for choice in parse_method(text)]
+def rows_of(typed, gpus=0, **values):
+    """The rows of what stands behind --methods."""
+    return plan(gpus, methods=[choice for text in typed.split() for choice in parse_method(text)], **values)
+
+
+def refuse(rows, baseline="single", scaling="strong"):
+    refuse_unequal(list(rows.values()), baseline, scaling)
 
 
 def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_for_them():
@@ -24,7 +29,7 @@ def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_
     assert list(rows) == "single single-all-cores dp ddp fsdp pipeline accelerate".split()
     assert flag(rows["ddp"], "--spawn") == flag(rows["dp"], "--simulate-devices") == "2" and "gloo" in rows["ddp"].label
     assert [name for name, row in rows.items() if "simulated" in row.label] == ["dp"]
-    asked = plan(methods=methods("mp", "mp-micro"))
+    asked = rows_of("mp mp-micro")
     assert all("simulated" in row.label for row in asked.values())
     assert flag(asked["mp-micro"], "--micro-batches") == flag(rows["pipeline"], "--micro-batches") == "4"
 
@@ -45,16 +50,15 @@ def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_thre
     assert whole.label == "one process, all cores" and "data_parallel_train.py" in whole.command[1]
     assert (flag(whole, "--threads"), flag(rows["single"], "--threads"), whole.skip) == ("8", "4", "")
     for baseline in ("single", "single-all-cores"):
-        refuse_unequal(list(rows.values()), baseline, "strong")
-    unequal = {**rows, "ddp": plan(threads_per_device=3)["ddp"]}
+        refuse(rows, baseline)
     with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
-        refuse_unequal(list(unequal.values()), "single", "strong")
+        refuse({**rows, "ddp": plan(threads_per_device=3)["ddp"]})
     assert "single-all-cores" not in plan(gpus=2)
     for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1])):
         assert "which has all cores" in planned["single-all-cores"].skip
 
 
-def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
+def test_gpus_are_used_and_what_is_missing_is_a_reason_to_skip(monkeypatch):
     rows = plan(gpus=2)
     assert flag(rows["dp"], "--use-parallel") == "2" and "NCCL" in rows["ddp"].label
     assert not any(row.skip or "simulated" in row.label for name, row in rows.items() if name != "accelerate")
@@ -63,10 +67,7 @@ def test_gpus_are_used_and_missing_ones_are_a_reason_to_skip():
     assert not rows["single"].skip and not rows["mp"].skip
     rows = plan(gpus=1)
     assert "mp" not in rows and flag(rows["ddp"], "--spawn") == "1"
-    assert "simulated" in plan(gpus=1, methods=methods("mp"))["mp"].label
-
-
-def test_a_missing_package_is_a_reason_to_skip(monkeypatch):
+    assert "simulated" in rows_of("mp", gpus=1)["mp"].label
     monkeypatch.setattr("comparison.methods.find_spec", lambda name: None)
     assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
 
@@ -75,9 +76,12 @@ def test_the_rungs_of_the_ladder():
     names = "single single-all-cores ddp-1 ddp-no-sync ddp".split()
     assert [method for method, _ in parse_method("ladder")] == ladder() == names
     assert parse_method("ladder:num-workers=2")[4] == ("ddp", {"num_workers": 2})
-    rows = plan(methods=methods("ladder"), nproc=[4])
+    rows = rows_of("ladder", nproc=[4])
     assert [flag(rows[name], "--spawn") for name in names[2:]] == ["1", "4", "4"]
     assert ["--no-sync" in rows[name].command for name in names[2:]] == [False, True, False]
+    weak = rows_of("ladder", scaling="weak", nproc=[4])
+    assert [flag(row, "--batch-size") for row in weak.values()] == ["64", "64", "64", "256", "256"]
+    refuse(weak, scaling="weak")
 
 
 def test_several_values_make_one_row_each_where_the_method_has_them():
@@ -88,20 +92,22 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned.per_device_batch_size == 64
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
     assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
-    assert flag(plan(nproc=[2, 3], methods=ALL[:1])["single"], "--num-workers") == "6"  # divides by 2 and by 3
-    (row,) = plan(methods=ALL[:1], num_workers=[2, 2]).values()
+    assert flag(rows_of("single", nproc=[2, 3])["single"], "--num-workers") == "6"  # divides by 2 and by 3
+    (row,) = rows_of("single", num_workers=[2, 2]).values()
     assert row.values == {}  # the same twice is no sweep
 
 
 def test_every_stage_of_a_pipeline_sees_the_whole_batch():
-    ways = methods("single", "pipeline-1", "pipeline")
     for scaling in ("strong", "weak"):
-        rows = plan(methods=ways, nproc=[3], batch_size=[65], num_workers=[1], micro_batches=[6], scaling=scaling)
+        values = {"nproc": [3], "batch_size": [65], "num_workers": [1], "micro_batches": [6], "scaling": scaling}
+        rows = rows_of("single pipeline-1 pipeline", **values)
         assert {row.planned.per_device_batch_size for row in rows.values()} == {65}
         assert {flag(row, "--batch-size") for row in rows.values()} == {"65"}
-        refuse_unequal(list(rows.values()), "single", scaling)
+        refuse(rows, scaling=scaling)
     assert [flag(rows[name], "--spawn") for name in ("pipeline", "pipeline-1")] == ["3", "1"]
     assert flag(rows["pipeline"], "--micro-batches") == flag(rows["pipeline-1"], "--micro-batches") == "6"
+    (row,) = rows_of("pipeline-1f1b", nproc=[3]).values()
+    assert flag(row, "--pipeline-schedule") == "1f1b" and row.label.endswith(", 1F1B")
 
 
 @pytest.mark.parametrize(
@@ -117,25 +123,27 @@ def test_every_stage_of_a_pipeline_sees_the_whole_batch():
     ],
 )
 def test_combinations_that_do_not_go_together_are_skipped_unless_none_is_left(typed, values, skipped):
-    for name, row in plan(methods=methods(*typed.split()), **values).items():
+    for name, row in rows_of(typed, **values).items():
         words = next((words for end, words in skipped.items() if name.endswith(end)), "")
         assert words in row.skip and bool(row.skip) == bool(words), name
 
 
-def test_where_no_combination_is_left_the_plan_is_refused():
-    with pytest.raises(SuiteError, match="105 would be the fewest"):
-        plan(nproc=[3, 5, 7])
-    with pytest.raises(SuiteError, match="--num-workers is a total and must divide.*found 1 for 2"):
-        plan(methods=methods("ladder"), num_workers=[1, 3])
-
-
-def test_1f1b_is_a_row_of_its_own():
-    (row,) = plan(methods=methods("pipeline-1f1b"), nproc=[3]).values()
-    assert flag(row, "--pipeline-schedule") == "1f1b" and row.label.endswith(", 1F1B")
+@pytest.mark.parametrize(
+    "typed, values, message",
+    [
+        ("single", {"nproc": [3, 5, 7]}, "105 would be the fewest"),
+        ("ladder", {"num_workers": [1, 3]}, "--num-workers is a total and must divide.*found 1 for 2"),
+        ("single", {"model": ["a/net.py:build", "b/net.py:build"]}, "two models have one name"),
+        ("single", {"model": ["my net.py:build", "my-net.py:build"]}, "two models have one name"),  # of their files
+    ],
+)
+def test_what_is_no_plan_is_refused(typed, values, message):
+    with pytest.raises(SuiteError, match=message):
+        rows_of(typed, **values)
 
 
 def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
-    arguments = plan_arguments(methods=methods("mp", "pipeline-1", "pipeline"), nproc=[2, 3])
+    arguments = plan_arguments(methods=[("mp", {}), ("pipeline-1", {}), ("pipeline", {})], nproc=[2, 3])
     one, two, three = (
         [row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})] for blocks in (1, 2, 3)
     )
@@ -148,7 +156,7 @@ def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
     times = {"conv1": 1.0, "conv2": 1.0, "full1": 1.0, "head": 4.0}
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in times.items()]
     probe = convert({**PROBE, "blocks": blocks}, Probe)
-    rows = plan(methods=methods("single", "mp", "pipeline"), nproc=[2, 3, 5], num_workers=[0])
+    rows = rows_of("single mp pipeline", nproc=[2, 3, 5], num_workers=[0])
     assert [row.stages for row in rows.values()] == [1, 2, 2, 3, 5]
     single, mp, two, three, five = (with_cut(row, probe).command[len(row.command) :] for row in rows.values())
     assert mp == two == ("--split-at", "head") and three == ("--split-at", "conv2", "head")
@@ -156,14 +164,8 @@ def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
     assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], convert(PROBE, Probe))
 
 
-def test_weak_scaling_multiplies_the_batch_by_the_devices():
-    rows = plan(methods=methods("ladder"), scaling="weak", nproc=[4])
-    assert [flag(row, "--batch-size") for row in rows.values()] == ["64", "64", "64", "256", "256"]
-    refuse_unequal(list(rows.values()), "single", "weak")
-
-
 def test_every_row_is_compared_with_the_baseline_of_the_same_values():
-    rows = plan(methods=methods("ddp", "single"), num_workers=[0, 2], nproc=[1, 2])
+    rows = rows_of("ddp single", num_workers=[0, 2], nproc=[1, 2])
     every = list(rows.values())
     for name, baseline, expected in (
         ("ddp-num_workers=2-nproc=2", "single", "single-num_workers=2"),
@@ -172,37 +174,33 @@ def test_every_row_is_compared_with_the_baseline_of_the_same_values():
     ):
         assert baseline_of(rows[name], every, baseline).name == expected
     assert baseline_of(every[0], every, "mp") is None
-    rows = plan(methods=methods("single:num-workers=4", "single", "ddp"))
+    rows = rows_of("single:num-workers=4 single ddp")
     assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one that is planned equal
 
 
-@pytest.mark.parametrize("own", ["precision=bf16", "compile", "cuda-graph", "num-workers=4"])
+@pytest.mark.parametrize("own", ["precision=bf16", "cuda-graph", "num-workers=4"])
 def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_the_plain_one(own):
-    plain, other = plan(methods=methods("single", f"single:{own}"), num_workers=[0]).values()
+    rows = rows_of(f"single single:{own}", num_workers=[0])
+    plain, other = rows.values()
     assert all(baseline_of(row, [other, plain], "single") is plain for row in (plain, other))
     with pytest.raises(SuiteError, match="unequal rows are no comparison"):
-        refuse_unequal([plain, other], "single", "strong")
-
-
-def test_a_readers_model_is_called_by_its_files_name():
-    rows = plan(model=["/home/ada/net.py:build", "lenet"], methods=methods("single"))
-    assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
-    for one, other in (("a/net.py:build", "b/net.py:build"), ("my net.py:build", "my-net.py:build")):  # or their files
-        with pytest.raises(SuiteError, match="two models have one name"):
-            plan(model=[one, other])
+        refuse(rows)
 
 
 def test_a_value_for_one_method_alone_is_refused_with_both_values():
-    rows = list(plan(methods=methods("single", "ddp:num-workers=4"), num_workers=[0]).values())
-    assert flag(rows[1], "--num-workers") == "4" and rows[1].label == "DDP ×2, gloo, num workers 4"
+    rows = rows_of("single ddp:num-workers=4", num_workers=[0])
+    ddp = list(rows.values())[1]
+    assert flag(ddp, "--num-workers") == "4" and ddp.label == "DDP ×2, gloo, num workers 4"
     both = "workers: “one device” has 0, “DDP ×2, gloo, num workers 4” 4; .*--allow-un"
     for baseline in ("single", "mp"):  # no baseline: the first row stands in
         with pytest.raises(SuiteError, match=both):
-            refuse_unequal(rows, baseline, "strong")
-    refuse_unequal(list(plan(methods=ALL, num_workers=[0, 2]).values()), "single", "strong")
+            refuse(rows, baseline)
+    refuse(plan(methods=ALL, num_workers=[0, 2]))
 
 
-def test_blocks_hold_every_row_once_in_an_order_of_the_seeds():
+def test_names_of_rows_and_their_order():
+    rows = rows_of("single", model=["/home/ada/net.py:build", "lenet"])
+    assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
     names = list("abcdef")
     order = make_order(names, 3, seed=1)
     blocks = [[name for block, name in order if block == number] for number in (1, 2, 3)]

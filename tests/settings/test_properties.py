@@ -273,6 +273,7 @@ def test_flags_of_a_comparison(typed, tmp_path, monkeypatch, capsys):
     environment = {"torch": "2.11.0", "gpus": [], "cores": 2}
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), environment))
     monkeypatch.setattr(compare_parallel, "find_blocks", lambda models, stages, _: dict.fromkeys(models, 2))
+    monkeypatch.setattr(compare_parallel, "print_estimate", lambda *_: None)  # which runs a probe
 
     @few(max_examples=200)
     @given(flags([*WORDS, *OWN]))
