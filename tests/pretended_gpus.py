@@ -82,15 +82,9 @@ class Pretended(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held, place):
-        tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            held.shape,
-            strides=held.stride(),
-            dtype=held.dtype,
-            storage_offset=held.storage_offset(),
-            device=CPU,
-            requires_grad=held.requires_grad,
-        )  # for C++, which has no CUDA
+        same = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        wanted = held.requires_grad  # on the CPU for C++, which has no CUDA
+        tensor = torch.Tensor._make_wrapper_subclass(cls, held.shape, device=CPU, requires_grad=wanted, **same)
         tensor.held, tensor.place = held, place
         return tensor
 
@@ -119,11 +113,6 @@ class Pretended(torch.Tensor):
     def tolist(self):
         gpus.wait("tolist")
         return self.held.tolist()
-
-    def numpy(self, **_):
-        raise TypeError(f"can't convert {self.place} device type tensor to numpy. Use Tensor.cpu() first.")
-
-    __array__ = numpy
 
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
@@ -209,14 +198,6 @@ class Everywhere(TorchFunctionMode):
         return Pretended(made, target)
 
 
-class Stream:
-    def __init__(self, device):
-        self.device, self.waited_for = device, []
-
-    def wait_stream(self, other):
-        self.waited_for.append(other.device)
-
-
 class Event:
     """It belongs to its stream's device, and has a time once that device was synchronized after it."""
 
@@ -281,12 +262,17 @@ def properties(device):
     return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", **about)
 
 
+def do_nothing(*_, **__):
+    pass
+
+
 @contextlib.contextmanager
 def pretended_gpus(*names: str):
     """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them."""
     global gpus
     gpus, usual = Gpus(list(names)), gpus
-    streams = {torch.device("cuda", index): Stream(torch.device("cuda", index)) for index in range(len(names))}
+    places = [torch.device("cuda", index) for index in range(len(names))]
+    streams = {place: SimpleNamespace(device=place, wait_stream=do_nothing) for place in places}
 
     def set_debug_mode(mode):
         gpus.debug_mode = mode
@@ -296,9 +282,8 @@ def pretended_gpus(*names: str):
             "is_available": lambda: bool(names),
             "device_count": lambda: len(names),
             "current_device": lambda: 0,
-            "set_device": lambda device: None,
-            "empty_cache": lambda: None,
-            "_lazy_init": lambda: None,
+            **dict.fromkeys(("set_device", "empty_cache", "_lazy_init", "reset_peak_memory_stats"), do_nothing),
+            **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda device=None: 1 << 20),
             "synchronize": gpus.synchronize,
             "set_sync_debug_mode": set_debug_mode,
             "Event": Event,
@@ -307,9 +292,6 @@ def pretended_gpus(*names: str):
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_properties": properties,
             "mem_get_info": lambda device=None: (1 << 33, 1 << 33),
-            "max_memory_allocated": lambda device=None: 1 << 20,
-            "max_memory_reserved": lambda device=None: 1 << 20,
-            "reset_peak_memory_stats": lambda device=None: None,
             "get_rng_state": lambda device=None: torch.get_rng_state(),
             "set_rng_state": lambda state, device=None: None,
         },
