@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.judge.choice import Recommendation, Sweep, choose, find_sweeps
+from comparison.judge.decision import Decision, decide
 from comparison.judge.fairness import compare_with_baselines, differences, equal_images
 from comparison.judge.measures import Measures, Resolution, Summary, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
 from comparison.judge.statistics import Ratio
+from comparison.judge.sweeps import Sweep, find_sweeps
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.record import Report
 from comparison.rows import Row
@@ -40,7 +41,7 @@ class Analysis:
     rows: tuple[RowAnalysis, ...]
     sweeps: tuple[Sweep, ...]
     projection: Projection
-    recommendations: tuple[Recommendation, ...]
+    decisions: tuple[Decision, ...]
     resolution: Resolution | None
     pairs: dict[str, tuple[Pair, ...]]
 
@@ -53,6 +54,10 @@ class Analysis:
     def same_images(self) -> bool:
         """Whether the epochs of all rows hold equally many images, so that their times per epoch are comparable."""
         return equal_images(entry.row.results[0] for entry in self.done)
+
+    def beside_best(self, entry: RowAnalysis) -> Ratio | None:
+        """Return how many times as long as the row to use, of the same training, a row takes."""
+        return next((found.ratios[entry.name] for found in self.decisions if entry.name in found.ratios), None)
 
     def of(self, row: Row) -> RowAnalysis:
         """Return what is derived from a row."""
@@ -69,7 +74,7 @@ def analyse(report: Report) -> Analysis:
         rows,
         find_sweeps(report, rows, measures.asked),
         project(report, measures.summaries),
-        choose(report, rows, measures.asked),
+        decide(report, rows, measures),
         measures.resolution,
         {role: _pairs(report, rows, role, measures) for role in (TWIN, BEFORE)},
     )

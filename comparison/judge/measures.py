@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 
@@ -30,6 +31,7 @@ from comparison.rows import Outcome, Row
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
 LONG_FIRST = 1.5  # times as long as the others does a first epoch take that is warned of
+PER_EPOCH, WHOLE_RUN, TO_TARGET = "epoch", "run", "target"
 MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
 
 
@@ -124,16 +126,32 @@ class Resolution:
 
 
 @dataclass(frozen=True)
+class WallTime:
+    """The wall time to what is wanted, in seconds, of every row. kind: PER_EPOCH, with the evaluation; WHOLE_RUN, from
+    the command to its end; or TO_TARGET, the same where the target accuracy ends it.
+
+    means: by configuration's name, geometric, adjusted to all blocks.
+    """
+
+    kind: str
+    times: Table
+    means: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Measures:
     """What all runs of a report say. asked: what its rows are judged by, the seconds of an image or, with a target
     accuracy, of all training; images: the seconds of an image; accuracies: in percent, of the rows that learn.
 
-    summaries: by configuration's name. resolution: None where there are too few runs to tell.
+    wall_time: what decides; per_epoch: the same of an epoch. summaries: by configuration's name. resolution: None where
+    there are too few runs to tell.
     """
 
     asked: Table
     images: Table
     accuracies: Table
+    wall_time: WallTime
+    per_epoch: WallTime
     summaries: dict[str, Summary]
     resolution: Resolution | None
 
@@ -193,7 +211,44 @@ def measure(report: Report) -> Measures:
     means = zip(*(adjusted_means(some.values) for some in (asked, images, training, total)), strict=True)
     columns = zip(rows, training.values.T, means, strict=True)
     summaries = {row.configuration.name: _summary(row, own, *map(float, numbers)) for row, own, numbers in columns}
-    return Measures(asked, images, accuracies, summaries, _resolution(asked, len(report.rows) - 1))
+    per_epoch = _wall_time(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
+    kind = _what_decides(report)
+    wall_time = per_epoch if kind == PER_EPOCH else _wall_time(kind, total)
+    resolved = _resolution(asked, len(report.rows) - 1)
+    return Measures(asked, images, accuracies, wall_time, per_epoch, summaries, resolved)
+
+
+def _wall_time(kind: str, times: Table) -> WallTime:
+    return WallTime(kind, times, dict(zip(times.columns, map(float, adjusted_means(times.values)), strict=True)))
+
+
+def _images_of_epoch(report: Report) -> int:
+    """How many images a whole epoch has, also where --max-steps cut the ones that were run."""
+    trained = (result.epochs[-1].samples for row in report.all_rows for result in row.results)
+    return report.probe.train_images if report.probe else max(trained, default=0)
+
+
+def _epoch_seconds(images: int, outcome: Outcome, result: RunResult) -> float:
+    evaluation = statistics.fmean(epoch.evaluate_seconds for epoch in result.epochs)
+    return images * image_seconds(outcome, result) + evaluation
+
+
+def _what_decides(report: Report) -> str:
+    """Whole runs, but where their epochs were cut, as a sample of a longer training, or are so many that the rest of
+    the run takes no longer than times may differ and be practically equal."""
+    if report.settings.get("target_accuracy") is not None:
+        return TO_TARGET
+    fixed = [_fixed_share(result) for row in report.rows if not row.simulated for result in row.results]
+    short = max(fixed, default=0.0) > (report.settings["equal_within"] or EQUAL_WITHIN)
+    return WHOLE_RUN if short and not report.settings["max_steps"] else PER_EPOCH
+
+
+def _fixed_share(result: RunResult) -> float:
+    """Which part of a run its start-up is, and what the first epoch takes longer than the others."""
+    epochs = result.epochs
+    mean = statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs)
+    fixed = result.startup_seconds + max(0.0, epochs[0].train_seconds - mean)
+    return fixed / (result.startup_seconds + sum(epoch.train_seconds + epoch.evaluate_seconds for epoch in epochs))
 
 
 def _resolution(asked: Table, comparisons: int) -> Resolution | None:

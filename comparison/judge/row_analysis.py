@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from comparison.judge.causes import Case, find_causes
-from comparison.judge.fairness import Standing
+from comparison.judge.fairness import NOT_SHOWN, Standing
 from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs
-from comparison.judge.statistics import DISTURBED
+from comparison.judge.statistics import DISTURBED, FASTER
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report
 from comparison.rows import Row
@@ -106,7 +106,7 @@ def _result(report: Report, row: Row, standing: Standing) -> str:
         words.append(say("baseline"))
     elif standing.speed_up:
         words.append(standing.speed_up.words)
-        if standing.accuracy:
+        if standing.accuracy and (standing.speed_up.words == FASTER or not standing.accuracy.startswith(NOT_SHOWN)):
             words.append(standing.accuracy)
     elif row.simulated:
         words.append(say("simulated"))

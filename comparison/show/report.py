@@ -96,10 +96,15 @@ def write_csv(analysis: Analysis, path: Path) -> None:
 
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     report, row, numbers, memory = analysis.report, entry.row, entry.summary, entry.summary.memory
-    ratios = {}
-    for name in ("speed_up", "efficiency"):
+    standing, ratios = entry.standing, {}
+    told = {
+        "speed_up": standing.speed_up,
+        "efficiency": standing.efficiency,
+        "time_to_best": analysis.beside_best(entry),
+    }
+    for name, ratio in told.items():
         for end, bound in (("", "value"), ("_low", "low"), ("_high", "high")):
-            ratios[f"{name}{end}"] = getattr(getattr(entry.standing, name), bound, None)
+            ratios[f"{name}{end}"] = getattr(ratio, bound, None)
     return {
         "method": row.configuration.method,
         "label": row.label,
@@ -114,7 +119,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "images_per_joule": numbers.images_per_joule,
         **{f"{name.replace(' ', '_')}_bytes": size for name, size in (memory.parts if memory else {}).items()},
         **ratios,
-        "no_speed_up_because": entry.standing.reason,
+        "no_speed_up_because": standing.reason,
         **{words_of(name): value for name, value in (effective(row.results[0]) if row.results else {}).items()},
     }
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.choice import Sweep
 from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.sweeps import Sweep
 from comparison.methods import method_of
 from comparison.rows import Row
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say

@@ -40,7 +40,7 @@ def cells_of(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
 def table_of(rows: Iterable[dict[str, Any]], tablefmt: str) -> str:
     """Return a table of rows, in one of tabulate's formats; nothing of no rows."""
     header, *cells = cells_of(rows) or [[]]
-    left = [place for place, heading in enumerate(header) if heading in LEFT or " ÷ " in heading]
+    left = [place for place, heading in enumerate(header) if heading in LEFT or " ÷ that " in heading]
     return lay_out(cells, header, tablefmt, left)
 
 
@@ -100,6 +100,7 @@ def main_table(analysis: Analysis) -> Rows:
             "Runs": numbers.runs,
             "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
+            **({"Time ÷ best [95 %]": analysis.beside_best(entry)} if decided(analysis) else {}),
             "Efficiency [95 %]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
@@ -126,10 +127,27 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
             **time,
             "Total\n(s)": cell(numbers.total_seconds, ".1f"),
             "Speed-up\n[95 %]": cell(entry.standing.speed_up).replace(" [", before),
-            "Memory\n(MiB)": memory and mebibytes(memory.peak),
+            **({"Time ÷\nbest": _beside_best(analysis, entry)} if decided(analysis) else {}),
+            **({"Memory\n(MiB)": memory and mebibytes(memory.peak)} if memory_matters(analysis.report) else {}),
             "Accuracy\n(%)": accuracy(numbers.accuracies),
             "Result": entry.result,
         }
+
+
+def memory_matters(report: Report) -> bool:
+    """Whether memory limits what can be trained: on a CPU, an interpreter and its libraries are most of a peak."""
+    return report.first.device == "gpu" or report.fitted
+
+
+def decided(analysis: Analysis) -> bool:
+    """Whether there is a row to use, beside which the times of the others can stand."""
+    return any(decision.kind == "use" for decision in analysis.decisions)
+
+
+def _beside_best(analysis, entry):
+    ratio = analysis.beside_best(entry)
+    tied = any(entry in decision.tied for decision in analysis.decisions)
+    return ratio and (say("{x:.2f} tied", x=ratio.value) if tied else f"{ratio.value:.2f}")
 
 
 def _target(report):

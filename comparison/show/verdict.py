@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from common.errors import OUT_OF_MEMORY
 from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
-from comparison.judge.choice import Recommendation
-from comparison.judge.fairness import NOT_SHOWN
+from comparison.judge.decision import Decision
+from comparison.judge.measures import PER_EPOCH, TO_TARGET
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.methods import all_cores_methods, method_of
@@ -89,42 +89,72 @@ def _simulated(analysis):
 def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
     sentences: list[str] = []
-    for choice in analysis.recommendations:
-        if choice.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
-            words = say("Recommendation: {words}", words=_recommend(analysis, choice))
-            where = choice.trained
+    for decision in analysis.decisions:
+        if decision.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
+            words = say("Recommendation: {words}", words=_recommend(analysis, decision))
+            where = decision.trained
             sentences.append(say("For {trained}: {words}", trained=where, words=words) if where else words)
     return sentences
 
 
-def _recommend(analysis: Analysis, choice: Recommendation) -> str:
-    best, shown, cores = choice.best, choice.shown, analysis.report.environment["cores"]
-    standing = shown.standing if shown else None
-    fast = as_fast(standing.speed_up, standing.baseline.label) if standing else ""
-    if choice.kind == "not measured":
-        return _unequal(analysis) or say("none, as no other method was measured against the baseline.")
-    if choice.kind == "disturbed":
+def _recommend(analysis: Analysis, decision: Decision) -> str:
+    kind = decision.kind
+    if kind == "not measured":
+        return _unequal(analysis) or say("none, as no other row was measured that trains the same.")
+    if kind == "disturbed":
         return say("none. The comparison was disturbed.")
-    if choice.kind == "all cores":
-        return sentence("no all-cores row", n=cores, methods=join(" or ", all_cores_methods()))
-    if choice.kind == "own batches":
+    if kind == "all cores":
+        return sentence(
+            "no all-cores row", n=analysis.report.environment["cores"], methods=join(" or ", all_cores_methods())
+        )
+    if kind == "own batches":
         return sentence("own batches")
-    if choice.kind == "few runs":
-        return sentence("few runs", row=shown.label, fast=fast)
-    if choice.kind == "stay":
-        doubts = [doubt for doubt in (standing.accuracy, shown.row.trouble) if doubt]
-        words = say("{words}, but {doubts}", words=standing.speed_up.words, doubts=join(" and ", doubts))
-        found = words if doubts else standing.speed_up.words
-        time = time_asked(analysis, best)
-        answer = sentence("stay", best=best.label, time=time, row=shown.label, fast=fast, words=found)
-        more = say("More --repeats, or --check-maths, can show that.")
-        return join(" ", [answer, *[more] * standing.accuracy.startswith(NOT_SHOWN), *_ending(analysis, choice)])
-    if choice.whole and choice.whole is not best and choice.whole.row is not standing.baseline:
-        ratio = choice.whole_ratio
-        fast = sentence("and as fast", fast=fast, y=ratio.value, j=within(ratio), other=choice.whole.label)
-    time = instead_of(analysis, best, analysis.of(standing.baseline))
-    answer = say("use “{row}” on this machine: {fast}; {time}.", row=best.label, fast=fast, time=time)
-    return join(" ", [answer, *_ending(analysis, choice)])
+    if kind == "none sound":
+        return say("none, as no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))
+    if kind == "few runs":
+        return sentence("few runs", row=decision.best.label, time=_wall_time(analysis, decision, decision.best))
+    best, time = decision.best, _wall_time(analysis, decision, decision.best)
+    words = say("stay with “{row}”, {time}" if best.is_baseline else "use “{row}”, {time}", row=best.label, time=time)
+    answer = [say("{words}: {beside}.", words=words, beside=_beside_best(decision))]
+    if decision.tied:
+        tied = quoted(entry.label for entry in decision.tied)
+        answer.append(say("Statistically tied with it: {rows}.", rows=tied))
+    if best is not decision.rows[0]:
+        answer.append(say("It is the simplest of the rows that are tied for the fastest."))
+    if decision.later:
+        answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
+    if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
+        answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
+    if missing := [entry.label for entry in analysis.rows if entry.row.simulated or not entry.row.results]:
+        answer.append(say("Not measured here: {rows}.", rows=quoted(missing)))
+    return join(" ", answer)
+
+
+def _reasons(analysis, decision, names):
+    labels = {entry.name: entry.label for entry in analysis.rows}
+    return join("; ", [say("“{row}”, {why}", row=labels[name], why=decision.out[name]) for name in names])
+
+
+def _wall_time(analysis, decision, entry):
+    """By which time it was decided, and what a row takes, where that was measured whole."""
+    kind, seconds = decision.wall_time.kind, decision.wall_time.means[entry.name]
+    if kind == PER_EPOCH:
+        return sentence("by an epoch")
+    if kind == TO_TARGET:
+        return sentence("by the time to target", s=seconds, n=100 * analysis.report.settings["target_accuracy"])
+    return sentence("by a whole run", s=seconds, epochs=count(analysis.report.settings["epochs"], "epoch"))
+
+
+def _beside_best(decision):
+    """How many times as long as the row to use its baseline takes; of a baseline, the next of the others."""
+    best = decision.best
+    others = [entry for entry in decision.rows if entry is not best]
+    baseline = next((entry for entry in others if entry.row is best.standing.baseline), None)
+    other = baseline or next(iter(others), None)
+    if not other:
+        return say("no other row may be used")
+    ratio = decision.ratios[other.name]
+    return say("“{row}” takes {x:.2f} times as long{i}", row=other.label, x=ratio.value, i=within(ratio))
 
 
 def _unequal(analysis):
@@ -136,17 +166,6 @@ def _unequal(analysis):
             unequal = join(", ", entry.standing.unequal)
             rows.append(say("“{row}” is {fast}, with {settings}", row=entry.label, fast=fast, settings=unequal))
     return say("none, as the rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
-
-
-def _ending(analysis, choice):
-    """Which rows could be used as well, whether all runs of the best ended well, and of which rows nothing is known."""
-    equals = [entry.label for entry in choice.equals if entry is not choice.shown]
-    missing = [entry.label for entry in analysis.rows if entry.row.simulated or not entry.row.results]
-    return [
-        *([say("{trouble}.", trouble=choice.best.row.trouble)] if choice.best.row.troubles else ()),
-        *([say("Statistically tied with it: {rows}.", rows=quoted(equals))] if equals else ()),
-        *([say("Not measured here: {rows}.", rows=quoted(missing))] if missing else ()),
-    ]
 
 
 # ---- a row

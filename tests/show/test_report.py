@@ -72,14 +72,15 @@ def test_main_table():
         "3",
         "500",
         "1.00",
+        "1.67 [1.61, 1.73]",
         "100%",
         "9.0",
         "0.0",
         "baseline",
     ]
-    assert ddp[8] == "2.00 [1.91, 2.10]" and ddp[9:] == ["100% [95, 105]", "9.0", "0.0", "faster"]
-    assert dp[8:] == ["–", "–", "9.0", "0.0", "simulated"]
-    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 5, "skipped"]
+    assert ddp[8] == "2.00 [1.91, 2.10]" and ddp[9:] == ["1.00", "100% [95, 105]", "9.0", "0.0", "faster"]
+    assert dp[8:] == ["–", "–", "–", "9.0", "0.0", "simulated"]
+    assert mp == ["MP", "synthetic-mnist", *["–"] * 4, "0", *["–"] * 6, "skipped"]
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
     assert report.failed and not report_of(SINGLE, DDP).failed
 
@@ -200,8 +201,8 @@ def test_without_a_baseline_there_are_no_speed_ups_and_it_says_so():
 def test_another_baseline():
     report = report_of(SINGLE, DDP, baseline="ddp")
     single, ddp = cells(main_table(analyse(report), "simple"))
-    assert single[8:10] == ["0.50 [0.50, 0.50]", "100% [100, 100]"]  # one device instead of two
-    assert ddp[8:10] == ["1.00", "100%"]
+    assert single[8:11] == ["0.50 [0.50, 0.50]", "1.67 [1.66, 1.67]", "100% [100, 100]"]  # one device instead of two
+    assert ddp[8:11] == ["1.00", "1.00", "100%"]
     simulated = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)), baseline="dp")
     assert "No speed-up for SINGLE: the baseline, “DP”, is simulated." in notes(analyse(simulated))
     assert "simulated" not in verdict(analyse(simulated))[0].replace("“DP”, is simulated", "")

@@ -43,15 +43,15 @@ def test_the_order_and_what_is_in_it():
         "per device 1, precision float32, loader workers."
     )
     header, again, rule, single, ddp = paragraphs[2].splitlines()
-    assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Memory", "Accuracy", "Result"]
-    assert again.split() == ["(s)", "(s)", "[95", "%]", "(MiB)", "(%)"]
+    assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Time", "÷", "Accuracy", "Result"]
+    assert again.split() == ["(s)", "(s)", "[95", "%]", "best", "(%)"]
     assert set(rule) == {"-", " "}
     total = analyse(report).rows[0].summary.total_seconds
     assert total and single.split()[:4] == ["SINGLE", "2.00", f"{total:.1f}", "1.00"] and ddp.split()[-1] == "faster"
     assert paragraphs[3] == "Projection (projected, not measured)"  # what was asked for comes first
     maths, advice, where = paragraphs[-3:]
     assert maths == "After 20 steps no weight differs from one device's by more than 1.5e-08."
-    assert advice.startswith("Recommendation: use “DDP” on this machine: 2.00 times as fast (95 %: ")
+    assert advice.startswith("Recommendation: use “DDP”, by the time of an epoch")
     assert where.startswith("DDP: A step takes 100.0")
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.choice import Recommendation
+from comparison.judge.decision import Decision
 from comparison.record import Equivalence
-from tests.reports import configuration, make_result, report_of, runs
+from tests.reports import as_long_as_its_parts, configuration, make_result, report_of, runs
 
 SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
 
@@ -28,14 +28,13 @@ def each_epoch(result, **values):
     return replace(result, epochs=tuple(replace(epoch, **values) for epoch in result.epochs))
 
 
-def decide(*rows, **settings) -> Recommendation:
-    (choice,) = analyse(report_of(*rows, **settings)).recommendations
+def decide(*rows, **settings) -> Decision:
+    (choice,) = analyse(as_long_as_its_parts(report_of(*rows, **settings))).decisions
     return choice
 
 
 def chosen(*rows, **settings):
-    choice = decide(*rows, **settings)
-    return choice.kind, choice.best.label
+    return decide(*rows, **settings).best.label
 
 
 def result_of(label, *rows, **settings):
@@ -47,11 +46,11 @@ SINGLE = row("single", SLOW)
 
 def test_a_row_that_does_not_learn_is_not_recommended_and_says_so():
     rows = SINGLE, row("fsdp", FAST, (0.1, 0.11, 0.09)), row("ddp", MIDDLE)
-    assert chosen(*rows) == ("use", "DDP")
+    assert chosen(*rows) == "DDP"
     assert result_of("FSDP", *rows) == "faster; accuracy 60.0 points lower"
     assert result_of("DDP", *rows) == "faster"
     passed = {"fsdp": Equivalence(1e-8, "ok", "")}
-    assert chosen(*rows, equivalence=passed) == ("use", "DDP")  # 20 equal steps do not excuse that
+    assert chosen(*rows, equivalence=passed) == "DDP"  # 20 equal steps do not excuse that
 
 
 @pytest.mark.parametrize(
@@ -67,14 +66,14 @@ def test_a_row_that_does_not_learn_is_not_recommended_and_says_so():
 def test_an_accuracy_has_to_be_shown_within_the_margin(accuracies, margin, words):
     rows = SINGLE, row("ddp", FAST, accuracies)
     assert result_of("DDP", *rows, accuracy_margin=margin) == words
-    assert chosen(*rows, accuracy_margin=margin) == (("use", "DDP") if words == "faster" else ("stay", "SINGLE"))
+    assert chosen(*rows, accuracy_margin=margin) == ("DDP" if words == "faster" else "SINGLE")
 
 
 def test_equal_weights_after_20_steps_stand_for_an_accuracy_that_is_not_known_well():
     rows = SINGLE, row("ddp", FAST, (0.72, 0.73, 0.66))
-    assert chosen(*rows) == ("stay", "SINGLE")
-    assert chosen(*rows, equivalence={"ddp": Equivalence(1e-8, "ok", "")}) == ("use", "DDP")
-    assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP")  # that every run reached
+    assert chosen(*rows) == "SINGLE"
+    assert chosen(*rows, equivalence={"ddp": Equivalence(1e-8, "ok", "")}) == "DDP"
+    assert chosen(*rows, target_accuracy=0.6) == "DDP"  # that every run reached
 
 
 def test_a_row_that_failed_in_the_slow_blocks_is_not_the_fastest_for_that():
@@ -92,23 +91,22 @@ def test_a_row_that_failed_in_the_slow_blocks_is_not_the_fastest_for_that():
     for entry in (sound, flaky):
         ratio = baseline.summary.epoch_seconds / entry.summary.epoch_seconds
         assert entry.standing.speed_up.value == pytest.approx(ratio)
-    (choice,) = analysis.recommendations
-    assert (choice.best, choice.equals) == (sound, ())
+    (choice,) = analysis.decisions
+    assert (choice.best, choice.tied) == (sound, ())
 
 
-def test_a_row_with_failed_runs_has_to_be_proved_faster_than_every_sound_one():
-    sound, close = row("fsdp", FAST), row("ddp", (0.99, None, 0.985))
-    assert chosen(SINGLE, sound, close) == ("use", "FSDP")
-    far = row("ddp", (0.5, None, 0.5))
-    assert chosen(SINGLE, sound, far) == ("use", "DDP")
-    assert decide(SINGLE, sound, far).best.row.trouble == "1 of 3 runs failed"
+def test_a_row_with_failed_runs_is_not_recommended_however_fast_it_is():
+    choice = decide(SINGLE, row("fsdp", FAST), row("ddp", (0.5, None, 0.5)))
+    assert (choice.best.label, dict(choice.out)) == ("FSDP", {"ddp": "1 of 3 runs failed"})
+    assert choice.ratios["ddp"].value == pytest.approx(0.5, abs=0.2)
+    assert decide(row("single", (3.0, None, 3.0)), row("ddp", (1.0, None, 1.0))).kind == "none sound"
 
 
 def test_epochs_that_stall_count():
     stalls = [make_result("ddp", (1.0, 1.0, 5.0, 1.0, 5.0 + number / 100, 1.0), ("cpu", "cpu")) for number in range(3)]
     steady = [make_result("single", 6 * (2.0 + number / 100,)) for number in range(3)]
     rows = (configuration(), steady), (configuration("ddp"), stalls)
-    assert chosen(*rows) == ("stay", "SINGLE") and result_of("DDP", *rows) == "slower"
+    assert chosen(*rows) == "SINGLE" and result_of("DDP", *rows) == "slower"
 
 
 @pytest.mark.parametrize("methods", ["dp ddp", "ddp fsdp", "fsdp pipeline", "single-all-cores ddp", "dp pipeline"])
@@ -116,15 +114,15 @@ def test_of_rows_that_are_tied_the_simplest_is_recommended(methods):
     simple, complex_ = methods.split()
     rows = SINGLE, row(complex_, (1.0, 1.02, 0.98)), row(simple, (1.01, 1.0, 1.0))
     choice = decide(*rows)
-    assert (choice.best.label, [entry.label for entry in choice.equals]) == (simple.upper(), [complex_.upper()])
-    assert chosen(SINGLE, row(complex_, FAST), row(simple, MIDDLE)) == ("use", complex_.upper())  # it is proved faster
+    assert (choice.best.label, [entry.label for entry in choice.tied]) == (simple.upper(), [complex_.upper()])
+    assert chosen(SINGLE, row(complex_, FAST), row(simple, MIDDLE)) == complex_.upper()  # it is proved faster
 
 
 def test_a_row_that_is_not_proved_to_be_faster_is_not_recommended_though_it_may_be_the_fastest():
     single, ddp = row("single", 3 * SLOW, 9 * [0.7]), row("ddp", 3 * FAST, 9 * [0.7])
     noisy = row("single-all-cores", (0.6, 4.0, 0.7, 3.5, 0.6, 5.0, 1.0, 3.0, 0.5), 9 * [0.7])
     choice = decide(single, ddp, noisy)
-    assert (choice.best.label, [entry.label for entry in choice.equals]) == ("DDP", ["SINGLE-ALL-CORES"])
+    assert (choice.best.label, [entry.label for entry in choice.tied]) == ("DDP", ["SINGLE-ALL-CORES"])
 
 
 def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended():
@@ -133,7 +131,7 @@ def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended
         outcomes = tuple(
             replace(outcome, wall_seconds=9.0 + (outcome.configuration == longer)) for outcome in report.outcomes
         )
-        (choice,) = analyse(replace(report, outcomes=outcomes)).recommendations
+        (choice,) = analyse(replace(report, outcomes=outcomes)).decisions
         assert choice.best.label == best
 
 
@@ -147,10 +145,60 @@ def batch(method, size, seconds, steps=10, **values):
 def test_with_a_target_accuracy_rows_of_all_batches_are_one_answer():
     single = batch("single", 64, SLOW), batch("single", 256, MIDDLE)
     rows = (*single, batch("ddp", 64, (2.0, 2.02, 1.99)), batch("ddp", 256, FAST))
-    assert len(analyse(report_of(*rows)).recommendations) == 2
-    assert chosen(*rows, target_accuracy=0.6) == ("use", "DDP (batch size 256)")
+    assert len(analyse(report_of(*rows)).decisions) == 2
+    assert chosen(*rows, target_accuracy=0.6) == "DDP (batch size 256)"
     rows = (*rows[:3], batch("ddp", 256, SLOW))
-    assert chosen(*rows, target_accuracy=0.6) == ("stay", "SINGLE (batch size 256)")
+    assert chosen(*rows, target_accuracy=0.6) == "SINGLE (batch size 256)"
+
+
+def long(method, start, epoch, evaluation=0.5, epochs=3, accuracies=(0.7, 0.71, 0.69)):
+    """A row whose runs take so many seconds to start, for an epoch and for its evaluation."""
+    planned, results = row(method, [epoch * jitter for jitter in (1.0, 1.01, 0.99)], accuracies, epochs=epochs)
+    full = [
+        replace(each_epoch(run, evaluate_seconds=evaluation), startup_seconds=start, total_seconds=start)
+        for run in results
+    ]
+    return planned, full
+
+
+def test_a_short_training_is_decided_from_the_command_to_its_end_and_a_long_one_by_its_epochs():
+    rows = long("single", 2.0, 2.0), long("ddp", 8.0, 1.0)
+    (short,) = analyse(as_long_as_its_parts(report_of(*rows))).decisions
+    assert (short.wall_time.kind, short.best.label) == ("run", "SINGLE")
+    assert short.wall_time.means == pytest.approx({"single": 9.5, "ddp": 12.5}, rel=1e-3)
+    assert (short.later.label, short.pays_from) == ("DDP", 3 + 4)  # 3 s behind, which gains a second each epoch
+    (cut,) = analyse(as_long_as_its_parts(report_of(*rows, max_steps=10))).decisions
+    assert (cut.wall_time.kind, cut.best.label, cut.later) == ("epoch", "DDP", None)
+    rows = long("single", 2.0, 2.0, epochs=400), long("ddp", 8.0, 1.0, epochs=400)
+    (whole,) = analyse(as_long_as_its_parts(report_of(*rows))).decisions
+    assert (whole.wall_time.kind, whole.best.label) == ("epoch", "DDP")
+
+
+def test_an_epoch_is_decided_with_its_evaluation_and_of_its_whole_length():
+    rows = long("single", 0.0, 2.0, 1.0), long("ddp", 0.0, 1.8, 3.0)  # of 1,000 images
+    (choice,) = analyse(report_of(*rows, max_steps=10)).decisions
+    assert choice.best.label == "SINGLE" and choice.ratios["ddp"].value == pytest.approx(4.8 / 3.0, rel=1e-3)
+    (choice,) = analyse(report_of(*rows, max_steps=10, probe={"train_images": 20_000})).decisions
+    assert choice.best.label == "DDP" and choice.ratios["single"].value == pytest.approx(41 / 39, rel=1e-3)
+
+
+def test_a_baseline_that_learns_less_than_another_row_is_not_recommended():
+    rows = row("single", FAST, (0.1, 0.11, 0.09)), row("ddp", SLOW)
+    choice = decide(*rows)
+    assert choice.best.label == "DDP" and choice.out["single"] == "accuracy 60.0 points lower"
+
+
+def test_values_of_a_sweep_of_workers_are_one_answer():
+    rows = [
+        (configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
+        for workers, seconds in ((0, SLOW), (2, FAST), (4, MIDDLE))
+    ]
+    assert decide(*rows).best.name == "single-num_workers=2"
+
+
+def test_without_the_baseline_the_rows_that_train_the_same_are_compared():
+    choice = decide(row("ddp", FAST), row("fsdp", SLOW), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50))
+    assert choice.best.label == "DDP" and choice.out == {"pipeline": "unequal: global batch 50 instead of 100"}
 
 
 # ---- the same work

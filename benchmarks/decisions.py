@@ -1,0 +1,336 @@
+"""How good is what the comparison recommends? Scenarios of which the truth is known, judged as a comparison is.
+
+    python benchmarks/decisions.py --scenarios 200 --output figures/benchmark/decisions.json
+
+Simulated: nothing is trained. Each scenario draws a training, its rows with their true times, faults and accuracies,
+and from these the runs that a comparison would have seen: noise, drifting blocks, epochs that stall, runs that fail,
+missing blocks. The regret is how much longer the recommended row truly takes, for what is wanted, than the best one
+that may be used. Scenarios with even seeds were looked at while the rules were made, the odd ones were not.
+"""
+
+import argparse
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from measure import Witness, arguments_of, as_table, write
+
+from common.files.probe import Probe
+from common.files.results import EpochRecord, PhaseTimes, RunResult
+from common.machine.entry import run_script
+from common.settings.arguments import positive_int
+from comparison.judge.analysis import Analysis, analyse
+from comparison.judge.decision import Decision
+from comparison.judge.measures import PER_EPOCH, WHOLE_RUN
+from comparison.judge.statistics import FASTER, SLOWER
+from comparison.methods import METHODS
+from comparison.record import Equivalence, Report
+from comparison.rows import Configuration, Outcome, Planned
+from comparison.show.verdict import recommendations
+
+IMAGES, BATCH, FEW = 10_000, 100, 20  # of an epoch; of a step; steps of an epoch that is cut
+RIVALS = ("ddp", "fsdp", "pipeline", "accelerate", "ddp-bf16", "ddp-zero")
+SWEEPS = {"": [(BATCH, 0)], "workers": [(BATCH, 0), (BATCH, 2)], "batch": [(50, 0), (BATCH, 0)]}
+MOST_REGRET = 0.03
+DOUBTS = ("failed", "points lower", "not shown", "refused", "disturbed", "simulated")
+PHASES = PhaseTimes(0.0, 0.0, 1.0, 1.0, update=1.0)  # which no decision asks for
+SETTINGS = {
+    **{"dataset": "synthetic-mnist", "train_size": None, "seed": 1, "loader": "resident", "baseline": "single"},
+    **{"scaling": "strong", "allow_unequal": False, "project": [], "check_maths": True, "fit_batch": False},
+    **dict.fromkeys(("link_gbps", "link_ms", "budget", "margin", "equal_within", "accuracy_margin", "predict")),
+    **{"prove": False, "timeline": False},
+}
+ENVIRONMENT = {
+    **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
+    **{"python": "3.12", "torch": "2.11", "system": "Linux", "cpu": "a CPU", "cores": 2, "gpus": [], "links": []},
+}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A row as it is. Seconds: of start-up, of the first epoch's warm-up, of a whole epoch, of an evaluation.
+
+    noise: standard deviation of its runs' times, as a share. stalls: the share of epochs that take three times as long.
+    fails: how many of its runs do. accuracy: percent, at the end; broken: its maths is wrong. epochs: to the target, or
+    as many as were asked for.
+    """
+
+    method: str
+    batch: int
+    workers: int
+    start: float
+    warm_up: float
+    epoch: float
+    evaluation: float
+    noise: float
+    epochs: int
+    stalls: float = 0.0
+    fails: int = 0
+    accuracy: float = 95.0
+    broken: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the plan."""
+        return f"{self.method}-{self.batch}-{self.workers}"
+
+    @property
+    def sound(self) -> bool:
+        """Whether it may be used."""
+        return not (self.broken or self.fails) and self.accuracy > 94
+
+    def takes(self, kind: str) -> float:
+        """Return the seconds to what is wanted, on average."""
+        epoch = self.epoch * (1 + 2 * self.stalls) + self.evaluation
+        return epoch if kind == PER_EPOCH else self.start + self.warm_up + self.epochs * epoch
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A comparison of which the truth is known. cut: the epochs are samples of whole ones; interrupted: in
+    the middle of its last block; checked: whether weights were compared with one device's."""
+
+    rows: tuple[Truth, ...]
+    blocks: int
+    cut: bool
+    target: bool
+    disturbed: bool
+    checked: bool
+    interrupted: bool
+
+
+def draw(seed: int) -> Scenario:
+    """Return the scenario of a seed."""
+    random = np.random.default_rng(seed)
+    cut, target = ((True, False), (False, False), (False, True))[random.integers(3)]
+    epoch, epochs = float(np.exp(random.uniform(0, 4))), int(random.choice([2, 3, 5, 10, 20]))
+    noise, start = float(random.choice([0.005, 0.01, 0.02, 0.04])), float(random.uniform(1, 4))
+    swept = str(random.choice(["", "", "workers", "batch"])) if not target else str(random.choice(["", "batch"]))
+    methods = ["single", "single-all-cores", *random.choice(RIVALS, random.integers(1, 5), replace=False)]
+    centre, spread = ((0.0, 0.0), (0.0, 0.04), (-0.3, 0.35))[random.integers(3)]  # tied, close, or far apart
+    speed = {name: math.exp(random.normal(centre, spread)) for name in methods[1:]}
+    rows = []
+    for batch, workers in SWEEPS[swept]:
+        of_setting = float(np.exp(random.normal(0, 0.2))) if swept else 1.0
+        for method in methods:
+            factor = speed.get(method, 1.0) * of_setting
+            needed = max(2, epochs + int(random.integers(-1, 3)) * (batch != BATCH)) if target else epochs
+            several = method not in ("single", "single-all-cores")
+            rows.append(
+                Truth(
+                    method,
+                    batch,
+                    workers,
+                    start + several * float(random.uniform(1, 8)),
+                    0.1 * epoch,
+                    epoch * factor,
+                    0.15 * epoch * (factor if random.random() < 0.7 else float(random.uniform(0.5, 3))),
+                    noise * float(random.choice([1, 1, 1, 3])),
+                    needed,
+                )
+            )
+    return Scenario(
+        tuple(_with_faults(random, rows)),
+        int(random.choice([3, 3, 5, 8])),
+        cut,
+        target,
+        bool(random.random() < 0.05),
+        bool(random.random() < 0.8),
+        bool(random.random() < 0.2),
+    )
+
+
+def _with_faults(random: np.random.Generator, rows: list[Truth]) -> list[Truth]:
+    """Some rows stall, fail, learn less or compute something else; the baseline too, if seldom."""
+    faults = (
+        lambda row: replace(row, stalls=float(random.uniform(0.05, 0.3))),
+        lambda row: replace(row, fails=int(random.choice([1, 99]))),
+        lambda row: replace(row, accuracy=float(random.choice([10.0, 80.0, 93.0]))),
+        lambda row: replace(row, accuracy=float(random.choice([10.0, 85.0])), broken=True),
+    )
+    seldom = {"single": 0.05, "single-all-cores": 0.05}
+    return [
+        faults[random.integers(len(faults))](row) if random.random() < seldom.get(row.method, 0.35) else row
+        for row in rows
+    ]
+
+
+# ---- what a comparison would see
+
+
+def observe(scenario: Scenario, seed: int) -> Report:
+    """Return the report of a comparison in such a scenario."""
+    random = np.random.default_rng((seed, 1))
+    drift = np.exp(np.cumsum(random.normal(0, 0.03, scenario.blocks)))
+    levels = random.normal(0, 0.3, scenario.blocks)  # of the accuracies of a block's seed
+    plan = tuple(map(_configuration, scenario.rows))
+    outcomes = tuple(
+        _outcome(random, scenario, truth, block, drift[block], levels[block])
+        for block in range(scenario.blocks)
+        for truth in scenario.rows
+    )
+    if scenario.interrupted:
+        outcomes = outcomes[: -len(plan) // 2]
+    checks = {truth.name: _check(truth) for truth in scenario.rows if METHODS[truth.method].differs == ""}
+    sweeps = {"batch_size": sorted({truth.batch for truth in scenario.rows})}
+    settings = {
+        **{**SETTINGS, **sweeps, "repeats": scenario.blocks, "epochs": max(truth.epochs for truth in scenario.rows)},
+        "max_steps": FEW if scenario.cut else None,
+        "target_accuracy": 0.95 if scenario.target else None,
+    }
+    probe = Probe(IMAGES, 2000, 1.0, (), (), ())
+    order = tuple((block, truth.name) for block in range(1, scenario.blocks + 1) for truth in scenario.rows)
+    return Report("simulated", settings, ENVIRONMENT, probe, plan, order, outcomes, checks if scenario.checked else {})
+
+
+def _configuration(truth: Truth) -> Configuration:
+    shares = 1 if truth.method.startswith("single") else 2
+    threads = 2 if METHODS[truth.method].all_cores else 1
+    planned = Planned("lenet", truth.batch, truth.workers, "cpu", threads, truth.batch // shares)
+    values = {"batch_size": truth.batch, "num_workers": truth.workers}
+    return Configuration(truth.name, truth.method, truth.name, values, planned, ())
+
+
+def _check(truth: Truth) -> Equivalence:
+    return Equivalence(0.02, "failed", "planted") if truth.broken else Equivalence(1e-7, "ok", "")
+
+
+def _outcome(random, scenario: Scenario, truth: Truth, block: int, drift: float, level: float) -> Outcome:
+    foreign = 1.0 if scenario.disturbed and block % 2 else 0.0
+    fails = block < truth.fails
+    result = None if fails else _result(random, scenario, truth, drift * math.exp(random.normal(0, truth.noise)), level)
+    missed = result and scenario.target and result.epochs[-1].test_accuracy < 0.95
+    status = "failed" if fails else "not reached" if missed else "ok"
+    wall, reason = result.total_seconds + 0.3 if result else 1.0, "" if status == "ok" else "planted"
+    return Outcome(truth.name, block + 1, status, reason, "simulated", "", int(fails), wall, foreign, result)
+
+
+def _result(random, scenario: Scenario, truth: Truth, factor: float, level: float) -> RunResult:
+    count, steps = truth.epochs, FEW if scenario.cut else IMAGES // truth.batch
+    share = steps * truth.batch / IMAGES
+    stalled = 1 + 2 * (random.random(count) < truth.stalls)
+    seconds = factor * truth.epoch * share * stalled * np.exp(random.normal(0, truth.noise, count))
+    seconds[0] += factor * truth.warm_up
+    accuracy = min(0.999, max(0.0, (truth.accuracy + level + random.normal(0, 0.2) + scenario.target) / 100))
+    fixed = (factor * truth.evaluation, steps * truth.batch, steps, 0.1, 0.1, accuracy, PHASES)
+    epochs = tuple(EpochRecord(number, float(value), *fixed) for number, value in enumerate(seconds, start=1))
+    ranks = 1 if truth.method.startswith("single") else 2
+    start = factor * truth.start
+    return RunResult(
+        method=truth.method,
+        status="ok",
+        reason="",
+        simulated=False,
+        command="simulated",
+        config={"loader": "resident"},
+        environment=ENVIRONMENT,
+        world_size=ranks,
+        devices=("cpu",) * ranks,
+        parameters=1,
+        global_batch_size=truth.batch,
+        per_device_batch_size=truth.batch // ranks,
+        workers_per_process=truth.workers // ranks,
+        threads_per_process=2 if METHODS[truth.method].all_cores else 1,
+        startup_seconds=start,
+        total_seconds=start + float(seconds.sum()) + count * factor * truth.evaluation,
+        epochs=epochs,
+        data_ranks=ranks,
+    )
+
+
+# ---- what came of it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was recommended in one training of a scenario. wrong: what must not be. regret: None without a row."""
+
+    seed: int
+    kind: str
+    by: str
+    best: str
+    regret: float | None
+    wrong: str
+    words: str
+
+
+def judge(seed: int) -> list[Verdict]:
+    """Return what the comparison recommends in the scenario of a seed, for each of its trainings."""
+    scenario = draw(seed)
+    analysis = analyse(observe(scenario, seed))
+    truths = {truth.name: truth for truth in scenario.rows}
+    said = recommendations(analysis)
+    return [
+        _verdict(seed, scenario, truths, analysis, decision, words)
+        for decision, words in zip(analysis.decisions, said, strict=True)
+    ]
+
+
+def _verdict(seed, scenario, truths, analysis: Analysis, decision: Decision, words: str) -> Verdict:
+    by, best = decision.wall_time.kind, decision.best
+    timed = [truths[name] for name in decision.ratios]
+    sound = [truth for truth in timed if truth.sound]
+    if decision.kind != "use":
+        whole = any(truth.method == "single-all-cores" for truth in timed)
+        reasons = {"disturbed": scenario.disturbed, "none sound": not sound, "all cores": not whole}
+        expected = reasons.get(decision.kind, False)
+        return Verdict(seed, decision.kind, by, "", None, "" if expected else f"none, {decision.kind}", words)
+    truth = truths[best.name]
+    least = min((other.takes(by) for other in sound), default=math.nan)
+    regret = truth.takes(by) / least - 1
+    wrong = "" if truth.sound else "a row that must not be used"
+    return Verdict(seed, "use", by, best.name, regret, wrong or contradiction(analysis, decision), words)
+
+
+def contradiction(analysis: Analysis, decision: Decision) -> str:
+    """Return which two things that are said of the rows cannot both be true; nothing if there are none."""
+    best, said = decision.best, {entry.name: entry.result for entry in analysis.rows}
+    if any(word in said[best.name] for word in DOUBTS):
+        return f"the row to use is called “{said[best.name]}”"
+    if any(entry.name in decision.out for entry in decision.tied):
+        return "a tied row must not be used"
+    for entry in decision.rows:
+        ratio = decision.ratios[entry.name]
+        if entry is not best and ratio.words == SLOWER:
+            return f"{entry.name} is proved to be faster than the row to use"
+        if entry is not best and (entry in decision.tied) == (ratio.words == FASTER):
+            return f"{entry.name} is tied and slower, or neither"
+    for sweep in analysis.sweeps:
+        usable = [entry for entry in sweep.fastest if entry.name not in decision.out]
+        if best in sweep.rows and usable and best not in usable and decision.wall_time.kind == PER_EPOCH:
+            return f"the sweep of {sweep.name} calls others the fastest"
+    if decision.wall_time.kind == WHOLE_RUN and decision.later and decision.later.name in decision.out:
+        return "the row for longer trainings must not be used"
+    return ""
+
+
+def summary(verdicts: list[Verdict]) -> list[tuple]:
+    """Return a line for each half of the seeds."""
+    lines = []
+    for name, rest in (("even, looked at", 0), ("odd, held back", 1)):
+        half = [verdict for verdict in verdicts if verdict.seed % 2 == rest]
+        regrets = [verdict.regret for verdict in half if verdict.regret is not None and not math.isnan(verdict.regret)]
+        small = sum(regret <= MOST_REGRET for regret in regrets)
+        wrong = Counter(verdict.wrong for verdict in half if verdict.wrong)
+        shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}"
+        lines.append((name, len(half), len(regrets), *shares, sum(wrong.values())))
+        for what, count in wrong.items():
+            print(f"{count} × {what}")
+    return lines
+
+
+def main() -> None:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--scenarios", type=positive_int, default=200, metavar="N", help="(%(default)s)")
+
+    arguments = arguments_of(__doc__, more=more)
+    with Witness() as witness:
+        verdicts = [verdict for seed in range(arguments.scenarios) for verdict in judge(seed)]
+    header = "Seeds | Trainings | With a row to use | Regret at most 3 % | 95 % of regrets up to | Wrong"
+    print(as_table(header, summary(verdicts)))
+    write(arguments.output, {"scenarios": arguments.scenarios, "verdicts": list(map(vars, verdicts))}, witness)
+
+
+if __name__ == "__main__":
+    run_script(main)
