@@ -129,7 +129,13 @@ def _ddp(devices, machine, micro_batches, name=DDP, file="ddp_train.py"):
     return f"{name} {_times(devices, machine)}, {backend}", _ranks(file, devices, machine), devices
 
 
+def _ddp_1(devices, machine, micro_batches):
+    return _ddp(1, machine, micro_batches)
+
+
 def _with(without, words, *flags):
+    """What builds a method that is another one with these flags."""
+
     def build(devices, machine, micro_batches):
         label, command, needed = without(devices, machine, micro_batches)
         return f"{label}, {words}", [*command, *flags], needed
@@ -164,36 +170,29 @@ def _accelerate(devices, machine, micro_batches):
     return f"Accelerate {_times(devices, machine)}", command, devices
 
 
+_all_cores = partial(_single, label=ALL_CORES)
+_fsdp = partial(_ddp, name="FSDP", file="fsdp_train.py")
+_no_sync, _zero = _with(_ddp, "no exchange", *NO_EXCHANGE), _with(_ddp, "ZeRO", "--zero")
+_bf16, _fp16 = (_with(_ddp, f"gradients in {kind}", "--compress", kind) for kind in ("bf16", "fp16"))
+_1f1b = _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b")
 # What methods have in common: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
 SHARED: dict[str, Any] = {"uses": RANKS, "divides": True}
 VARIANT: dict[str, Any] = {**SHARED, "by_default": False, "complexity": 2}
 CUT: dict[str, Any] = {"cuts": True, "complexity": 4}
 STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
+MICRO: dict[str, Any] = {"uses": ("micro_batches",)}
+PARTS = Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync")
 # Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
 # the difference.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
-        partial(_single, label=ALL_CORES),
-        Look("#8C510A", (0, (2, 1)), "X"),
-        all_cores=True,
-        rung=True,
-        called=ALL_CORES,
+        _all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
     ),
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
-    "ddp-1": Method(
-        lambda devices, *rest: _ddp(1, *rest),
-        Look("#F0E442", (0, (3, 1)), "<"),
-        by_default=False,
-        rung=True,
-        complexity=2,
-    ),
+    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
     "ddp-no-sync": Method(
-        _with(_ddp, "no exchange", *NO_EXCHANGE),
-        Look("#D55E00", (0, (1, 2)), ">"),
-        **VARIANT,
-        differs="it exchanges no gradients",
-        rung=True,
+        _no_sync, Look("#D55E00", (0, (1, 2)), ">"), **VARIANT, differs="it exchanges no gradients", rung=True
     ),
     "ddp": Method(
         _ddp,
@@ -201,51 +200,28 @@ METHODS = {
         **SHARED,
         rung=True,
         called=DDP,
-        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"),
+        parts=PARTS,
         without_exchange=NO_EXCHANGE,
         projected=True,
         complexity=2,
     ),
-    "ddp-bf16": Method(
-        _with(_ddp, "gradients in bf16", "--compress", "bf16"),
-        Look("#332288", (0, (4, 2, 1, 2)), "1"),
-        **VARIANT,
-        rounds="gradients to bf16",
-    ),
-    "ddp-fp16": Method(
-        _with(_ddp, "gradients in fp16", "--compress", "fp16"),
-        Look("#6699CC", (0, (2, 2)), "2"),
-        **VARIANT,
-        rounds="gradients to fp16",
-    ),
-    "ddp-zero": Method(
-        _with(_ddp, "ZeRO", "--zero"), Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}
-    ),
-    "fsdp": Method(
-        partial(_ddp, name="FSDP", file="fsdp_train.py"),
-        Look("#882255", (0, (3, 1, 1, 1)), "p"),
-        **SHARED,
-        complexity=3,
-    ),
+    "ddp-bf16": Method(_bf16, Look("#332288", (0, (4, 2, 1, 2)), "1"), **VARIANT, rounds="gradients to bf16"),
+    "ddp-fp16": Method(_fp16, Look("#6699CC", (0, (2, 2)), "2"), **VARIANT, rounds="gradients to fp16"),
+    "ddp-zero": Method(_zero, Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}),
+    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), **SHARED, complexity=3),
     "mp": Method(_mp, Look("#009E73", ":", "D"), **CUT, default_gpus=2),
     "mp-micro": Method(
         _mp_micro,
         Look("#CC79A7", (0, (5, 1, 1, 1, 1, 1)), "v"),
         **CUT,
-        uses=("micro_batches",),
+        **MICRO,
         default_gpus=2,
         called="model parallel with micro-batches",
     ),
-    "pipeline-1": Method(
-        _pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), uses=("micro_batches",), by_default=False, complexity=4
-    ),
+    "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), **MICRO, by_default=False, complexity=4),
     "pipeline": Method(_pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), **STAGES),
     "pipeline-1f1b": Method(
-        _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b"),
-        Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"),
-        **STAGES,
-        one_each=True,
-        by_default=False,
+        _1f1b, Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"), **STAGES, one_each=True, by_default=False
     ),
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }

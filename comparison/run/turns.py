@@ -57,7 +57,7 @@ def oom_kills() -> int:
     return 0
 
 
-class Run:
+class Run(contextlib.ExitStack):
     """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
 
     Its result file and log go into `directory`. timeout: seconds of its own turns. In a `with`, which stops it.
@@ -66,6 +66,7 @@ class Run:
     def __init__(
         self, configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
     ):
+        super().__init__()  # of what ends with it
         self.configuration, self._block, self._timeout = configuration, block, timeout
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
@@ -73,19 +74,13 @@ class Run:
         self._command = (*configuration.launched, *own)
         self._here = configuration.nodes == 1
         self._wall_seconds = self._foreign_seconds = 0.0
-        self._resources, self._cards = contextlib.ExitStack(), CardWatch()
+        self._cards = CardWatch()
         self._child: subprocess.Popen | None = None
 
     @property
     def running(self) -> list[subprocess.Popen]:
         """Its process, as long as it runs."""
         return [self._child] if self._child and self._child.poll() is None else []
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
 
     def take_turn(self) -> Outcome | None:
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
@@ -97,7 +92,7 @@ class Run:
                 self._gate.start_turn()
             exit_code = self._exit_code()
         if exit_code is not None:
-            self._resources.close()  # what it left behind would use the others' time
+            self.close()  # what it left behind would use the others' time
         self._wall_seconds += time.perf_counter() - start
         if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
             self._foreign_seconds += (busy_seconds() or 0.0) - busy - (children_seconds() - own)
@@ -109,10 +104,10 @@ class Run:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
         self._oom_kills = oom_kills()
-        directory = self._resources.enter_context(temporary_directory())
-        self._gate = self._resources.enter_context(contextlib.closing(Gate(directory)))
+        directory = self.enter_context(temporary_directory())
+        self._gate = self.enter_context(contextlib.closing(Gate(directory)))
         turns = self._gate.environment if self._here else {}  # other nodes do not see the gate
-        self._child = self._resources.enter_context(started(self._command, self._log, turns))
+        self._child = self.enter_context(started(self._command, self._log, turns))
 
     def _exit_code(self):
         """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""

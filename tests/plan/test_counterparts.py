@@ -52,12 +52,8 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
 
 
 def test_a_failure_of_it_is_a_failure_and_told():
-    report = beside(TWIN, STEADY)
-    outcomes = [
-        replace(outcome, status="failed", reason="signal 9") if outcome.configuration == "single-again" else outcome
-        for outcome in report.outcomes
-    ]
-    failed = replace(report, outcomes=tuple(outcomes))
+    other = counterpart(SINGLE, TWIN, "again", SINGLE.command)
+    failed = report_of((SINGLE, runs(seconds=STEADY)), (other, ["failed"] * 3), (DDP, runs("ddp", FAST)))
     assert failed.failed and "SINGLE, again, block 1: failed: signal 9" in terminal_text(analyse(failed))
     assert analyse(failed).pairs[TWIN] == ()
 
