@@ -31,23 +31,18 @@ LIKE = 0.8  # from which similarity on a name is suggested (difflib): --world-si
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are SuiteErrors: one line, without the usage text in front.
+    """An ArgumentParser whose errors are SuiteErrors; a flag may be typed with underscores.
 
     Its help fills a description's prose to the terminal's width; an indented paragraph of it holds commands, one a
-    line, which still work when pasted. A flag may be typed with underscores.
+    line, which still work when pasted.
     """
 
     def __init__(self, **settings: Any):
         super().__init__(**{"formatter_class": _HelpFormatter, "allow_abbrev": False, **settings})
 
     def parse_known_args(self, args=None, namespace=None):
-        """Take underscores for dashes in flags; refuse a value of --, which argparse drops (python/cpython#59317)."""
-        args = sys.argv[1:] if args is None else args
-        typed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), text) for text in args]
-        for text in typed:
-            if re.fullmatch(r"--[\w-]+=--", text):
-                self.error(f"argument {text.removesuffix('=--')}: needs a value, found '--'")
-        return super().parse_known_args(typed, namespace)
+        typed = sys.argv[1:] if args is None else args
+        return super().parse_known_args([re.sub("^--[^=]+", _dashed, text) for text in typed], namespace)
 
     def error(self, message: str):
         advice = None
@@ -57,6 +52,10 @@ class OneLineParser(argparse.ArgumentParser):
         raise SuiteError(f"bad usage of {self.prog}", message, advice or f"see: python {self.prog} --help", USAGE)
 
 
+def _dashed(flag):
+    return flag[0].replace("_", "-")
+
+
 def _nearest(text, names):
     near = difflib.get_close_matches(text, names, n=1, cutoff=LIKE)
     return f", did you mean {near[0]}?" if near else ""
@@ -64,24 +63,21 @@ def _nearest(text, names):
 
 class _HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text, width, indent):
-        return "\n\n".join(_filled(paragraph, width) for paragraph in text.split("\n\n"))
-
-
-def _filled(paragraph, width):
-    """Return prose, or commands, in lines of at most `width` columns; commands that are too long with backslashes."""
-    if not paragraph.startswith(" "):
-        return textwrap.fill(paragraph, width, break_on_hyphens=False)
-    wrap = textwrap.TextWrapper(width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join(" \\\n".join(wrap.wrap(line)) for line in paragraph.splitlines())
+        wrap = textwrap.TextWrapper(
+            width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False
+        )
+        return "\n\n".join(
+            "\n".join(" \\\n".join(wrap.wrap(command)) for command in paragraph.splitlines())
+            if paragraph.startswith(" ")
+            else textwrap.fill(paragraph, width, break_on_hyphens=False)
+            for paragraph in text.split("\n\n")
+        )
 
 
 def number(
     kind: Callable[[str], N], accepts: Callable[[N], bool], wanted: str, units: Mapping[str, int] | None = None
 ) -> Callable[[str], N]:
-    """Return a parser of numbers that accepts() holds for; wanted: what the error says is needed.
-
-    units: endings that multiply it; accepts() is asked about the product.
-    """
+    """Return a parser of numbers, times one of `units`, that accepts() holds for; wanted: what the error asks for."""
 
     def parse(text: str) -> N:
         ending = next((ending for ending in units or {} if text.endswith(ending)), "")
@@ -114,29 +110,28 @@ _memory = number(float, lambda value: 1 <= value < 2**63, _MEMORY, {"KiB": 2**10
 
 
 def memory(text: str) -> int:
-    """Parse an amount of memory, e.g. "800MiB" or "2GiB", and return bytes."""
+    """Return the bytes of "800MiB" or "2GiB"."""
     return int(_memory(text))
 
 
 def percentage(text: str) -> float:
-    """Parse a number of percent, e.g. "3" or "3%", and return the share."""
+    """Return the share that "3" or "3%" is."""
     return _percent(text) / 100
 
 
 def one_of(
     names: Iterable[str], forms: tuple[tuple[str, str], ...] = (), also: Mapping[str, str] | None = None
 ) -> Callable[[str], str]:
-    """Return a parser for one of `names` that suggests the nearest name when it is given another.
+    """Return a parser for one of `names`, in any spelling, that suggests the nearest name when it is given another.
 
-    Capitals, dashes and underscores do not matter: "CIFAR-10" is cifar10. forms: (pattern, how it is written) of what
-    else is taken, e.g. (r"folder:.+", "folder:PATH"). also: other words for a name.
+    forms: (pattern, how it is written) of what else is taken. also: other words for a name.
     """
     names = tuple(names)
 
     def parse(text: str) -> str:
         if any(re.fullmatch(pattern, text) for pattern, _ in forms):
             return text
-        spelled = {**(also or {}), **{_bare(name): name for name in names}}
+        spelled = {**(also or {}), **{_bare(name): name for name in names}}  # "CIFAR-10" is cifar10
         if _bare(text) in spelled:
             return spelled[_bare(text)]
         known = ", ".join((*names, *(form for _, form in forms)))

@@ -29,38 +29,37 @@ OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvi
 LOADERS = ("workers", "resident")
 DEVICES = ("auto", "cpu", "gpu")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
+WITH_MODELS = f"{' | '.join(MODELS)} | torchvision:resnet50 and its like | my_net.py:build"
+Kind = tuple[Callable[[str], object], str]  # how one value is parsed, and called in --help
 
 
-Parser = Callable[[str], object] | None
+def names(*known: str, **forms: Any) -> Kind:
+    return one_of(known, **forms), "NAME"
+
+
+N, COUNT, X = (positive_int, "N"), (non_negative_int, "N"), (fraction, "X")
+FILE, DIR = (str, "FILE"), (str, "DIR")
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What is known of a flag, besides its name and its default: all of it is said at its field of RunConfig.
-
-    parse: of one value; None for a switch. decides: it decides what is computed, bit for bit, so that a checkpoint
-    belongs to one value of it. equal: rows of a comparison that differ in it are no comparison. shared: the comparison
-    has it too, and hands it to all rows. own: one row may have a value of its own (METHOD:flag=value). several: the
-    comparison sweeps over several values. by_rank: ranks need not agree on it.
-    """
+    """What is known of a flag, besides its name and its default: all of it is said at its field of RunConfig."""
 
     help: str
-    parse: Parser = None
-    metavar: str = "N"
+    parse: Callable[[str], object] | None = None  # of one value; None for a switch
+    metavar: str = ""
     nargs: str | None = None
-    decides: bool = False
-    equal: bool = False
-    shared: bool = True
-    own: bool = False
-    several: bool = False
-    by_rank: bool = False
+    decides: bool = False  # what is computed, bit for bit, so that a checkpoint belongs to one value of it
+    equal: bool = False  # rows of a comparison that differ in it are no comparison
+    shared: bool = True  # the comparison has it too, and hands it to all rows
+    own: bool = False  # one row may have a value of its own (METHOD:flag=value)
+    several: bool = False  # the comparison sweeps over several values
+    by_rank: bool = False  # ranks need not agree on it
 
 
-def flag(default: object, help: str, parse: Parser | tuple[str, ...] = None, metavar: str = "N", **traits: Any) -> Any:
-    """Return the field of a RunConfig whose value a flag sets (see Flag). parse: or the names of which it takes one."""
-    if isinstance(parse, tuple):
-        parse, metavar = one_of(parse), "NAME"
-    return field(default=default, metadata={"flag": Flag(help, parse, metavar, **traits)})
+def flag(default: object, help: str, kind: Kind | None = None, **traits: Any) -> Any:
+    """Return the field of a RunConfig whose value a flag sets (see Flag)."""
+    return field(default=default, metadata={"flag": Flag(help, *(kind or ()), **traits)})
 
 
 trains = partial(flag, decides=True, equal=True)  # what is trained
@@ -71,142 +70,85 @@ private = partial(flag, shared=False, by_rank=True)  # where one run's files go,
 class RunConfig:
     """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
 
-    `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: then they are,
-    in this order, 2 (but one per process at least, and none where prepare_process() says so), the cores that a process
-    may use ÷ processes that may use them too, all images, the whole epoch.
+    `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: what they are then, their
+    help says. docs/flags.md says more of each flag.
     """
 
     dataset: str = trains(
-        "cifar10",
-        f"{' | '.join(DATASETS)} | {FOLDER}PATH: PATH/train/CLASS/*.png and PATH/test (or val)",
-        one_of(DATASETS, OWN_DATA),
-        "NAME",
+        "cifar10", f"{' | '.join(DATASETS)} | {FOLDER}PATH, with train/CLASS/*.png", names(*DATASETS, forms=OWN_DATA)
     )
-    image_size: int | None = trains(
-        None, "height and width to which the images of a folder are brought (64)", positive_int
-    )
-    recipe: str | None = flag(
-        None, "fast: other defaults for the flags below, for the shortest training (docs/flags.md)", tuple(RECIPES)
-    )
-    data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", str, "DIR", by_rank=True)
-    data_url: str | None = flag(
-        None, "download the data set from this directory instead of its usual place", str, "URL", by_rank=True
-    )
-    train_size: int | None = trains(None, "use only the first N training images", positive_int)
+    image_size: int | None = trains(None, "height and width to which the images of a folder are brought (64)", N)
+    recipe: str | None = flag(None, "fast: other defaults, for the shortest training (docs/flags.md)", names(*RECIPES))
+    data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", DIR, by_rank=True)
+    data_url: str | None = flag(None, "download the data set from this directory", (str, "URL"), by_rank=True)
+    train_size: int | None = trains(None, "use only the first N training images", N)
     loader: str = trains(
-        "workers",
-        "workers: DataLoader, one image at a time, in --num-workers processes | resident: all images on the "
-        "device, augmented there a batch at a time",
-        LOADERS,
+        "workers", "workers: DataLoader, one image at a time | resident: all images on the device", names(*LOADERS)
     )
     num_workers: int | None = flag(
         None,
-        "loader processes, in total over all ranks (2, or one per rank if there are more ranks; of a script none "
-        "on a CPU that has no core for each of them besides one for each rank)",
-        non_negative_int,
+        "loader processes, in total over all ranks (2, or one per rank; docs/flags.md)",
+        COUNT,
         own=True,
         several=True,
     )
     augment: bool = trains(True, "random crop + flip (CIFAR-10) or random affine (MNIST)")
     crop_padding: str = trains(
-        "zeros",
-        "zeros: colour images get 4 black pixels on every side before they are cropped | reflect: 2 pixels, "
-        "which mirror the edge",
-        ("zeros", "reflect"),
+        "zeros", "of colour images: zeros: 4 black pixels | reflect: 2 that mirror the edge", names("zeros", "reflect")
     )
     model: str | None = trains(
-        None,
-        f"{' | '.join(MODELS)} | torchvision:resnet50 and its like | my_net.py:build (lenet for MNIST, else vgg)",
-        one_of(MODELS, OWN_MODELS),
-        "NAME",
-        several=True,
+        None, f"{WITH_MODELS} (lenet for MNIST, else vgg)", names(*MODELS, forms=OWN_MODELS), several=True
     )
     precision: str = trains(
-        "fp32",
-        "fp32 | bf16: convolutions and matrix products in bfloat16 (autocast) | fp64: all in double precision",
-        one_of(("fp32", "bf16", "fp64")),
-        "TYPE",
-        own=True,
+        "fp32", "fp32 | bf16: bfloat16 by autocast | fp64", (one_of(("fp32", "bf16", "fp64")), "TYPE"), own=True
     )
     allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
     compile: bool = trains(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True)
     cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
     optimizer: str = trains(
-        "adam",
-        "adam | sgd, momentum 0.9 | nesterov: sgd with Nesterov's momentum | muon: adam, and Muon for the "
-        "filters of convolutions",
-        ("adam", "sgd", "nesterov", "muon"),
+        "adam", "adam | sgd or nesterov, momentum 0.9 | muon (docs/flags.md)", names("adam", "sgd", "nesterov", "muon")
     )
-    lr: float = trains(1e-3, "learning rate (%(default)s)", positive_float, "LR")
-    weight_decay: float = trains(0.0, "(%(default)s)", fraction, "X")
+    lr: float = trains(1e-3, "learning rate (%(default)s)", (positive_float, "LR"))
+    weight_decay: float = trains(0.0, "(%(default)s)", X)
     schedule: str = trains(
-        "steps", " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), tuple(SCHEDULES)
+        "steps", " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), names(*SCHEDULES)
     )
     lr_milestones: tuple[int, ...] | None = trains(
         None,
-        "multiply the learning rate by 0.1 after these epochs, e.g. 10 20 (after 4/5 of 5 or more)",
-        positive_int,
-        "EPOCH",
+        "after which epochs the learning rate falls to a tenth (4/5 of 5 or more)",
+        (positive_int, "EPOCH"),
         nargs="+",
     )
-    label_smoothing: float = trains(0.0, "in the training loss (%(default)s)", fraction, "X")
-    epochs: int = flag(10, "(%(default)s)", positive_int, equal=True)
-    target_accuracy: float | None = flag(
-        None, "end after the epoch whose test accuracy is X, e.g. 0.99", fraction, "X", equal=True
-    )
+    label_smoothing: float = trains(0.0, "in the training loss (%(default)s)", X)
+    epochs: int = flag(10, "(%(default)s)", N, equal=True)
+    target_accuracy: float | None = flag(None, "end after the epoch whose test accuracy is X, e.g. 0.99", X, equal=True)
     batch_size: int = trains(
-        128,
-        "images per optimizer step, in total over all devices (128)",
-        positive_int,
-        equal=False,
-        own=True,
-        several=True,
+        128, "images per optimizer step, in total over all devices (128)", N, equal=False, own=True, several=True
     )
-    max_steps: int | None = trains(None, "end every epoch after N steps", positive_int)
-    eval_mode: bool = trains(
-        False,
-        "train in evaluation mode: no dropout, BatchNorm by its stored statistics; --check-maths does so",
-        shared=False,
-    )
-    seed: int = trains(42, "initial weights, order and augmentation (%(default)s)", non_negative_int)
+    max_steps: int | None = trains(None, "end every epoch after N steps", N)
+    eval_mode: bool = trains(False, "train without dropout, and with BatchNorm's stored statistics", shared=False)
+    seed: int = trains(42, "initial weights, order and augmentation (%(default)s)", COUNT)
     device: str = flag(
-        "auto", "auto (a GPU where there is one) | cpu | gpu", one_of(DEVICES, also={"cuda": "gpu"}), "KIND"
+        "auto", "auto (a GPU where there is one) | cpu | gpu", (one_of(DEVICES, also={"cuda": "gpu"}), "KIND")
     )
     memory_limit: int | None = flag(
-        None,
-        "on a CPU, end as soon as a process has had more memory, e.g. 2GiB; its loader workers do not count",
-        memory,
-        "SIZE",
-        equal=True,
+        None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB", (memory, "SIZE"), equal=True
     )
-    bind: bool = flag(
-        False,
-        "keep every process, and its loader workers, on CPU cores of its own: those next to its GPU (its NUMA "
-        "node), or its share of all, where what ranks send one another then also comes first",
-        equal=True,
-    )
-    threads: int | None = flag(
-        None, "CPU threads per process (all cores ÷ processes)", positive_int, shared=False, own=True
-    )
+    bind: bool = flag(False, "keep every process, and its loader workers, on CPU cores of its own", equal=True)
+    threads: int | None = flag(None, "CPU threads per process (all cores ÷ processes)", N, shared=False, own=True)
     profile: int | None = flag(
-        None,
-        "then train N more steps that count for nothing, and write what every thread and GPU did in them to a "
-        "file for ui.perfetto.dev, beside the curves",
-        positive_int,
-        shared=False,
+        None, "then train N more steps, and write what every thread and GPU did in them", N, shared=False
     )
-    output: str | None = private(None, "write everything measured to this JSON file", str, "FILE")
+    output: str | None = private(None, "write everything measured to this JSON file", FILE)
     curves: bool = private(True, "draw loss and accuracy over the epochs")
-    figure_dir: str = private("figures", "where the curve PNG goes (%(default)s)", str, "DIR")
-    tensorboard: str | None = private(
-        None, "add every epoch to the TensorBoard log in this directory (pip install tensorboard)", str, "DIR"
-    )
-    save: str | None = private(None, "write the trained weights (a plain state_dict) to this file", str, "FILE")
+    figure_dir: str = private("figures", "where the curve PNG goes (%(default)s)", DIR)
+    tensorboard: str | None = private(None, "add every epoch to the TensorBoard log in this directory", DIR)
+    save: str | None = private(None, "write the trained weights (a plain state_dict) to this file", FILE)
     checkpoint: str | None = private(
-        None, "after every epoch, and when told to end, write all that is needed to go on to this file", str, "FILE"
+        None, "after every epoch, and when told to end, write all that is needed to go on to this file", FILE
     )
     resume: str | None = private(
-        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", str, "FILE"
+        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", FILE
     )
     quiet: bool = private(False, "print nothing but errors")
     debug: bool = private(False, "show tracebacks instead of one line per error")
@@ -223,20 +165,16 @@ FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields
 
 
 def flags_that(trait: str) -> tuple[str, ...]:
-    """Return the names of the fields of RunConfig whose Flag has a trait, in their order."""
+    """Return the names of RunConfig's fields whose Flag has a trait."""
     return tuple(name for name, about in FLAGS.items() if getattr(about, trait))
 
 
 def option(name: str) -> str:
-    """Return how the flag of a field of RunConfig, or of a script's own, is typed."""
     return f"--{name.replace('_', '-')}"
 
 
 def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: bool = False) -> None:
-    """Add the flags of these fields of RunConfig, in GROUPS.
-
-    several: those that a comparison sweeps over take one or more values, as a list.
-    """
+    """Add the flags of these fields; several: those that a comparison sweeps over take a list of values."""
     group: argparse._ActionsContainer = parser
     for name in names:
         about, default = FLAGS[name], getattr(RunConfig, name)
@@ -251,31 +189,26 @@ def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: 
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that a training script and the comparison share, and --debug; several: see add_flags()."""
+    """Add the flags that a training script and the comparison share, and --debug."""
     add_flags(parser, (*flags_that("shared"), "debug"), several)
 
 
 def script_parser(description: str) -> OneLineParser:
-    """Return the parser of a training script: all flags of RunConfig; the script adds those of its method."""
+    """Return the parser of a training script, to which that adds the flags of its method."""
     parser = OneLineParser(description=description)
     add_flags(parser, tuple(FLAGS))
     return parser
 
 
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
-    """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts.
-
-    several: see add_flags().
-    """
+    """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts."""
     arguments = parser.parse_args()
     if arguments.recipe is None:
         return arguments
-    recipe = RECIPES[arguments.recipe]
-    if arguments.dataset not in recipe:
+    if arguments.dataset not in (recipe := RECIPES[arguments.recipe]):
         parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(recipe)}")
-    lists = flags_that("several") if several else ()
-    values = recipe[arguments.dataset]
-    parser.set_defaults(**{name: [value] if name in lists else value for name, value in values.items()})
+    lists, values = flags_that("several") if several else (), recipe[arguments.dataset].items()
+    parser.set_defaults(**{name: [value] if name in lists else value for name, value in values})
     return parser.parse_args()
 
 
@@ -306,8 +239,7 @@ def _check_files(config: RunConfig) -> None:
     own_model, ending, _ = (config.model or "").rpartition(".py:")
     read = {"--model": own_model + ending.rstrip(":"), "--resume": config.resume}
     taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
-    for name in ("checkpoint", "output", "save"):
-        path, typed = getattr(config, name), option(name)
+    for typed, path in ((option(name), getattr(config, name)) for name in ("checkpoint", "output", "save")):
         if path is None:
             continue
         file = file_behind(path, typed)
@@ -322,7 +254,6 @@ def _check_files(config: RunConfig) -> None:
 
 
 def default_model(dataset: str) -> str:
-    """Return the network that is trained on a data set unless --model says otherwise."""
     return DATASETS[dataset].model if dataset in DATASETS else "vgg"
 
 

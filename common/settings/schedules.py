@@ -6,32 +6,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """about: what --help says. make(optimizer, config, steps): one of torch's; steps: of an epoch."""
+    """about: what --help says. make(torch.optim.lr_scheduler, optimizer, config, steps of an epoch)."""
 
     about: str
     make: Callable
 
 
-def _steps(optimizer, config, steps):
-    from torch.optim.lr_scheduler import MultiStepLR
-
-    return MultiStepLR(optimizer, [epoch * steps for epoch in config.lr_milestones], gamma=0.1)
+def _steps(torch, optimizer, config, steps):
+    return torch.MultiStepLR(optimizer, [epoch * steps for epoch in config.lr_milestones], gamma=0.1)
 
 
-def _one_cycle(optimizer, config, steps):
+def _one_cycle(torch, optimizer, config, steps):
     """In straight lines (L. Smith, "Super-convergence", 2018)."""
-    from torch.optim.lr_scheduler import OneCycleLR
-
+    lines = {"pct_start": 0.25, "anneal_strategy": "linear", "cycle_momentum": False}
     total = max(5, config.epochs * steps)  # OneCycleLR divides by 0 at 4
-    return OneCycleLR(
-        optimizer, config.lr, total_steps=total, pct_start=0.25, anneal_strategy="linear", cycle_momentum=False
-    )
+    return torch.OneCycleLR(optimizer, config.lr, total_steps=total, **lines)
 
 
-def _linear(optimizer, config, steps):
-    from torch.optim.lr_scheduler import LinearLR
-
-    return LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps)
+def _linear(torch, optimizer, config, steps):
+    return torch.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps)
 
 
 SCHEDULES = {
@@ -43,12 +36,11 @@ SCHEDULES = {
 
 def build_schedule(optimizer, config, steps_per_epoch: int):
     """Return the schedule that `config` (a RunConfig) names, to be stepped after every training step."""
-    return SCHEDULES[config.schedule].make(optimizer, config, steps_per_epoch)
+    from torch.optim import lr_scheduler
+
+    return SCHEDULES[config.schedule].make(lr_scheduler, optimizer, config, steps_per_epoch)
 
 
 def length_of(schedule: dict) -> int | None:
-    """Return after how many steps a schedule, by its state_dict, has ended; None for one that does not depend on it.
-
-    A training that goes on cannot change that: its rates so far are those of a schedule of this length.
-    """
+    """Return after how many steps a schedule, by its state_dict, has ended: a resumed one cannot change that."""
     return schedule.get("total_iters", schedule.get("total_steps"))

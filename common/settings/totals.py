@@ -4,10 +4,7 @@ from common.errors import USAGE, SuiteError
 
 
 def per_process(flag: str, total: int, world_size: int) -> int:
-    """Return total ÷ world_size; raise SuiteError (USAGE) where that leaves a remainder: totals stay what they say.
-
-    It names the next ones that divide, and the one above by which each process gets a power of two.
-    """
+    """Return total ÷ world_size; raise SuiteError (USAGE), with totals that divide, where that leaves a remainder."""
     if total % world_size:
         below, power = total - total % world_size, world_size << (total // world_size).bit_length()
         choices = [str(choice) for choice in dict.fromkeys((below, below + world_size, power)) if choice]
@@ -20,9 +17,7 @@ def check_workers(loader: str, num_workers: int | None) -> None:
     """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
     if loader == "resident" and num_workers:
         what, advice = "--loader resident has no workers", "leave out --num-workers, or type --loader workers"
-        raise SuiteError(
-            f"{what}: it cuts batches where the training runs", f"found --num-workers {num_workers}", advice, USAGE
-        )
+        raise SuiteError(what, f"found --num-workers {num_workers}", advice, USAGE)
 
 
 def total_workers(num_workers: int | None, world_size: int) -> int:

@@ -3,17 +3,19 @@
 import re
 import shlex
 import sys
-from dataclasses import fields, replace
+from argparse import Namespace
+from dataclasses import fields
 
 import pytest
 
 import compare_parallel
 from common.engine import checkpoint
 from common.errors import SuiteError
+from common.machine.environment import command_line
+from common.machine.turns import TURNS, Turns
 from common.settings.arguments import ELSEWHERE, OneLineParser
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
-from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
 from tests.fixtures import start_here
@@ -55,21 +57,19 @@ def with_folder(name):
     return [*typed(name), *(["--dataset", "folder:x"] if name == "image_size" else [])]
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_script_takes_every_flag(name, type_in, monkeypatch, tmp_path):
+def test_a_script_takes_every_flag(type_in, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    type_in("x.py", *with_folder(name))
-    config, _ = parse(script_parser(""))
-    assert getattr(config, name) == CHANGED[name]
-    assert option(name) in script_parser("").format_help()
+    for name in FLAGS:
+        type_in("x.py", *with_folder(name))
+        assert getattr(parse(script_parser(""))[0], name) == CHANGED[name]
 
 
-@pytest.mark.parametrize("name", sorted({*flags_that("shared")} - {"device"}))  # that is as the machine has it
-def test_what_the_comparison_shares_reaches_every_row(name, type_in):
-    type_in("compare_parallel.py", *with_folder(name))
-    arguments, shared = compare_parallel.parse()
-    for row in make_plan(arguments, Machine(0, 4), shared):
-        assert shlex.join(typed(name)) in shlex.join(row.command)
+def test_what_the_comparison_shares_reaches_every_row(type_in):
+    for name in {*flags_that("shared")} - {"device"}:  # that is as the machine has it
+        type_in("compare_parallel.py", *with_folder(name))
+        arguments, shared = compare_parallel.parse()
+        for row in make_plan(arguments, Machine(0, 4), shared):
+            assert shlex.join(typed(name)) in shlex.join(row.command)
 
 
 @pytest.mark.parametrize("name", flags_that("own"))
@@ -83,17 +83,11 @@ def test_what_one_row_may_have_of_its_own_reaches_that_row(name, type_in):
     assert usual.planned != own.planned and own.name == f"single-{name}={value}"
 
 
-def test_a_switch_takes_no_value():
-    with pytest.raises(Exception, match="a switch takes no value, found 'yes'"):
-        parse_method("single:compile=yes")
+def test_a_checkpoint_belongs_to_what_decides():
+    def decisive(**values):
+        return checkpoint._decisive(RunConfig(**values), Namespace())
 
-
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_checkpoint_belongs_to_what_decides(name):
-    before, now = RunConfig(), replace(RunConfig(), **{name: CHANGED[name]})
-    decisive = (checkpoint._decisive(config, compare_parallel.argparse.Namespace()) for config in (before, now))
-    same = next(decisive) == next(decisive)
-    assert same != FLAGS[name].decides
+    assert {name for name in FLAGS if decisive(**{name: CHANGED[name]}) != decisive()} == {*flags_that("decides")}
 
 
 def test_traits_go_together():
@@ -122,14 +116,18 @@ def help_of(monkeypatch, capsys):
     return help_of
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_has_groups_and_examples_in_80_columns(script, help_of):
-    text = help_of(script)
-    assert max(map(len, text.splitlines())) <= 80
-    headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
-    assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
-    example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
-    assert shlex.split(example.replace("\\\n", "")) and "\n" not in shlex.split(example.replace("\\\n", ""))
+def test_help_has_groups_and_examples_in_80_columns_and_every_flag_to_type_instead_is_one(help_of):
+    known = set()
+    for script in SCRIPTS:
+        text = help_of(script)
+        assert max(map(len, text.splitlines())) <= 80
+        headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
+        assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
+        example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
+        assert "\n" not in shlex.split(example.replace("\\\n", ""))
+        known |= {*re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)}
+    instead = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
+    assert instead - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < instead
 
 
 def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
@@ -187,10 +185,6 @@ def test_mnist_py_trains_on_mnist_unless_told_otherwise(type_in, monkeypatch, tm
     [
         ("--local_rank=0", "torchrun --standalone --nproc_per_node=N"),
         ("--mode DP", "for DP python data_parallel_train.py --use-parallel"),
-        ("--mode base", "for base type python data_parallel_train.py,"),
-        ("--use-model-parallel", "type python model_parallel_train.py --use-model-parallel"),
-        ("--use_parallel", "type python data_parallel_train.py --use-parallel"),
-        ("--momentum 0.9", "type --optimizer sgd"),
         ("--world-size 2", "--spawn N"),
         ("--data_dir x", "type --data-root"),
     ],
@@ -201,31 +195,59 @@ def test_what_another_script_calls_it_is_refused_with_what_to_type(typed, replac
     assert replacement in str(caught.value) and "did you mean" not in str(caught.value)
 
 
-def test_every_flag_to_type_instead_is_one(help_of):
-    known = {flag for script in SCRIPTS for flag in re.findall(r"^  (--[a-z-]+)", help_of(script), re.MULTILINE)}
-    typed = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
-    assert typed - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < typed
-
-
-def test_a_flag_that_is_not_known_gets_the_nearest():
-    parser = script_parser("")
-    with pytest.raises(SuiteError, match=r"unrecognized arguments: --bath-size=3, did you mean --batch-size\?; see"):
-        parser.parse_args(["--bath-size=3"])
-    for unlike in ("--xyzzy", "--pretrained", "--backend"):  # two thirds of --train-size, of --bind
-        with pytest.raises(SuiteError, match=f"unrecognized arguments: {unlike}; see"):
-            parser.parse_args([unlike])
-
-
 @pytest.mark.parametrize(
-    "flag, text, near",
+    "typed, near",
     [
-        ("--device", "xpu", None),
-        ("--precision", "fp16", None),
-        ("--optimizer", "nestorov", "nesterov"),
-        ("--dataset", "cifra10", "cifar10"),
+        ("--bath-size=3", "--batch-size"),
+        ("--pretrained", None),  # two thirds of --train-size
+        ("--backend", None),  # of --bind
+        ("--device xpu", None),
+        ("--optimizer nestorov", "nesterov"),
+        ("--dataset cifra10", "cifar10"),
     ],
 )
-def test_a_name_that_is_not_known_gets_the_nearest_if_that_is_near(flag, text, near):
+def test_what_is_not_known_gets_the_nearest_if_that_is_near(typed, near):
     with pytest.raises(SuiteError) as caught:
-        script_parser("").parse_args([flag, text])
+        script_parser("").parse_args(typed.split())
     assert re.findall(r"did you mean (\S+)\?", str(caught.value)) == ([near] if near else [])
+
+
+# ---- what others left, and what cannot be written
+
+
+def test_turns_that_nobody_gives_are_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setenv(TURNS, str(tmp_path / "gone"))
+    turns = Turns(0, 1)
+    turns.wait()
+    assert turns.waited_seconds == 0
+
+
+@pytest.mark.parametrize("ranks, program", [("", "python "), ("4", "torchrun --nnodes=2 --nproc_per_node=4 ")])
+def test_a_run_id_that_is_left_over_is_no_torchrun(ranks, program, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "left")
+    for name, value in (("GROUP_WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", ranks)):
+        monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
+    assert command_line().startswith(program)
+
+
+def test_a_run_leaves_nothing_and_does_not_mind_what_others_left(project, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    elastic = {"RUN_ID": "left", "ERROR_FILE": "/gone/file", "USE_AGENT_STORE": "True"}
+    left = {f"TORCHELASTIC_{name}": value for name, value in elastic.items()}
+    left |= {TURNS: "/gone", "TMPDIR": str(tmp_path / "temporary")}
+    done = project("ddp_train.py", "--spawn", 2, "--no-curves", "--figure-dir", tmp_path, environment=left)
+    assert done.returncode == 0, done.stderr
+    assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+@pytest.mark.parametrize("flag", ["--figure-dir", "--save", "--output", "--checkpoint", "--tensorboard"])
+def test_a_path_that_cannot_be_written_is_refused_by_its_flag(flag, type_in, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("common.settings.config.check_tensorboard", lambda: None)
+    type_in("script.py", flag, f"{tmp_path}/file/below/x")
+    with pytest.raises(SuiteError, match=f"{tmp_path / 'file'}.* with {flag}"):
+        parse(script_parser(""))
+    type_in("script.py", "--save", str(tmp_path))
+    with pytest.raises(SuiteError, match="it is a directory; name a file instead with --save"):
+        parse(script_parser(""))
