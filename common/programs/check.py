@@ -33,7 +33,6 @@ from common.machine.lifetime import tags
 from common.settings.datasets import DATASETS
 
 OK, NOTE, BAD = "ok", "note", "bad"
-COLOURS = {OK: "\033[32m", NOTE: "\033[33m", BAD: "\033[31m"}
 LEAST_PYTHON = (3, 11, 4)  # the first 3.11 with tarfile's filter="data"
 SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; two workers' batches of 128 CIFAR-10 images take 6 MB
 BUSY_GPU_BYTES = 2 * 2**30  # a desktop and this process's own context take less
@@ -49,9 +48,8 @@ class Check:
     found: str
     advice: str = ""
 
-    def line(self, coloured: bool) -> str:
-        word = f"{COLOURS[self.status]}{self.status:4}\033[0m" if coloured else f"{self.status:4}"
-        return f"{word}  {self.name}: {'; '.join(filter(None, (self.found, self.advice)))}"
+    def __str__(self) -> str:
+        return f"{self.status:4}  {self.name}: {'; '.join(filter(None, (self.found, self.advice)))}"
 
 
 def bad_if(wrong: bool, name: str, found: str, advice: str) -> Check:
@@ -187,8 +185,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
     else:
-        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # see no-color.org
-        print("\n".join(check.line(coloured) for check in checks))
+        print(*checks, sep="\n")
     if any(check.status == BAD for check in checks):
         sys.exit(MACHINE)
 

@@ -180,13 +180,7 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
 
 @HAS_SLICES
 @pytest.mark.parametrize(
-    "command",
-    [
-        "ddp_train.py --spawn 2",
-        pytest.param("fsdp_train.py --spawn 2", marks=pytest.mark.slow),
-        pytest.param("pipeline_train.py --spawn 2", marks=pytest.mark.slow),
-        pytest.param(f"{TORCHRUN} accelerate_train.py", marks=pytest.mark.slow),
-    ],
+    "command", ["ddp_train.py --spawn 2", pytest.param(f"{TORCHRUN} accelerate_train.py", marks=pytest.mark.slow)]
 )
 def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, told):
     if "accelerate_train.py" in command:

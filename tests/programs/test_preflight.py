@@ -10,7 +10,7 @@ import pytest
 
 from common.machine.lifetime import TAG
 from common.programs import check as preflight
-from common.programs.check import BAD, NOTE, OK, Check, check_all
+from common.programs.check import BAD, NOTE, OK, check_all
 from tests.fixtures import child_environment
 
 
@@ -23,7 +23,7 @@ def test_a_machine_that_is_ready(project, tmp_path):
     done = project("-m common.programs.check", *flags, tiny=False)
     assert done.returncode == 0 and not done.stderr
     assert [line[:4] for line in done.stdout.splitlines()[:2]] == ["ok  ", "ok  "]
-    assert "note  data: mnist: not in" in done.stdout and "\033" not in done.stdout
+    assert "note  data: mnist: not in" in done.stdout
     assert not (tmp_path / "data").exists()
 
 
@@ -92,13 +92,3 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     assert done.stdout.splitlines()[-1] == f"# How long it takes is told once mnist is in {tmp_path}, whole"
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty, with the md5 ")
-
-
-@pytest.mark.parametrize("terminal, no_color, coloured", [(True, "", True), (True, "1", False), (False, "", False)])
-def test_colours_are_for_terminals_whose_user_wants_them(terminal, no_color, coloured, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check_all", lambda *_: ([Check("Python", OK, "3.11")], {}))
-    monkeypatch.setattr("sys.argv", ["check"])
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    monkeypatch.setenv("NO_COLOR", no_color)
-    preflight.main()
-    assert ("\033[32m" in capsys.readouterr().out) == coloured
