@@ -188,7 +188,7 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     written = {f"results.{end}" for end in ("json", "csv", "tex")} | {"report.md", "report.html"}
     assert files - figures - images == written | {".comparison.lock"}
 
-    monkeypatch.setattr("comparison.show.report.draw_all", lambda *_: sorted(directory / name for name in figures))
+    monkeypatch.setattr("comparison.show.figures.draw_all", lambda *_: sorted(directory / name for name in figures))
     flags = ["--from", str(directory / "results.json"), "--output-dir", str(tmp_path / "again")]
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
     compare_parallel.main()

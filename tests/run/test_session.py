@@ -181,7 +181,7 @@ def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
 def started(monkeypatch, tmp_path):
     """started(run): `compare_parallel.py`, with this in the place of its plan and its runs, and without figures."""
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
-    monkeypatch.setattr(shown, "draw_all", lambda *_: [])
+    monkeypatch.setattr(shown.figures, "draw_all", lambda *_: [])
 
     def started(run, *flags, raises=None):
         monkeypatch.setattr(compare_parallel, "run_comparison", lambda *_: run())
@@ -285,7 +285,7 @@ def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch,
     def draw_all(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shown, "draw_all", draw_all)
+    monkeypatch.setattr(shown.figures, "draw_all", draw_all)
     write_results(report_of((configuration(), runs())), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         shown.present(tmp_path)

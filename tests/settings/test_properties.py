@@ -100,7 +100,7 @@ def typed(monkeypatch):
 
 
 def test_results_that_are_signed(comparison_values, tmp_path, typed, monkeypatch):
-    monkeypatch.setattr(report, "draw_all", lambda analysis, directory: [])  # a second each; tests/fuzz.py draws them
+    monkeypatch.setattr(report.figures, "draw_all", lambda *_: [])  # a second each; tests/fuzz.py draws
     file = tmp_path / "results.json"
     outcomes = {"shown": 0, "refused": 0}
 
