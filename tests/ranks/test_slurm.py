@@ -1,7 +1,6 @@
 """Training by SLURM: what srun tells ranks; where SLURM is installed, real jobs of two nodes, both on this machine."""
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,20 +113,10 @@ def test_a_ladder_over_nodes_is_a_sweep():
     assert too_many.skip == "needs 10 GPUs, found 8"
 
 
-@pytest.mark.parametrize("nodes", [[3], [1, 3]])
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("nodes, more", [("3", ""), ("1 3", "--dry-run")])
 def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "compare_parallel.py",
-            "--nodes",
-            *map(str, nodes),
-            *"--nproc 1 --methods single ddp --dataset synthetic-mnist".split(),
-            *more,
-        ],
-    )
+    typed = f"compare_parallel.py --nodes {nodes} --nproc 1 --methods single ddp --dataset synthetic-mnist {more}"
+    monkeypatch.setattr(sys, "argv", typed.split())
     monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, cores=8), {}))
     monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
     monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
@@ -154,36 +142,36 @@ def test_what_to_type_without_slurm(capsys):
 
 
 ALIKE = {"cpu": "A CPU", "cores": 8, "gpus": []}
+OTHER = {**ALIKE, "cores": 16}
 
 
-def described(environment=ALIKE, *checks):
+def described(environment, *checks):
     checks = [{"name": name, "status": status, "found": "found", "advice": "advice"} for name, status in checks]
     return {"environment": environment, "checks": checks}
 
 
+MNIST = "node 2 of 2, data: mnist; found; type: "
+
+
 @pytest.mark.parametrize(
-    "held, descriptions, message",
+    "held, checks, message",
     [
-        ("", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare."),
+        (
+            "0",
+            [],
+            "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare.",
+        ),
         ("1", [], "this one has 1 node"),
-        ("2", [described(), described(ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
-        ("2", [described(None, ("torch", "bad")), described()], "node 1 of 2, torch; found"),
-        (
-            "2",
-            [described(ALIKE, ("data: mnist", "ok")), described(ALIKE, ("data: mnist", "note"))],
-            "node 2 of 2, data: mnist; found; type: ",
-        ),
-        ("2", [described(), described(ALIKE, ("data: mnist", "bad"))], "node 2 of 2, data: mnist; found; type: "),
-        (
-            "2",
-            [described(), described({**ALIKE, "cores": 16}, ("data: cifar10", "note"))],
-            "the nodes of the job are not alike; cores 8, 16; ask",
-        ),
+        ("2", [(ALIKE,), (ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
+        ("2", [(None, ("torch", "bad")), (ALIKE,)], "node 1 of 2, torch; found"),
+        ("2", [(ALIKE, ("data: mnist", "ok")), (ALIKE, ("data: mnist", "note"))], MNIST),
+        ("2", [(ALIKE,), (ALIKE, ("data: mnist", "bad"))], MNIST),
+        ("2", [(ALIKE,), (OTHER, ("data: cifar10", "note"))], "the nodes of the job are not alike; cores 8, 16; ask"),
     ],
 )
-def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch, tmp_path):
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", held or "0")
-    monkeypatch.setattr(machine, "_descriptions", lambda *_: descriptions)
+def test_nodes_that_do_not_go_together(held, checks, message, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", held)
+    monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(*node) for node in checks])
     with pytest.raises(SuiteError) as caught:
         find_nodes(SimpleNamespace(nodes=[1, 2], allow_unequal=False, dataset="mnist"), tmp_path)
     assert message in str(caught.value)
@@ -191,8 +179,7 @@ def test_nodes_that_do_not_go_together(held, descriptions, message, monkeypatch,
 
 def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    noted = described({**ALIKE, "cores": 16}, ("cores", "bad"))
-    monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(), noted])
+    monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(ALIKE), described(OTHER, ("cores", "bad"))])
     found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True, dataset="mnist"), tmp_path)
     assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
 
@@ -243,59 +230,39 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscrib
 
 
 def free_ports(number):
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def start_node(run, place, node):
-    """Start a node's slurmd, in a mount namespace in which place/tmp is a disk of its own."""
-    run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec slurmd -N "$1"', place / "tmp", node)
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Run a SLURM command: cluster("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
 
-    Each has temporary files of its own, in TMPDIR. cluster.place: where its processes write who they are;
-    cluster.start_node(name): start a node.
+    cluster.place: where its processes write who they are.
     """
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
         pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("needs the right to give each node a disk of its own (unshare --mount)")
     place = tmp_path_factory.mktemp("slurm")
-    for part in ("state", "spool.n1", "spool.n2", "tmp"):
+    for part in ("state", "spool.n1", "spool.n2"):
         (place / part).mkdir()
-    environment = {
-        **child_environment(),
-        **LOCAL,
-        "SLURM_CONF": str(place / "slurm.conf"),
-        "TMPDIR": str(place / "tmp"),
-    }
-    (place / "slurm.conf").write_text(
-        CONFIGURATION.format(
-            host=socket.gethostname().partition(".")[0], place=place, ports=free_ports(3), cores=os.cpu_count()
-        )
-    )
+    environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf")}
+    host = socket.gethostname().partition(".")[0]
+    configuration = CONFIGURATION.format(host=host, place=place, ports=free_ports(3), cores=os.cpu_count())
+    (place / "slurm.conf").write_text(configuration)
 
     def run(*command, check=True):
-        return subprocess.run(
-            [*map(str, command)], env=environment, cwd=PROJECT, capture_output=True, text=True, check=check, timeout=120
-        ).stdout
+        kept = {"env": environment, "cwd": PROJECT, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([*map(str, command)], check=check, **kept).stdout
 
     if not any(process.name() == "munged" for process in psutil.process_iter()):
         Path("/run/munge").mkdir(exist_ok=True)
         shutil.chown("/run/munge", "munge")
         run("runuser", "-u", "munge", "--", shutil.which("munged"))
     run("slurmctld", "-c")
-    run.place, run.start_node = place, functools.partial(start_node, run, place)
+    run.place = place
     for node in ("n1", "n2"):
-        run.start_node(node)
+        run("slurmd", "-N", node)
     all_idle(run)
     yield run
     for file in place.glob("*.pid"):
@@ -307,14 +274,8 @@ def slurm(cluster):
     """The cluster; what a failed test leaves there is printed, then taken away, so that the next test begins anew."""
     yield cluster
     if cluster("squeue", "-h"):
-        for command in (
-            ("squeue",),
-            ("sinfo", "-N", "-l"),
-            ("sinfo", "-R"),
-            ("scontrol", "show", "job"),
-            ("tail", "-n", "50", *cluster.place.glob("*.log")),
-        ):
-            print("$", *command, cluster(*command, check=False), sep="\n")
+        for command in ("squeue", "sinfo -N -l", "sinfo -R", "scontrol show job"):
+            print("$", command, cluster(*command.split(), check=False), sep="\n")
     cluster("scancel", "--user=root")
     wait_for(lambda: not cluster("squeue", "-h"), 90)
     for node in ("n1", "n2"):
@@ -358,44 +319,12 @@ def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-FIND_NODES = """
-import sys
-from types import SimpleNamespace
-from common.machine.entry import run_script
-from comparison.run.machine import find_nodes
-directory, root, dataset = sys.argv[1:]
-arguments = SimpleNamespace(nodes=[2], allow_unequal=False, dataset=dataset, data_root=root, device="cpu")
-run_script(lambda: print(len(find_nodes(arguments, directory)), "nodes"))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "directory, data, dataset, said",
-    [
-        ("shared", "shared", "synthetic-mnist", "2 nodes"),
-        ("shared", "own", "mnist", "node 1 of 2, data: mnist; not in"),
-        ("shared", "shared", "folder:own", "node 1 of 2, shared files"),
-        ("own", "shared", "synthetic-mnist", "node 1 of 2, shared files"),
-    ],
-)
-def test_nodes_that_have_temporary_files_of_their_own_are_asked(directory, data, dataset, said, slurm, tmp_path):
-    """srun is typed where neither node's TMPDIR is seen, as on a login node."""
-    places = {"shared": tmp_path, "own": Path(tempfile.mkdtemp(dir=slurm.place / "tmp"))}
-    (places["own"] / "train").mkdir()
-    dataset = dataset.replace("own", str(places["own"]))
-    ask = "sh", "-c", 'salloc --quiet --nodes=2 "$@" 2>&1', "sh", sys.executable, "-c", FIND_NODES
-    printed = slurm(*ask, places[directory], places[data], dataset, check=False)
-    assert said in printed
-
-
 SBATCH = ("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
-def submit(slurm, directory, *flags, options=()):
-    named = f"--output={directory}/log", f"--job-name={directory}/job"
-    printed = slurm(*SBATCH, *named, *options, "cluster/train.sbatch", *flags)
-    return printed.split(";")[0].strip()
+def submit(slurm, directory, script, *flags):
+    named = f"--output={directory}/log", f"--job-name={directory}/job", f"--export=ALL,OUTPUT_DIR={directory}/out"
+    return slurm(*SBATCH, *named, f"cluster/{script}.sbatch", *flags).split(";")[0].strip()
 
 
 def begin_again(slurm, job):
@@ -417,14 +346,14 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
     files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
     flags = small(data_root, "--epochs", 3, *files)
     log = tmp_path / "log"
-    job = submit(slurm, tmp_path, *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
+    job = submit(slurm, tmp_path, "train", *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
     wait_for(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
     slurm("scancel", job)
     gone(str(data_root))
     assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
     log.unlink()
 
-    job = submit(slurm, tmp_path, *flags)
+    job = submit(slurm, tmp_path, "train", *flags)
     wait_for(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
     slurm("scontrol", "requeue", job)
     begin_again(slurm, job)
@@ -434,20 +363,6 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train,
     _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident", "--epochs", 3)
     weights = torch.load(tmp_path / "weights.pth", weights_only=True)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    gone(str(data_root))
-
-
-@pytest.mark.slow
-def test_a_job_at_its_time_limit_leaves_a_checkpoint_and_nothing_else(slurm, data_root, tmp_path):
-    job = submit(
-        slurm,
-        tmp_path,
-        *small(data_root, "--epochs", 5000, "--figure-dir", tmp_path),
-        options=("--time=2", "--signal=TERM@30"),
-    )  # SLURM sends it up to a minute earlier
-    wait_for(lambda: not state(slurm, job), 150)
-    assert "SIGTERM" in (tmp_path / "log").read_text()
-    assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
     gone(str(data_root))
 
 
@@ -463,22 +378,13 @@ def kill_node(slurm, node):
             process.kill()
 
 
-def compare(slurm, directory, *flags):
-    named = f"--output={directory}/log", f"--export=ALL,OUTPUT_DIR={directory}/out"
-    printed = slurm(
-        *SBATCH,
-        *named,
-        "cluster/compare.sbatch",
-        *"--nproc 1 --device cpu --methods single ddp accelerate --repeats 2".split(),
-        *flags,
-    )
-    return printed.split(";")[0].strip()
+COMPARE = "compare", *"--nproc 1 --device cpu --methods single ddp accelerate --repeats 2".split()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True], ids=["it was requeued", "a node died"])
 def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_path):
-    job, log = compare(slurm, tmp_path, *small(data_root, "--epochs", 2)), tmp_path / "log"
+    job, log = submit(slurm, tmp_path, *COMPARE, *small(data_root, "--epochs", 2)), tmp_path / "log"
     wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
     if dies:
         kill_node(slurm, "n2")
@@ -487,7 +393,7 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     wait_for(lambda: state(slurm, job) == "PENDING", 90)
     gone(str(data_root))
     if dies:
-        slurm.start_node("n2")
+        slurm("slurmd", "-N", "n2")
     begin_again(slurm, job)
     wait_for(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
@@ -498,14 +404,3 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
     assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
     gone(str(data_root))
-
-
-@pytest.mark.slow
-def test_a_cancelled_comparison_leaves_nothing_on_any_node(slurm, data_root, tmp_path):
-    log = tmp_path / "log"
-    job = compare(slurm, tmp_path, *small(data_root, "--epochs", 500, "--methods", "ddp", "--nproc", 2))
-    wait_for(lambda: sum(process.name() != "srun" for process in alive("ddp_train.py")) >= 4, 240)  # on one core each
-    slurm("scancel", job)
-    wait_for(lambda: not state(slurm, job), 90)
-    gone(str(data_root))
-    assert "CANCELLED" in log.read_text() and read_results(tmp_path / "out" / "results.json").outcomes == ()

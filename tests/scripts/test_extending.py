@@ -79,13 +79,12 @@ def test_every_block_and_every_command_of_the_page_has_a_test():
     assert set(EXTENDING_FILES) == {"my_net.py", "my_blocks.py", "my_own_train.py"}
 
 
-def test_an_own_network_fits(follow):
-    assert "my_net.py:build: 31,530 parameters" in follow(command("common.programs.model", "my_net.py"))
+NETWORKS = [("my_net.py", "my_net.py:build: 31,530 parameters"), ("torchvision:", "torchvision:resnet50")]
 
 
-@pytest.mark.slow
-def test_a_network_of_torchvision_fits(follow):
-    assert "torchvision:resnet50" in follow(command("torchvision:"))
+@pytest.mark.parametrize("part, said", [NETWORKS[0], pytest.param(*NETWORKS[1], marks=pytest.mark.slow)])
+def test_a_network_fits(part, said, follow):
+    assert said in follow(command("common.programs.model", part))
 
 
 @pytest.mark.slow

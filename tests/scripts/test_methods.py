@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -22,17 +21,20 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
 SAME_STEPS = "--model lenet --no-augment --optimizer sgd --lr 0.05 --max-steps 6 --threads 1".split()
 THREE_STEPS = "--model strided --max-steps 3 --threads 1".split()
-METHODS = {
+ALONE = {
     "dp": "data_parallel_train.py --simulate-devices 3",
+    "mp": "model_parallel_train.py --use-model-parallel --split-at full1",
+    "mp-micro": "model_parallel_train.py --use-model-parallel --micro-batches 4",
+    "mp-control": "model_parallel_train.py",
+}
+RANKS = {
     "ddp": "ddp_train.py --spawn 2",
     "ddp of three ranks": "ddp_train.py --spawn 3",
     "fsdp": "fsdp_train.py --spawn 2",
     "fsdp of three ranks": "fsdp_train.py --spawn 3",
-    "mp": "model_parallel_train.py --use-model-parallel --split-at full1",
-    "mp-micro": "model_parallel_train.py --use-model-parallel --micro-batches 4",
-    "mp-control": "model_parallel_train.py",
     "pipeline": "pipeline_train.py --spawn 2",
 }
+SLOW = ("ddp of three ranks", "fsdp of three ranks", "pipeline")
 
 
 def weights_of(tmp_path_factory, data_root, command, *flags):
@@ -43,6 +45,21 @@ def weights_of(tmp_path_factory, data_root, command, *flags):
     done = subprocess.run([sys.executable, *typed], check=True, **kept)
     assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
+
+
+@pytest.fixture
+def train_here(monkeypatch, tmp_path, data_root, capsys):
+    """What `train` does, in this process: for scripts that train alone."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+
+    def run(command, *flags):
+        files = ("--output", tmp_path / "result.json", "--save", tmp_path / "weights.pth", "--figure-dir", tmp_path)
+        monkeypatch.setattr(sys, "argv", small(command, data_root, *flags, *files))
+        start_here(monkeypatch, sys.argv[0])
+        weights = torch.load(tmp_path / "weights.pth", weights_only=True)
+        return json.loads((tmp_path / "result.json").read_text()), weights, capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +82,18 @@ def assert_same(weights, reference):
         assert (weights[name] - expected).abs().max() < 1e-5, name
 
 
-SLOW = ("ddp of three ranks", "fsdp of three ranks", "mp-control", "pipeline")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
-)
-def test_method_gives_the_weights_of_one_device(name, train, reference):
-    result, weights, _ = train(METHODS[name], *SAME_STEPS)
+@pytest.mark.parametrize("name", ALONE)
+def test_a_process_alone_gives_the_weights_of_one_device(name, train_here, reference):
+    result, weights, _ = train_here(ALONE[name], *SAME_STEPS)
     assert_same(weights, reference)
-    assert result["method"] == name.split()[0]
-    assert result["simulated"] == (name in ("dp", "mp", "mp-micro"))
+    assert (result["method"], result["simulated"]) == (name, name != "mp-control")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RANKS])
+def test_ranks_give_the_weights_of_one_device(name, train, reference):
+    result, weights, _ = train(RANKS[name], *SAME_STEPS)
+    assert_same(weights, reference)
+    assert (result["method"], result["simulated"]) == (name.split()[0], False)
 
 
 def distance(weights, others):
@@ -104,7 +122,6 @@ def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command
 @pytest.mark.parametrize(
     "flags",
     [
-        "--model lenet --optimizer sgd --lr 0.05",
         "--model airbench --optimizer muon",  # its first layer is not trained
         "--model strided --optimizer nesterov --precision bf16 --allow-slow-precision",
     ],
@@ -117,10 +134,10 @@ def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["ddp_train.py", "ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
-def test_filters_are_turned_as_on_one_device(command, train):
+@pytest.mark.parametrize("command", ["ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
+def test_filters_are_turned_as_on_one_device(command, train, train_here):
     same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
-    (_, weights, _), (_, others, _) = train(f"{command} --spawn 2", *same), train("data_parallel_train.py", *same)
+    (_, weights, _), (_, others, _) = train(f"{command} --spawn 2", *same), train_here("data_parallel_train.py", *same)
     for name in others:  # Adam turns a gradient near zero, which is rounding, into a step of full size
         assert (weights[name] - others[name]).abs().max() < (
             1e-4 if name.startswith("conv") and name.endswith("weight") else 6 * 0.001
@@ -139,11 +156,12 @@ def build(shape, classes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags, most", [("", 1e-5), ("--optimizer adam --lr 0.001", 6 * 0.001)])
-def test_fsdp_cuts_weights_that_two_blocks_share_and_weights_of_which_a_rank_gets_nothing(flags, most, train, tmp_path):
+def test_fsdp_cuts_weights_that_blocks_share_or_a_rank_gets_nothing_of(flags, most, train, train_here, tmp_path):
     (tmp_path / "net.py").write_text(TIED)  # a layer of 4 rows: 2, 2 and 0
     same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags.split())
     (_, weights, _), (_, others, _) = (
-        train(command, *same) for command in ("data_parallel_train.py", "fsdp_train.py --spawn 3")
+        train_here("data_parallel_train.py", *same),
+        train("fsdp_train.py --spawn 3", *same),
     )
     assert distance(weights, others) < most and torch.equal(others["1.weight"], others["3.weight"])
 
@@ -156,13 +174,17 @@ def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kin
     assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
 
 
-NO_THREADS_LEFT = """
+WATCHED = """
 import os, runpy, sys
+from torch.nn.parallel import DistributedDataParallel
+broadcasts = []
+DistributedDataParallel._sync_buffers = lambda self: broadcasts.append(1)
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.getcwd())
 runpy.run_path(sys.argv[0], run_name="__main__")
 threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
-sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in threads) else 0)
+assert not any("gloo" in name for name in threads), threads
+assert not broadcasts  # of buffers, in a step
 """
 
 
@@ -172,48 +194,12 @@ sys.exit(f"gloo's threads are left: {threads}" if any("gloo" in name for name in
 def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")
-    (tmp_path / "wrapper.py").write_text(NO_THREADS_LEFT)
+    (tmp_path / "wrapper.py").write_text(WATCHED)
     result, weights, _ = train(script, *SAME_STEPS, launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
     assert_same(weights, reference)
     assert (result["world_size"], result["global_batch_size"]) == (2, 48)
     assert result["per_device_batch_size"] == (48 if script.startswith("pipeline") else 24)
     assert result["command"].startswith(f"torchrun --nnodes=1 --nproc_per_node=2 {script}")
-
-
-BROADCASTS = """
-import os, runpy, sys
-from torch.nn.parallel import DistributedDataParallel
-broadcast, calls = DistributedDataParallel._sync_buffers, []
-DistributedDataParallel._sync_buffers = lambda self: (calls.append(1), broadcast(self))
-if {always}:
-    DistributedDataParallel.will_sync_module_buffers = lambda self: True
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.getcwd())
-runpy.run_path(sys.argv[0], run_name="__main__")
-print(f"steps that broadcast buffers: {{len(calls)}}")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["ddp_train.py", "accelerate_train.py"])
-def test_no_step_broadcasts_buffers_and_nothing_else_would_come_of_it(script, train, tmp_path):
-    if script.startswith("accelerate"):
-        pytest.importorskip("accelerate")
-
-    def run(always):
-        (tmp_path / "wrapper.py").write_text(BROADCASTS.format(always=always))
-        command = f"{script} --model strided --max-steps 6 --epochs 2"
-        result, weights, printed = train(command, launcher=(*TORCHRUN, tmp_path / "wrapper.py"))
-        learned = [(epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in result["epochs"]]
-        return weights, learned, re.findall(r"steps that broadcast buffers: (\d+)", printed)
-
-    weights, learned, calls = run(always=False)
-    assert calls == ["0", "0"]
-    same, expected, calls = run(always=True)
-    assert calls == ["12", "12"]
-    assert learned == expected
-    for name, value in same.items():  # BatchNorm's statistics too
-        assert torch.equal(weights[name], value), name
 
 
 @pytest.mark.slow
@@ -224,65 +210,28 @@ def test_accelerate_launch_runs_the_script(train, reference):
     assert_same(weights, reference)
 
 
-LEAVES = """import sys
-import torch.distributed as dist
-leave = dist.destroy_process_group
-dist.destroy_process_group = lambda: print("left", dist.get_world_size(), leave() or "")
-del sys.argv[0]
-import runpy
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_accelerate_with_one_rank_leaves_the_group_that_it_joined(project, free_port, tmp_path):
-    pytest.importorskip("accelerate")
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
-    ranks = dict(zip(names, ("0", "0", "1", "1", "127.0.0.1", str(free_port)), strict=True))
-    output = tmp_path / "result.json"
-    command = f"accelerate_train.py --no-curves --output {output}"
-    done = project(command, *SAME_STEPS, launcher=("-c", LEAVES), environment=ranks)
-    assert done.returncode == 0 and "\nleft 1 " in done.stdout, done.stdout + done.stderr
-    result = json.loads(output.read_text())  # Accelerate calls its device "cpu:0", where no tensor is
-    assert (result["devices"], result["memory_parts"]["parameters"]) == (["cpu"], 4 * result["parameters"])
-
-
 @pytest.mark.slow
-def test_two_nodes_on_loopback(tmp_path, data_root, reference, free_port):
-    weights, output = tmp_path / "weights.pth", tmp_path / "result.json"
-    agent = f"--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{free_port}"
-    files = ("--save", weights, "--figure-dir", tmp_path, "--output", output)
-    command = small("--local_addr=127.0.0.1 ddp_train.py", data_root, *SAME_STEPS, *files)
-    launch = [sys.executable, *TORCHRUN[:2], *agent.split()]
-    kept = {"cwd": PROJECT, "stdout": subprocess.DEVNULL, "env": child_environment()}
-    nodes = [subprocess.Popen([*launch, f"--node_rank={rank}", *command], **kept) for rank in (0, 1)]
-    assert [node.wait(120) for node in nodes] == [0, 0]
-    assert_same(torch.load(weights, weights_only=True), reference)
-    assert json.loads((tmp_path / "result.json").read_text())["world_size"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py"])
-def test_ranks_that_know_no_more_than_env_needs(script, tmp_path, data_root, reference, free_port):
-    command = small(script, data_root, *SAME_STEPS[:-2], "--dist-timeout", 20, "--figure-dir", tmp_path)
-    files = [["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"], []]  # rank 0 alone is told
+@pytest.mark.parametrize("nodes", [True, False], ids=["two nodes", "no more than env:// needs"])
+def test_ranks_that_are_started_one_by_one(nodes, tmp_path, data_root, reference, free_port):
     described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *command, *map(str, own)],
-            cwd=PROJECT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**child_environment(), **described, "RANK": str(rank)},
+    agent = f"--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{free_port}"
+    ranks = []
+    for rank in (0, 1):
+        files = ["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"] if nodes or not rank else []
+        typed = small("fsdp_train.py", data_root, *SAME_STEPS[:-2], "--figure-dir", tmp_path, *files)
+        launch = [*TORCHRUN[:2], *agent.split(), f"--node_rank={rank}", "--local_addr=127.0.0.1"] if nodes else []
+        environment = child_environment() if nodes else {**child_environment(), **described, "RANK": str(rank)}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        ranks.append(
+            subprocess.Popen([sys.executable, *launch, *typed], cwd=PROJECT, text=True, env=environment, **pipes)
         )
-        for rank, own in enumerate(files)
-    ]
-    assert [rank.communicate(timeout=120)[1] for rank in ranks] == ["", ""]
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    said = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert nodes or said == ["", ""]
     assert_same(torch.load(tmp_path / "weights.pth", weights_only=True), reference)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["world_size"], result["devices"]) == (2, ["cpu", "cpu"])
-    assert result["threads_per_process"] == max(1, available_cores() // 2)  # as under torchrun: two on this machine
+    assert nodes or result["threads_per_process"] == max(1, available_cores() // 2)  # two on this machine
 
 
 @pytest.mark.slow
@@ -302,8 +251,8 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
     assert result["devices"] == ["cpu", "cpu"]
 
 
-def test_data_parallel_prints_what_each_replica_sees(train):
-    result, _, printed = train("data_parallel_train.py --simulate-devices 4 --max-steps 6")
+def test_data_parallel_prints_what_each_replica_sees(train_here):
+    result, _, printed = train_here("data_parallel_train.py --simulate-devices 4 --max-steps 6")
     assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
     assert "SIMULATED" in printed
     assert result["per_device_batch_size"] == 12
@@ -312,17 +261,7 @@ def test_data_parallel_prints_what_each_replica_sees(train):
     assert "Per batch, gather:" in printed
 
 
-@pytest.mark.parametrize(
-    "count, tuned, note",
-    [
-        (1, True, "not parallel: 1 device"),
-        (
-            2,
-            False,
-            "cuDNN's tuning is off: its cache is thread-local and DataParallel starts new threads in every step",
-        ),
-    ],
-)
+@pytest.mark.parametrize("count, tuned, note", [(1, True, "not parallel: 1 device"), (2, False, replicas.UNTUNED)])
 def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
     contexts = []
     monkeypatch.setattr("common.engine.run.run", lambda context, *_: contexts.append(context))
@@ -335,11 +274,9 @@ def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch,
     assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 
-def test_real_mnist_is_learned(real_data, project, tmp_path):
-    command = f"data_parallel_train.py --dataset mnist --data-root {real_data} --epochs 1 --max-steps 100"
-    done = project(command, "--output", tmp_path / "result.json", "--figure-dir", tmp_path, tiny=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "result.json").read_text())
+def test_real_mnist_is_learned(real_data, train_here):
+    command = f"data_parallel_train.py --dataset mnist --data-root {real_data} --train-size 60000 --batch-size 128"
+    result, _, _ = train_here(f"{command} --threads 1 --max-steps 100")
     assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
     assert len(result["class_accuracy"]) == 10
 

@@ -1,6 +1,7 @@
 """A pipeline computes, bit for bit, what one device computes that goes through the same micro-batches."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from tests.fixtures import CPU, assert_same, files_of, learned, make_config, mak
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
 UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; tests 167 167 167 166, …
 TINY = {"train_size": 770, "batch_size": 767}  # the last batch has 3 images, for 4 micro-batches
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def flags(settings):
@@ -53,13 +57,11 @@ def one_device(config, micro_batches):
     "ranks, schedule, micro_batches, settings",
     [
         (2, "1f1b", 4, UNEVEN),
-        pytest.param(3, "gpipe", 4, EVEN, marks=pytest.mark.slow),
-        pytest.param(2, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
-        pytest.param(2, "gpipe", 1, EVEN, marks=pytest.mark.slow),
-        pytest.param(3, "1f1b", 4, TINY, marks=pytest.mark.slow),
-        pytest.param(4, "1f1b", 7, UNEVEN, marks=pytest.mark.slow),
-        pytest.param(1, "gpipe", 4, UNEVEN, marks=pytest.mark.slow),
-        pytest.param(1, "1f1b", 4, TINY, marks=pytest.mark.slow),
+        slow(3, "gpipe", 4, EVEN),
+        slow(2, "gpipe", 1, EVEN),
+        slow(3, "1f1b", 4, TINY),
+        slow(4, "1f1b", 7, UNEVEN),
+        slow(1, "gpipe", 4, UNEVEN),
     ],
 )
 def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batches, settings, train, data_root):
@@ -109,10 +111,7 @@ def test_rows_of_any_features_come_back_as_they_were():
         assert torch.equal(torch.cat(parts), features)
         if features.dim() == 4:
             assert parts[0].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_nothing_is_copied_on_the_way_into_rows_and_back():
-    features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)
+    features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)  # nothing is copied
     rows = to_rows(features, (4,), 4)
     assert rows.data_ptr() == features.data_ptr() == from_rows(rows, 4, (5, 3, 2)).data_ptr()
 
@@ -198,13 +197,8 @@ def test_ranks_without_images_have_the_labels_of_the_same_batches():
 
 @pytest.mark.slow
 def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
-    flags = "--starts 4 --steps 40 --load 2 --output"
-    done = project(f"benchmarks/hang_loop.py {flags} {tmp_path / 'file.json'}", tiny=False)
+    flags = f"--starts 4 --steps 40 --load 2 --output-dir {tmp_path}".split()
+    done = project("benchmarks/hang_loop.py", *flags, tiny=False)
     assert done.returncode == 0, done.stderr
-    starts = json.loads((tmp_path / "file.json").read_text())["starts"]
-    assert {(start["schedule"], start["stages"], start["exit_code"]) for start in starts} == {
-        ("gpipe", 2, 0),
-        ("1f1b", 2, 0),
-        ("gpipe", 3, 0),
-        ("1f1b", 3, 0),
-    }
+    starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
+    assert [start["exit_code"] for start in starts] == [0] * 4
