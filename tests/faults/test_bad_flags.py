@@ -83,7 +83,9 @@ def test_a_command_that_is_refused(command, words, started, refused, monkeypatch
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_a_copied_network_is_not_compiled(started, refused):
+def test_what_does_not_go_with_compile(started, refused):
+    with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
+        replace_network(None, (1, 1, 28, 28), make_config(compile=True, cuda_graph=True))
     command = f"{SINGLE} --model mlp --compile --simulate-devices 2 --quiet"
     with refused(
         command, USAGE, "--compile does not go with dp; it copies the network in every step; leave out --compile"
@@ -133,11 +135,6 @@ def test_a_plan_that_is_refused(fault, values, words, refused):
 def test_no_workers_for_a_loader_that_has_none(num_workers):
     rows = plan(loader="resident", num_workers=num_workers).values()
     assert {flag(row, "--num-workers") for row in rows} == {"0"}
-
-
-def test_compile_and_cuda_graph(refused):
-    with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
-        replace_network(None, (1, 1, 28, 28), make_config(compile=True, cuda_graph=True))
 
 
 @pytest.mark.parametrize("command", [SINGLE, pytest.param("ddp_train.py --spawn 2", marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from common.engine import checkpoint
 from common.errors import SuiteError
 from common.machine.environment import command_line
 from common.machine.turns import TURNS, Turns
-from common.settings.arguments import ELSEWHERE, OneLineParser
+from common.settings.arguments import ELSEWHERE
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
@@ -124,18 +124,10 @@ def test_help_has_groups_and_examples_in_80_columns_and_every_flag_to_type_inste
         headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
         assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
         example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
-        assert "\n" not in shlex.split(example.replace("\\\n", ""))
+        assert "\n" not in shlex.split(example.replace("\\\n", ""))  # it can be pasted
         known |= {*re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)}
     instead = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
     assert instead - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < instead
-
-
-def test_a_long_command_in_a_help_can_be_pasted(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    command = "python some_script.py --first-flag 1 --second-flag 2 --third-flag 3"
-    text = OneLineParser(prog="some_script.py", description=f"What it does.\n\n    {command}\n").format_help()
-    lines = text.partition("\n    ")[2].partition("\n\n")[0]
-    assert lines.count("\\\n") >= 1 and shlex.split(lines.replace("\\\n", "")) == shlex.split(command)
 
 
 # ---- what other scripts call it
