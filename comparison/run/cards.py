@@ -96,15 +96,10 @@ class CardWatch:
             self._moments[uuid].append(moment)
 
     def _programs(self, card):
-        """The processes whose kernels ran on a card since the last look but one; None if the driver does not say."""
+        """The processes whose kernels ran on a card since the last look but one, if the driver tells of any."""
         since = int(1e6 * (time.time() - 2 * LOOK_EVERY))  # NVML's clock: microseconds since the Unix epoch
-        try:
-            programs = nvml().nvmlDeviceGetProcessUtilization(card, since)
-        except nvml().NVMLError_NotFound:
-            return frozenset()
-        except nvml().NVMLError:
-            return None
-        programs = frozenset(program.pid for program in programs if program.smUtil)
+        samples = self._ask("nvmlDeviceGetProcessUtilization", card, since) or ()
+        programs = frozenset(sample.pid for sample in samples if sample.smUtil)
         if programs - self._own:
             self._own |= {child.pid for child in psutil.Process().children(recursive=True)}
         return programs

@@ -121,21 +121,23 @@ def test_another_checkouts_scripts_get_the_flags_of_now(checkout, monkeypatch, t
 
 @pytest.fixture
 def before_file(monkeypatch, tmp_path):
-    """before_file(typed, command, **settings): the row of one device as it was in a results.json with these settings.
+    """before_file(typed, **settings): the row of one device as it was in a results.json with these settings.
 
-    typed: the flags of now; command: what the file says that its row ran.
+    typed: the flags of now. What the file says that its row ran must not be run.
     """
+    evil = ("python", "-c", "import os; os.system('touch /tmp/owned')", "data_parallel_train.py")
 
-    def before_file(typed="", command=("python", "data_parallel_train.py"), **settings):
+    def before_file(typed="", **settings):
         monkeypatch.setattr(sys, "argv", "compare_parallel.py --methods single --model lenet".split() + typed.split())
         arguments, shared = compare_parallel.parse()
         arguments.loader = "workers"
-        then = report_of((configuration(command=command), runs(seconds=STEADY)))
+        then = report_of((configuration(command=evil), runs(seconds=STEADY)))
         settings = {**SETTINGS, "model": ["lenet"], "num_workers": [0], **settings}
         write_results(replace(then, settings=settings), tmp_path)
         kept = read_results(tmp_path / "results.json")
         assert kept.plan[0].command == ()
         (row,) = before(make_plan(arguments, CPU, shared), tmp_path, kept, arguments, CPU)
+        assert row.command[1] == script("data_parallel_train.py") and not {*evil[1:3]} & {*row.command}
         return row
 
     return before_file
@@ -150,12 +152,6 @@ def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file
     values["--optimizer"] = "adam"  # which the file does not have: the default
     assert {name: flag(row, name) for name in values} == values
     assert row.planned.batch_size == 50 and (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
-
-
-def test_no_command_of_a_file_is_run(before_file):
-    evil = ("python", "-c", "import os; os.system('touch /tmp/owned')", "data_parallel_train.py")
-    row = before_file(command=evil)
-    assert row.command[1] == script("data_parallel_train.py") and not {*evil[1:3]} & {*row.command}
 
 
 @pytest.mark.parametrize(

@@ -32,27 +32,19 @@ class NVMLError(Exception):
     pass
 
 
-class NotFoundError(NVMLError):
-    pass
-
-
 @pytest.fixture
 def nvml(monkeypatch):
     """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there."""
 
     def programs(card, since):
-        if driver.programs is None:
-            raise NVMLError
         if not driver.programs:
-            raise NotFoundError
+            raise NVMLError
         return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in driver.programs.items()]
 
     driver = SimpleNamespace(
         programs={},
         reasons=0,
         NVMLError=NVMLError,
-        NVMLError_NotFound=NotFoundError,
-        NVML_CLOCK_SM=1,
         nvmlDeviceGetCount=lambda: len(UUIDS),
         nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetUUID=lambda card: UUIDS[card],
@@ -80,11 +72,13 @@ def on_gpus(*epochs, uuids=UUIDS[:1]):
 
 
 def watched():
-    """What a watch has seen of a card while a run trained for 0.1 s."""
+    """What a watch has seen of a card while a run trained, in a few looks."""
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
-        time.sleep(0.1)
-    (use,) = watch.uses(on_gpus((start - 10, 5.0), (start + 0.01, 0.08)))
+        while watch._cards and len(watch._moments[UUIDS[0]]) < 4:
+            time.sleep(0.01)
+        seconds = time.monotonic() - start
+    (use,) = watch.uses(on_gpus((start - 10, 5.0), (start, seconds)))
     return use
 
 

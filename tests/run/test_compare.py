@@ -197,21 +197,6 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     assert capsys.readouterr().out.partition("Written to")[0] in done.stdout.partition("Written to")[0]
 
 
-@pytest.mark.slow
-def test_one_failing_row_leaves_the_others(compare, tmp_path):
-    (tmp_path / "accelerate.py").write_text("raise ImportError('broken')")  # found by the plan, useless to the child
-    (tmp_path / "sitecustomize.py").write_text("import sys; print('a warning', file=sys.stderr)")  # must not matter
-    flags = "--methods accelerate mp --train-size 96 --epochs 1 --repeats 1 --output-dir"
-    done = compare(flags, tmp_path / "out", environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 1
-    outcomes = {outcome.configuration: outcome for outcome in read_results(tmp_path / "out" / "results.json").outcomes}
-    assert {name: outcome.status for name, outcome in outcomes.items()} == {"accelerate": "failed", "mp": "ok"}
-    reason = outcomes["accelerate"].reason
-    assert "accelerate_train.py needs Hugging Face Accelerate" in reason
-    assert f"failed: {reason}" in " ".join(done.stdout.split())
-    assert "the baseline, single, is not among the methods" in (tmp_path / "out" / "report.md").read_text()
-
-
 def test_a_file_that_is_not_there_is_one_line_with_its_exit_code(project, tmp_path):
     done = project("compare_parallel.py", "--from", "no.json", "--output-dir", tmp_path / "out", tiny=False)
     assert done.returncode == 4 and done.stderr.startswith("error: cannot read no.json; ")

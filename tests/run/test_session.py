@@ -209,12 +209,17 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
     assert {"report.md", "results.csv"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_helper_that_failed_is_no_interruption(started, capsys):
+def test_a_helper_that_failed_is_no_interruption_and_a_failing_row_leaves_the_others(started, tmp_path, capsys):
     def fails():
         raise HelperFailed(FAILED)
 
     started(fails, raises=HelperFailed)
     assert "Interrupted" not in capsys.readouterr().err
+    report = report_of((configuration("accelerate"), ["failed"]), (configuration("mp"), runs("mp")))
+    started(lambda: write_results(report, tmp_path) or report, raises=SystemExit)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "ACCELERATE, block 1: failed: signal 9" in told and "MP" in told
+    assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 
 def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, started, tmp_path, capsys):
