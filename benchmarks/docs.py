@@ -132,8 +132,9 @@ def faults(_: str) -> str:
     every = json.loads((FIGURES / "faults" / "faults.json").read_text(encoding="utf-8"))["faults"]
     for group in dict.fromkeys(fault["group"] for fault in every):
         some = [fault for fault in every if fault["group"] == group]
-        seconds, link = [fault["seconds"] for fault in some], f"tests/faults/test_{group.replace(' ', '_')}.py"
-        times = (f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}")
+        seconds = [fault["seconds"] for fault in some if fault["seconds"] is not None]
+        link = f"tests/faults/test_{group.replace(' ', '_')}.py"
+        times = (f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}") if seconds else ("–", "–")
         rows.append((f"[{group}]({link})", len(some), sum(fault["handled"] for fault in some), *times))
     return lay_out(rows, ("Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"), "github")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from measure import PROJECT
 
-from common.errors import FAILED, MACHINE, USAGE, SuiteError, describe_exit
+from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from common.files.writing import write_json, write_text
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
@@ -42,7 +42,7 @@ STEPS = {
     "time-to-94-cifar10": f"{COMPARE} --dataset cifar10 {FAST} --model airbench-wide --lr 0.005 --epochs 20 "
     "--repeats 3 --target-accuracy 0.94",
 }
-SECONDS = 480.0
+SECONDS, ENDED = 480.0, {0: "fine", TIMED_OUT: "stopped"}
 
 
 def directory_of(gpus: list[str]) -> Path:
@@ -108,8 +108,7 @@ def main() -> None:
         with contextlib.chdir(PROJECT):
             code = run_child((sys.executable, *command), log, timeout=arguments.limit)
         steps[name] = {"command": typed, "exit_code": code, "seconds": time.perf_counter() - start}
-        words = {0: "fine", TIMED_OUT: "stopped"}.get(code) or describe_exit(code)
-        print(f"{number} {name}: {words}, after {steps[name]['seconds']:.0f} s", flush=True)
+        print(f"{number} {name}: {ENDED.get(code, code)}, after {steps[name]['seconds']:.0f} s", flush=True)
         write_json(steps, record)
         write_report(directory, environment, steps)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:

@@ -46,10 +46,8 @@ receiving.join()
 
 
 class Network:
-    """Machines and the links between them; see machines(). gbps, milliseconds: of every link, may be set at any time.
-
-    A machine sends gbps gigabits per second, to all others together; what it sends arrives `milliseconds` later.
-    """
+    """Machines and the links between them: each sends gbps gigabits per second, to all others together; that arrives
+    `milliseconds` later; both may be set at any time."""
 
     def __init__(self, names: list[str], gbps: float, milliseconds: float) -> None:
         self.names, self.gbps, self.milliseconds = names, gbps, milliseconds
@@ -60,32 +58,25 @@ class Network:
         return ["ip", "netns", "exec", self.names[machine], *command]
 
     def on_each(self, count: int, port: int, command: Sequence[str]) -> tuple[str, ...]:
-        """Return what to type to run a script as `count` ranks, one on each machine; they meet at a port of the first.
-
-        Flags may be typed behind it; its exit code says nothing.
-        """
+        """Return what to type, before flags, to run a script as `count` ranks, one on each machine: its exit code says
+        nothing."""
         told = f"WORLD_SIZE={count} MASTER_ADDR={self.address(0)} MASTER_PORT={port} GLOO_SOCKET_IFNAME=link0"
         ranks = (f'{told} RANK={rank} {shlex.join(self.command(rank, command))} "$@"' for rank in range(count))
         return "sh", "-c", " & ".join([*ranks, "wait"]), "sh"
 
     def address(self, machine: int) -> str:
-        """Return the address of a machine, counted from 0."""
         return f"10.77.0.{machine + 1}"
 
     def carries(self, count: int, seconds: float = 1.0) -> float:
-        """Return with how many gigabits per second streams arrive from each of the first `count` machines at the next.
+        """Return with how many gigabits per second streams arrive that `count` machines send to the next one at once.
 
-        All at once; seconds: for which they would send at the link's speed. This process hands on no more than it can.
+        seconds: for which they would send at the link's speed. This process hands on no more than it can.
         """
-        size, begin = round(seconds * self.gbps * 1e9 / 8), time.time() + 1
-        ends = ((self.address(machine), self.address((machine + 1) % count)) for machine in range(count))
-        streams = [
-            subprocess.Popen(
-                self.command(machine, [sys.executable, "-c", STREAM, *pair, str(size), str(begin)]),
-                stdout=subprocess.PIPE,
-            )
-            for machine, pair in enumerate(ends)
-        ]
+        size, begin, streams = round(seconds * self.gbps * 1e9 / 8), time.time() + 1, []
+        for machine in range(count):
+            ends = self.address(machine), self.address((machine + 1) % count)
+            command = self.command(machine, [sys.executable, "-c", STREAM, *ends, str(size), str(begin)])
+            streams.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         found = [map(float, stream.communicate(timeout=60)[0].split()) for stream in streams]
         return statistics.mean(8e-9 * received / taken for received, taken in found)
 

@@ -65,29 +65,31 @@ def unfused(parameters, config):
     return torch.optim.Adam(parameters, lr=config.lr)
 
 
-def run_one(arguments) -> None:
-    """In a process of its own: print the milliseconds of every option for one case, as JSON."""
+def run_one(arguments) -> dict:
+    """In a process of its own: return the milliseconds of every option for one case."""
     device = available_devices("auto")[0]
     if arguments.glibc_defaults:
         process.keep_freed_memory = lambda: None
     process.prepare_process(config_of(), device)
     torch.backends.cudnn.benchmark = not arguments.untuned
     case, plain = (arguments.case[0], int(arguments.case[1]), device), {"layout": torch.contiguous_format}
-    rivals = {
-        "defaults": steps_of(*case),
+    rivals = {"defaults": steps_of(*case)}
+    if arguments.glibc_defaults or arguments.untuned:
+        return interleave(rivals, 3)
+    rivals |= {
         "not channels-last": steps_of(*case, **plain),
         "not fused": steps_of(*case, unfused),
         "bf16": steps_of(*case, precision="bf16"),
         "bf16, not channels-last": steps_of(*case, **plain, precision="bf16"),
     }
-    if not arguments.glibc_defaults and not arguments.untuned and has_compiler():
+    if has_compiler():
         compiled = steps_of(*case, compile=True)
         with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
             compiled()
             rivals["compile"] = compiled
     if device.type == "cuda":
         rivals["cuda graph"] = steps_of(*case, cuda_graph=True)
-    print(json.dumps(interleave(rivals, 3)))
+    return interleave(rivals, 3)
 
 
 def table(results: dict) -> str:
@@ -109,31 +111,29 @@ def main() -> None:
 
     arguments = arguments_of(__doc__, 5, more)
     if arguments.case:
-        run_one(arguments)
+        print(json.dumps(run_one(arguments)))
         return
-    others = {"memory returned": ["--glibc-defaults"]}
+    flags = {"usual": (), "memory returned": ["--glibc-defaults"]}
     if available_devices("auto")[0].type == "cuda":
-        others["cuDNN not tuned"] = ["--untuned"]
-    measured, foreign_cores = {"threads": available_cores(), "milliseconds_per_step": {}}, []
+        flags["cuDNN not tuned"] = ["--untuned"]
+    found = {"threads": available_cores(), "milliseconds_per_step": {}, "foreign_cores": 0.0}
     if arguments.resume and Path(arguments.output).exists():
-        earlier = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
-        measured["milliseconds_per_step"], foreign_cores = earlier["milliseconds_per_step"], [earlier["foreign_cores"]]
+        found = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
+    cases, foreign = found["milliseconds_per_step"], found["foreign_cores"] or 0.0
     for network, batch in CASES:
-        if (case := f"{network}, {batch}") in measured["milliseconds_per_step"]:
+        if (case := f"{network}, {batch}") in cases:
             continue
         command = ("benchmarks/options.py", "--case", network, str(batch))
-        flags = {"usual": (), **others}
-        processes = {name: partial(printed_by, *command, *some) for name, some in flags.items()}
         with Witness() as witness:
-            runs = interleave(processes, arguments.blocks, warm_up=False)
-        medians = {name: [statistics.median(times[name]) for times in runs["usual"]] for name in runs["usual"][0]}
-        medians |= {name: [statistics.median(times["defaults"]) for times in runs[name]] for name in others}
-        measured["milliseconds_per_step"][case] = medians
-        foreign_cores.append(witness.foreign_cores)
-        witness.foreign_cores = max((cores for cores in foreign_cores if cores is not None), default=None)
-        write(arguments.output, measured, witness)
+            processes = {name: partial(printed_by, *command, *some) for name, some in flags.items()}
+            usual, *others = interleave(processes, arguments.blocks, warm_up=False).values()
+        cases[case] = {name: [statistics.median(times[name]) for times in usual] for name in usual[0]}
+        for name, runs in zip([*flags][1:], others, strict=True):
+            cases[case][name] = [statistics.median(times["defaults"]) for times in runs]
+        witness.foreign_cores = foreign = max(foreign, witness.foreign_cores or 0.0)
+        write(arguments.output, {name: found[name] for name in ("threads", "milliseconds_per_step")}, witness)
         print(case, flush=True)
-    print(table(measured))
+    print(table(found))
 
 
 if __name__ == "__main__":

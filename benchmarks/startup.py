@@ -11,6 +11,7 @@ included; and how much longer a comparison takes than the sum of its runs.
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from measure import Witness, arguments_of, as_table, call, interleave, median, write
@@ -24,17 +25,14 @@ SCRIPTS = {
     "one device, resident loader": ("data_parallel_train.py", "--loader", "resident"),
     "DDP x2, resident loader": ("ddp_train.py", "--spawn", "2", "--loader", "resident"),
 }
-OF_SCRIPTS = ("process start to training", "all but the training")  # what script_seconds() returns
 BARE = "DDP x2, nothing but torch: process start to the end of a first step"
 
 
 def script_seconds(command: tuple[str, ...], data_root: str, directory: str) -> tuple[float, float]:
-    """Return the seconds from the start of a script to its first step, and those from its start to its end, less the
-    training's."""
-    output = Path(directory, "result.json")
-    start = time.perf_counter()
-    flags = "--dataset mnist --epochs 1 --max-steps 1 --quiet".split()
-    call(*command, *flags, "--data-root", data_root, "--output", str(output), "--figure-dir", directory)
+    """Return the seconds from the start of a script to its first step, and all its seconds less the training's."""
+    output, start = Path(directory, "result.json"), time.perf_counter()
+    flags = f"--dataset mnist --epochs 1 --max-steps 1 --quiet --output {output} --figure-dir {directory}".split()
+    call(*command, *flags, "--data-root", data_root)
     seconds, result = time.perf_counter() - start, read_result(output)
     return result.startup_seconds, seconds - result.epochs[0].train_seconds
 
@@ -84,18 +82,14 @@ def main() -> None:
     arguments = arguments_of(__doc__, blocks=5)
     data_root = os.path.abspath(arguments.data_root)
     with tempfile.TemporaryDirectory() as directory, Witness() as witness:
-        scripts = {
-            name: lambda command=command: script_seconds(command, data_root, directory)
-            for name, command in SCRIPTS.items()
-        }
+        scripts = {name: partial(script_seconds, command, data_root, directory) for name, command in SCRIPTS.items()}
         seconds = interleave({**scripts, BARE: bare_seconds}, arguments.blocks)
-        both = {
-            f"{name}: {what}": values
-            for name in SCRIPTS
-            for what, values in zip(OF_SCRIPTS, zip(*seconds[name], strict=True), strict=True)
-        }
         cost = comparison_cost(data_root, directory)
-    measured = {"startup_seconds": {**both, BARE: seconds[BARE]}, "comparison": cost}
+    measured = {}
+    for name in SCRIPTS:
+        until, around = zip(*seconds[name], strict=True)
+        measured |= {f"{name}: process start to training": until, f"{name}: all but the training": around}
+    measured = {"startup_seconds": {**measured, BARE: seconds[BARE]}, "comparison": cost}
     write(arguments.output, measured, witness)
     print(table(measured))
 

@@ -27,7 +27,7 @@ from common.words import count
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
-from comparison.judge.statistics import SLOWER, Ratio
+from comparison.judge.statistics import SLOWER
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, twin_of
 from comparison.plan.plan import make_order, make_plan
@@ -71,17 +71,11 @@ def rows_of(seconds: float) -> list[Configuration]:
     return [plain, *twin_of([plain], "single"), slower]
 
 
-def step_seconds() -> float:
-    """Return how long a step of one device takes, in a run of its own."""
-    plain, *_ = rows_of(0.0)
-    with temporary_directory() as directory:
-        outcome = run_once(plain, 1, 0, Path(directory))
-    return statistics.median(epoch.train_seconds for epoch in outcome.result.epochs[1:]) / STEPS
-
-
 def compare(seed: int, budget: float) -> Comparison | None:
     """Run one comparison, and return what it says; None if another program disturbed it."""
-    planted = SHARE * step_seconds()
+    with temporary_directory() as directory:
+        alone = run_once(rows_of(0.0)[0], 1, 0, Path(directory)).result
+    planted = SHARE * statistics.median(epoch.train_seconds for epoch in alone.epochs[1:]) / STEPS
     plan = rows_of(planted)
     order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
     settings, probe = {**SETTINGS, "budget": budget, "seed": 1000 * seed}, Probe(128 * STEPS, 10_000, 5.0, (), (), ())
@@ -93,14 +87,9 @@ def compare(seed: int, budget: float) -> Comparison | None:
     single, slower = analysis.rows
     (pair,) = analysis.pairs[TWIN]
     speed_up, seconds = slower.standing.speed_up, statistics.geometric_mean(run_seconds(single.row))
-    true, told = 1 / (1 + planted * STEPS / seconds), told_apart(pair.ratio)
-    ratios = numbers(pair.ratio), numbers(speed_up)
-    return Comparison(seed, single.summary.runs, 1000 * planted, true, *ratios, told, speed_up.words == SLOWER)
-
-
-def numbers(ratio: Ratio) -> tuple[float, float, float]:
-    """Return a ratio and its interval."""
-    return ratio.value, ratio.low, ratio.high
+    ratios = [(ratio.value, ratio.low, ratio.high) for ratio in (pair.ratio, speed_up)]
+    true, found = 1 / (1 + planted * STEPS / seconds), speed_up.words == SLOWER
+    return Comparison(seed, single.summary.runs, 1000 * planted, true, *ratios, told_apart(pair.ratio), found)
 
 
 def scores(comparisons: list[Comparison]) -> dict:

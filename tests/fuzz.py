@@ -6,19 +6,17 @@
 
 Every trial is drawn from its number, which counts up from --seed; the last command is how a finding is replayed. It is
 a script, or a comparison, with some of: signals to random processes of its tree at random moments (SIGSTOP is followed
-by SIGCONT), a small disk, a file that was damaged before, strange flags and environment variables. Then the same
-command is run once more, without signals and with a disk, and has to come to the end, with the results of a run that
-was never disturbed. With --kills, all faults are one SIGKILL.
+by SIGCONT), strange flags and environment variables. After signals the same command is run once more, and has to come
+to the end, with the results of a run that was never disturbed. With --kills, all faults are one SIGKILL.
 
 A finding is: an exit code that is none of 0, 1, 2, 3, 4, 124 and 128 + a signal that was sent; a traceback, an error
 that nobody expected, or more than one line about it; exit code 0 with other losses; no end within five minutes; a
-process, a socket, a file in TMPDIR or /dev/shm that is left, or a .part file (what SIGKILL may leave until the next
+process, a file in TMPDIR that is left, or a .part file (what SIGKILL may leave until the next
 start is named in docs/reliability.md); a file changed that the command does not name.
 """
 
 import argparse
 import contextlib
-import hashlib
 import os
 import random
 import re
@@ -56,102 +54,51 @@ PROGRAMS = {
 }
 SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "960", "--batch-size", "48", "--epochs", "2")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGSTOP")
-ENVIRONMENTS = (
-    {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-    {"LOCAL_RANK": "abc"},
-    {"OMP_NUM_THREADS": "abc"},
-    {"OMP_NUM_THREADS": "0"},
-    {"TMPDIR": "/nonexistent"},
-    {"TMPDIR": ""},
-    {"HOME": ""},
-    {"HOME": "/nonexistent"},
-    {"PATH": ""},
-    {"LC_ALL": "zh_CN.GBK"},
-    {"PYTHONIOENCODING": "gbk"},
-    {"LANG": "C"},
-    {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-    {"MPLBACKEND": "nonsense"},
-    {"COLUMNS": "0"},
-    {"COLUMNS": "abc"},
-    {"CUDA_VISIBLE_DEVICES": "7"},
-    {"TZ": "Nowhere/Nothing"},
-    {"PYTHONUNBUFFERED": "1"},
-    {"PYTHONOPTIMIZE": "2"},
-    {"PYTHONHASHSEED": "7"},
-    {"TORCHELASTIC_RESTART_COUNT": "abc"},
-    {"TORCHELASTIC_ERROR_FILE": "/nonexistent/file"},
-    {"PARALLEL_TRAINING_RUN": "mine"},
-    {"GLOO_SOCKET_IFNAME": "none0"},
-    {"TORCH_LOGS": "nonsense"},
-    {"MKL_NUM_THREADS": "-1"},
-)
-FLAGS = (
-    ("--lr", "1e20"),
-    ("--lr", "nan"),
-    ("--epochs", "0"),
-    ("--epochs", "2147483648"),
-    ("--batch-size", "7"),
-    ("--batch-size", "1"),
-    ("--batch-size", "100000"),
-    ("--num-workers", "3"),
-    ("--train-size", "1"),
-    ("--max-steps", "1"),
-    ("--seed", "2147483647"),
-    ("--model", "lenet"),
-    ("--model", "x.py:build"),
-    ("--model", ""),
-    ("--dataset", "folder:."),
-    ("--dataset", "nothing"),
-    ("--data-root", "/proc/nowhere"),
-    ("--data-root", "/dev/null"),
-    ("--device", "gpu"),
-    ("--precision", "bf16"),
-    ("--loader", "resident", "--num-workers", "0"),
-    ("--no-augment",),
-    ("--target-accuracy", "0.99"),
-    ("--target-accuracy", "0.1"),
-    ("--schedule", "one-cycle"),
-    ("--eval-mode",),
-    ("--label-smoothing", "0.5"),
-    ("--optimizer", "nesterov"),
-    ("--lr-milestones", "1", "1"),
-    ("--\udcff",),
-    ("",),
-)
-OF_SCRIPTS = (
-    ("--output", "/dev/full"),
-    ("--save", "/proc/self/mem"),
-    ("--figure-dir", "/dev/null"),
-    ("--threads", "100"),
-    ("--resume", "/dev/zero"),
-    ("--checkpoint", "/"),
-    ("--output", "/nonexistent/\n"),
-    ("--dist-timeout", "0.001"),
-    ("--quiet",),
-    ("--micro-batches", "0"),
-    ("--spawn", "0"),
-    ("--spawn", "3"),
-)
-OF_COMPARISONS = (
-    ("--timeout", "0.5"),
-    ("--timeout", "4"),
-    ("--methods", "ladder:lr=3"),
-    ("--nproc", "3"),
-    ("--nproc", "1"),
-    ("--output-dir", "/dev/null"),
-    ("--output-dir", "/proc/x"),
-    ("--against", "/dev/zero"),
-    ("--project", "2"),
-    ("--scaling", "weak"),
-    ("--micro-batches", "1000"),
-    ("--baseline", "ddp"),
-    ("--check-maths",),
-    ("--dry-run",),
-    ("--from", "/dev/null"),
-    ("--diff", "/dev/null", "/dev/zero"),
-    ("--prove",),
-    ("--threads-per-device", "2"),
-)
+ENVIRONMENTS = [  # one on each line
+    dict(variable.split("=", 1) for variable in line.split())
+    for line in """
+        RANK=3 WORLD_SIZE=8 MASTER_ADDR=127.0.0.1 MASTER_PORT=1
+        LOCAL_RANK=abc
+        OMP_NUM_THREADS=abc
+        OMP_NUM_THREADS=0
+        MKL_NUM_THREADS=-1
+        TMPDIR=/nonexistent
+        TMPDIR=
+        HOME=
+        HOME=/nonexistent
+        PATH=
+        LC_ALL=zh_CN.GBK
+        PYTHONIOENCODING=gbk
+        PYTHONUTF8=0 LC_ALL=C PYTHONCOERCECLOCALE=0
+        LANG=C MPLBACKEND=nonsense TZ=Nowhere/Nothing
+        COLUMNS=0
+        COLUMNS=abc
+        CUDA_VISIBLE_DEVICES=7
+        PYTHONUNBUFFERED=1 PYTHONOPTIMIZE=2 PYTHONHASHSEED=7
+        TORCHELASTIC_RESTART_COUNT=abc
+        TORCHELASTIC_ERROR_FILE=/nonexistent/file
+        PARALLEL_TRAINING_RUN=mine
+        GLOO_SOCKET_IFNAME=none0
+        TORCH_LOGS=nonsense
+    """.strip().splitlines()
+]
+FLAGS = """
+    --lr 1e20 | --lr nan | --epochs 0 | --epochs 2147483648 | --batch-size 7 | --batch-size 1 | --batch-size 100000
+    --num-workers 3 | --train-size 1 | --max-steps 1 | --seed 2147483647 | --model lenet | --model x.py:build | --model=
+    --dataset folder:. | --dataset nothing | --data-root /proc/nowhere | --data-root /dev/null | --device gpu
+    --precision bf16 | --loader resident --num-workers 0 | --no-augment | --target-accuracy 0.99 | --target-accuracy 0.1
+    --schedule one-cycle | --eval-mode | --label-smoothing 0.5 | --optimizer nesterov | --lr-milestones 1 1 | --\udcff
+"""
+OF_SCRIPTS = """
+    --output /dev/full | --save /proc/self/mem | --figure-dir /dev/null | --threads 100 | --resume /dev/zero
+    --checkpoint / | --output /nonexistent/file | --dist-timeout 0.001 | --quiet | --spawn 0 | --spawn 3
+    --micro-batches 0
+"""
+OF_COMPARISONS = """
+    --timeout 0.5 | --timeout 4 | --methods ladder:lr=3 | --nproc 3 | --nproc 1 | --output-dir /dev/null | --prove
+    --output-dir /proc/x | --against /dev/zero | --project 2 | --scaling weak | --micro-batches 1000 | --baseline ddp
+    --check-maths | --dry-run | --from /dev/null | --diff /dev/null /dev/zero | --threads-per-device 2
+"""
 MOST_SECONDS = 300  # for a command, which takes about 10; a comparison runs disturbed blocks again
 GONE_AFTER = 20  # seconds, until which processes that a SIGKILL left alone may live: a rank that is importing torch
 UNTOUCHED = ("notes.txt", "result.json.part", "checkpoint.ptABCDEFGH.part", "earlier.json")  # none is the program's
@@ -171,22 +118,16 @@ class Signal:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is tried. signals' times are shares of the time that the program takes undisturbed.
-
-    damage: which of the files of an earlier run, that is gone on with, is damaged, and how. disk: which directory is a
-    disk of that many KiB.
-    """
+    """What is tried. signals' times are shares of the time that the program takes undisturbed."""
 
     program: str
     signals: tuple[Signal, ...] = ()
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    damage: tuple[str, str, float] | None = None
-    disk: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         parts = [self.program, *(f"{one.name} at {one.after:.2f}" for one in self.signals)]
-        parts += [repr(part) for part in (self.flags, self.environment, self.damage, self.disk) if part]
+        parts += [repr(part) for part in (self.flags, self.environment) if part]
         return ", ".join(parts)
 
 
@@ -204,24 +145,22 @@ class FindingError(Exception):
     """What is wrong, in one line, and what was seen, in many."""
 
 
-def draw(number: int, kills: bool, disks: bool) -> Trial:
+def draw(number: int, kills: bool) -> Trial:
     """Return the trial of this number."""
     dice = random.Random(number)
     program = dice.choice([*PROGRAMS])
     if kills:
         return Trial(program, (draw_signal(dice, "SIGKILL"),))
     own = OF_COMPARISONS if program == "comparison" else OF_SCRIPTS
-    files = ("results.json" if program == "comparison" else "checkpoint.pt", "data")
-    kinds = {"signals": 6, "flags": 3, "environment": 3, "damage": 2, "disk": 2}
+    strange = [flags for line in (FLAGS + own).split("\n") if line.strip() for flags in line.split(" | ")]
+    kinds = {"signals": 6, "flags": 3, "environment": 3}
     faults = dice.choices([*kinds], [*kinds.values()], k=dice.choice((1, 1, 2)))
     signals = [draw_signal(dice, dice.choice(SIGNALS)) for _ in range(dice.randint(1, 3))]
     return Trial(
         program,
         tuple(signals) if "signals" in faults else (),
-        sum(dice.sample((*FLAGS, *own), dice.randint(1, 2)), ()) if "flags" in faults else (),
+        tuple(" ".join(dice.sample(strange, dice.randint(1, 2))).split()) if "flags" in faults else (),
         dice.choice(ENVIRONMENTS) if "environment" in faults else {},
-        (dice.choice(files), dice.choice(("cut", "flip", "empty")), dice.random()) if "damage" in faults else None,
-        (dice.choice(("out", "tmp")), int(2 ** dice.uniform(2, 12))) if "disk" in faults and disks else None,
     )
 
 
@@ -234,32 +173,12 @@ def draw_signal(dice: random.Random, name: str) -> Signal:
 
 def command_of(trial: Trial, place: Path) -> list[str]:
     """Return the command of a trial whose files are in `place`."""
-    out = place / "out"
-    files = (
-        ["--output-dir", out]
-        if trial.program == "comparison"
-        else [
-            "--output",
-            out / "result.json",
-            "--save",
-            out / "weights.pth",
-            "--figure-dir",
-            out,
-            "--checkpoint",
-            out / "checkpoint.pt",
-            "--resume",
-            out / "checkpoint.pt",
-        ]
-    )
-    return [
-        sys.executable,
-        *PROGRAMS[trial.program],
-        *SMALL,
-        "--data-root",
-        str(place / "data"),
-        *map(str, files),
-        *trial.flags,
-    ]
+    out, typed = place / "out", [*PROGRAMS[trial.program], *SMALL, "--data-root", place / "data"]
+    if trial.program == "comparison":
+        return [sys.executable, *map(str, (*typed, "--output-dir", out)), *trial.flags]
+    names = {"output": "result.json", "save": "weights.pth", "figure-dir": "", "checkpoint": "checkpoint.pt"}
+    files = [word for flag, name in names.items() for word in (f"--{flag}", out / name)]
+    return [sys.executable, *map(str, (*typed, *files, "--resume", out / "checkpoint.pt")), *trial.flags]
 
 
 def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = False) -> Ended:
@@ -336,62 +255,39 @@ def check_left(trial: Trial, place: Path, marker: str, ended: Ended, again: bool
             raise FindingError("processes are left", "\n".join(left.values()))
         time.sleep(0.05)
     killed = "SIGKILL" in ended.sent
-    swept_later = ("parallel-training-",) if killed and not again else ()
     one_of_many = any(one.place for one in trial.signals)  # a loader worker, say, which could not clean up
-    others = (
-        *(("pymp-", "torchelastic_") if killed or again or one_of_many else ()),
-        "torchinductor_",
-        *(("torchelastic_",) if trial.program in PRINTED_BY_TORCHRUN else ()),
-    )
-    names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith((*swept_later, *others))]
-    if not (killed and not again):
+    others = ["torchinductor_", *(["parallel-training-"] if killed and not again else [])]
+    others += ["pymp-", "torchelastic_"] if killed or again or one_of_many else []
+    others += ["torchelastic_"] if trial.program in PRINTED_BY_TORCHRUN else []
+    names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith(tuple(others))]
+    if not killed or again:
         names += [path.name for path in (place / "out").rglob("*.part") if path.name not in UNTOUCHED]
-    names += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")] if not killed and OWN_MOUNTS in os.environ else []
     if names:
         raise FindingError(f"left behind: {', '.join(names)}", ended.stderr)
 
 
 def untouched(place: Path) -> dict[str, str]:
     """Return what stands for each file that no command names: those beside the output, and the project's own."""
-    beside = {name: hashlib.sha256(content_of(place / "out" / name)).hexdigest() for name in UNTOUCHED}
-    own = {}
+    files = {name: place / "out" / name for name in UNTOUCHED}
+    beside, own = {name: file.read_text() if file.exists() else "" for name, file in files.items()}, {}
     for directory, below, files in os.walk(PROJECT):
         below[:] = [name for name in below if name not in ("data", "__pycache__") and not name.startswith(".")]
-        own |= {
-            str(Path(directory, name)): str(os.stat(Path(directory, name)).st_mtime_ns)
-            for name in files
-            if not name.startswith(".")
-        }
+        paths = [Path(directory, name) for name in files if not name.startswith(".")]
+        own |= {str(path): str(path.stat().st_mtime_ns) for path in paths}
     return {**beside, **own}
-
-
-def content_of(file: Path) -> bytes:
-    """Return what is in a file; nothing, if it is missing."""
-    return file.read_bytes() if file.exists() else b""
 
 
 def losses(program: str, out: Path) -> dict[str, list]:
     """Return what each run learned, epoch by epoch."""
     if program == "comparison":
-        results = {
-            f"{outcome.configuration}, block {outcome.block}": outcome.result
-            for outcome in read_results(out / "results.json").outcomes
-            if outcome.block == 1
-        }
+        first = [outcome for outcome in read_results(out / "results.json").outcomes if outcome.block == 1]
+        results = {outcome.configuration: outcome.result for outcome in first}
     else:
         results = {program: read_result(out / "result.json")}
     return {
         name: [(epoch.train_loss, epoch.test_loss, epoch.test_accuracy) for epoch in result.epochs]
         for name, result in results.items()
     }
-
-
-def damage(file: Path, how: str, where: float) -> None:
-    """Cut a file, flip the bits of one of its bytes, or empty it."""
-    content = file.read_bytes()
-    place = int(where * len(content))
-    flipped = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
-    file.write_bytes({"cut": content[:place], "flip": flipped, "empty": b""}[how])
 
 
 class Fuzz:
@@ -414,27 +310,13 @@ class Fuzz:
 
     def go_through(self, trial: Trial, place: Path) -> Ended:
         """Run a trial in `place`; raise FindingError if something is wrong."""
-        before = self.undisturbed(trial.program)
-        data = self.directory / "data"
-        if trial.damage:
-            shutil.copytree(before / "out", place / "out")
-            shutil.copytree(data, place / "data")
-            file = (
-                next((place / "data" / "decoded").glob("*images.npy"))
-                if trial.damage[0] == "data"
-                else place / "out" / trial.damage[0]
-            )
-            damage(file, *trial.damage[1:])
-        prepare(place, data, trial.disk)
-        known = untouched(place)
-        resume = trial.program == "comparison" and trial.damage is not None
-        ended = run(trial, place, self.marker, self.seconds[trial.program], resume)
+        self.undisturbed(trial.program)
+        prepare(place, self.directory / "data")
+        known, calm = untouched(place), Trial(trial.program)
+        ended = run(trial, place, self.marker, self.seconds[trial.program])
         self.look(trial, place, ended, known)
-        if not (trial.flags or trial.environment or trial.damage):
-            if trial.disk:
-                subprocess.run(["mount", "-o", "remount,size=64m", place / trial.disk[0]], check=True)
-            calm, resume = Trial(trial.program), (place / "out" / "results.json").exists()
-            again = run(calm, place, self.marker, self.seconds[trial.program], resume)
+        if not (trial.flags or trial.environment):
+            again = run(calm, place, self.marker, 0.0, (place / "out" / "results.json").exists())
             if again.code:
                 raise FindingError(f"afterwards, the same command ends with exit code {again.code}", again.stderr)
             self.look(calm, place, again, known, again=True)
@@ -445,12 +327,11 @@ class Fuzz:
         check_end(trial, ended)
         check_left(trial, place, self.marker, ended, again)
         now = untouched(place)
-        changed = [name for name in {**known, **now} if known.get(name) != now.get(name)]
-        if changed:
+        if changed := [name for name in {**known, **now} if known.get(name) != now.get(name)]:
             raise FindingError(f"changed: {', '.join(changed)}", ended.stderr)
         if ended.code == 0 and not trial.flags:
-            learned = losses(trial.program, self.undisturbed(trial.program) / "out")
-            own = losses(trial.program, place / "out")
+            places = self.undisturbed(trial.program), place
+            learned, own = (losses(trial.program, where / "out") for where in places)
             if own != learned:
                 raise FindingError("exit code 0, and other losses", f"{own}\n{learned}")
 
@@ -458,42 +339,20 @@ class Fuzz:
         """Leave nothing of a trial, whatever became of it."""
         for pid in alive(self.marker):
             send(pid, "SIGKILL")
-        for name in ("out", "tmp"):
-            subprocess.run(["umount", "--lazy", place / name], capture_output=True)
         shutil.rmtree(place, ignore_errors=True)
 
 
-def prepare(place: Path, data: Path, disk: tuple[str, int] | None = None) -> None:
-    """Make the directories of a run in `place`, of which one may be a small disk, and files that it does not name."""
+def prepare(place: Path, data: Path) -> None:
+    """Make the directories of a run in `place`, and files that it does not name."""
     for name in ("out", "tmp"):
         (place / name).mkdir(parents=True, exist_ok=True)
-    if not (place / "data").exists():
-        data.mkdir(exist_ok=True)
-        (place / "data").symlink_to(data)
-    if disk:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk[1]}k", "tmpfs", place / disk[0]], check=True)
-    for name in UNTOUCHED if not disk else ():
+    data.mkdir(exist_ok=True)
+    (place / "data").symlink_to(data)
+    for name in UNTOUCHED:
         (place / "out" / name).write_text(f"{name}\n")
 
 
-OWN_MOUNTS = "FUZZ_OWN_MOUNTS"  # environment variable: this process may mount what nobody else sees
-
-
-def take_own_mounts() -> bool:
-    """Go on in a process whose mounts nobody else sees, with its own /dev/shm; return False if that is forbidden."""
-    if OWN_MOUNTS in os.environ:
-        return True
-    alone = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
-    mount = ["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    if shutil.which("unshare") and subprocess.run([*alone, *mount], capture_output=True).returncode == 0:
-        shell = [*alone, "sh", "-c", '"$0" -t tmpfs tmpfs /dev/shm && exec "$@"', "mount", sys.executable, *sys.argv]
-        os.execvpe(shell[0], shell, {**os.environ, OWN_MOUNTS: "yes"})
-    print("No small disks: this system lets nobody mount something for one command (unshare)")
-    return False
-
-
 def main() -> None:
-    """Try, look, count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=positive_float, metavar="S", help="start no trial after so many seconds")
     parser.add_argument("--trials", type=positive_int, metavar="N", help="how many (as many as --seconds allows)")
@@ -502,13 +361,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.seconds or arguments.trials):
         parser.error("give --seconds or --trials")
-    disks, start, number, findings = take_own_mounts(), time.monotonic(), arguments.seed, []
+    start, number, findings = time.monotonic(), arguments.seed, []
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
         fuzz, place = Fuzz(Path(directory)), Path(directory, "trial")
         while number - arguments.seed < (arguments.trials or 10**9) and (
             not arguments.seconds or time.monotonic() - start < arguments.seconds
         ):
-            trial = draw(number, arguments.kills, disks)
+            trial = draw(number, arguments.kills)
             try:
                 ended = fuzz.go_through(trial, place)
                 print(f"{number}: {trial}: exit code {ended.code} after {ended.seconds:.1f} s", flush=True)

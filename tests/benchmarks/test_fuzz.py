@@ -26,7 +26,7 @@ WRONG = {
     "open(output + '12345678.part', 'w')": "left behind: result.json12345678.part",
     "open(os.path.dirname(output) + '/notes.txt', 'a').write('more')": "changed: notes.txt",
     "subprocess.Popen(['sleep', '60'], start_new_session=True)": "processes are left",
-    "time.sleep(60)": "no end within 3 s",
+    "time.sleep(60)": "no end within 2 s",
 }
 
 
@@ -38,7 +38,7 @@ def trials(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fuzz, "PROGRAMS", {"one device": (str(directory / "program.py"),)})
         patch.setattr(fuzz, "GONE_AFTER", 0.2)
-        patch.setattr(fuzz, "MOST_SECONDS", 3)
+        patch.setattr(fuzz, "MOST_SECONDS", 2)
         yield fuzz.Fuzz(directory)
 
 
@@ -64,11 +64,11 @@ def test_what_is_fine_is_fine(name, code, trials, place):
 
 
 def test_a_trial_is_drawn_from_its_number():
-    drawn = [fuzz.draw(number, kills=False, disks=True) for number in range(300)]
-    assert drawn == [fuzz.draw(number, kills=False, disks=True) for number in range(300)]
+    drawn = [fuzz.draw(number, kills=False) for number in range(300)]
+    assert drawn == [fuzz.draw(number, kills=False) for number in range(300)]
     assert {trial.program for trial in drawn} == {*fuzz.PROGRAMS}
-    for part in ("signals", "flags", "environment", "damage", "disk"):
-        assert 10 < sum(bool(getattr(trial, part)) for trial in drawn) < 200, part
-    kills = [fuzz.draw(number, kills=True, disks=True) for number in range(300)]
+    for part in ("signals", "flags", "environment"):
+        assert 30 < sum(bool(getattr(trial, part)) for trial in drawn) < 250, part
+    kills = [fuzz.draw(number, kills=True) for number in range(300)]
     assert {signal.name for trial in kills for signal in trial.signals} == {"SIGKILL"}
-    assert not any(trial.flags or trial.environment or trial.damage or trial.disk for trial in kills)
+    assert not any(trial.flags or trial.environment for trial in kills)

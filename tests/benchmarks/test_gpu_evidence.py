@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import compare_parallel
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from tests.fixtures import PROJECT
 
@@ -23,7 +24,7 @@ def evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "command_of", lambda name, *_: ("-c", gpu_evidence.STEPS[name]))
 
     def run(*flags):
-        monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", "--limit", "3", *flags])
+        monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", "--limit", "1", *flags])
         code = 0
         try:
             gpu_evidence.main()
@@ -56,24 +57,20 @@ def test_a_step_that_is_not_there_and_a_machine_without_a_gpu(flags, gpus, code,
 
 def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
     assert gpu_evidence.directory_of(["Tesla T4", "Tesla T4"]).name == "gpu-2x-tesla-t4"
-    directory = PROJECT / "figures" / "gpu-x"
-    assert gpu_evidence.command_of("tests", directory, "d") == ("-m", "pytest", "-m", "gpu", "-q")
-    command = gpu_evidence.command_of("roofline", directory, "d")
-    assert " ".join(command) == "benchmarks/roofline.py --data-root d --output figures/gpu-x/roofline.json"
-    compare = gpu_evidence.command_of("mnist", directory, "d")
-    assert compare[-4:] == ("--data-root", "d", "--output-dir", "figures/gpu-x/mnist") and "--resume" not in compare
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "results.json").touch()
-    for name in ("options", "roofline"):
-        (tmp_path / f"{name}.json").touch()
-    resumed = {name: "--resume" in gpu_evidence.command_of(name, tmp_path, "d") for name in gpu_evidence.STEPS}
-    assert [name for name, resumes in resumed.items() if resumes] == ["mnist", "options"]
-
-
-def test_every_comparison_can_be_typed(monkeypatch):
-    import compare_parallel
-
+    words = {
+        "tests": "-m pytest -m gpu -q",
+        "roofline": "benchmarks/roofline.py --data-root d --output x/roofline.json",
+        "mnist": "compare_parallel.py --dataset mnist --loader resident --epochs 3 --check-maths --data-root d "
+        "--output-dir x/mnist",
+    }
+    for name, typed in words.items():
+        assert " ".join(gpu_evidence.command_of(name, tmp_path / "x", "d")) == typed
+    for file in ("x/mnist/results.json", "x/options.json", "x/roofline.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    resumed = [name for name in gpu_evidence.STEPS if "--resume" in gpu_evidence.command_of(name, tmp_path / "x", "d")]
+    assert resumed == ["mnist", "options"]
     for name, command in gpu_evidence.STEPS.items():
         if command.startswith(gpu_evidence.COMPARE):
             monkeypatch.setattr(sys, "argv", command.split())

@@ -20,9 +20,12 @@ FOUND = []
 
 
 def pytest_runtest_logreport(report):
-    for name, value in report.user_properties if report.when == "call" else ():
-        if name == "fault":
-            FOUND.append({**json.loads(value), "handled": report.passed})
+    group, name = Path(report.nodeid.partition("::")[0]).stem, report.nodeid.partition("::")[2]
+    if report.when == "call" and Path(report.fspath).parent.name == "faults" and not report.skipped:
+        group = group.removeprefix("test_").replace("_", " ")
+        told = [json.loads(value) for key, value in report.user_properties if key == "fault"]
+        unheard = {"fault": name, "exit_code": None, "message": "", "seconds": None}
+        FOUND.extend({"group": group, **fault, "handled": report.passed} for fault in told or [unheard])
 
 
 def pytest_sessionfinish():
@@ -31,15 +34,13 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture
-def keep(request, record_property):
-    """Keep what came of a fault: its exit code, its message, and the seconds from the fault to the report."""
+def keep(record_property):
+    """Keep what was said of a fault: its exit code, its message, and the seconds from the fault to the report."""
 
     def keep(fault, exit_code, message, seconds):
-        group = request.path.stem.removeprefix("test_").replace("_", " ")
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
         message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
-        names = "group fault exit_code message seconds".split()
-        found = dict(zip(names, (group, fault, exit_code, message, seconds), strict=True))
+        found = {"fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
         record_property("fault", json.dumps(found))
 
     return keep
@@ -47,16 +48,12 @@ def keep(request, record_property):
 
 @pytest.fixture
 def injected(tmp_path):
-    """injected(fault, rank, epoch): the environment in which a rank does that to itself at the start of an epoch.
-
-    injected.seconds(): how long ago it was.
-    """
+    """injected(fault, rank, epoch): the environment in which a rank does that to itself at the start of an epoch."""
 
     def injected(fault, rank=0, epoch=1):
         where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch), "FAULT_TIME": str(tmp_path / "time")}
         return {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, **where}
 
-    injected.seconds = lambda: time.time() - float((tmp_path / "time").read_text())
     return injected
 
 
@@ -64,10 +61,9 @@ def injected(tmp_path):
 def reported(keep):
     """Assert that a script ended with this exit code and one line on stderr that says this."""
 
-    def reported(fault, done, exit_code, message, since=None):
+    def reported(fault, done, exit_code, message):
         lines = done.stderr.splitlines()
-        seconds = done.seconds if since is None else time.time() - since
-        keep(fault, done.returncode, lines[-1] if lines else "", seconds)
+        keep(fault, done.returncode, lines[-1] if lines else "", done.seconds)
         assert done.returncode == exit_code, done.stderr
         assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
         assert message in lines[0]

@@ -1,88 +1,69 @@
 """Files that somebody made on purpose, or that are no files: results whose checksum is right, names, directories."""
 
 import copy
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import compare_parallel
 from common.errors import DATA, USAGE
+from common.machine.entry import explained
 from comparison import results_file
-from tests.fixtures import PROJECT
+from tests.fixtures import PROJECT, start_here
 
 SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"
 
 
-def put(*path_and_value):
-    """put("settings", "repeats", 3): what sets a value deep in a file's values."""
-    *path, last, value = path_and_value
-
-    def change(values):
-        for step in path:
-            values = values[step]
-        values[last] = value
-
-    return change
-
-
-def drop(*path):
-    """What deletes a value deep in a file's values."""
+def change(values, *path, value=None):
+    """Set what lies deep in a file's values; without a value, delete it."""
     *path, last = path
-
-    def change(values):
-        for step in path:
-            values = values[step]
+    for step in path:
+        values = values[step]
+    if value is None:
         del values[last]
-
-    return change
+    else:
+        values[last] = value
 
 
 EPOCH = ("outcomes", 0, "result", "epochs", 0)
-MALFORMED = {
-    "no settings": put("settings", {}),
-    "settings that are null": put("settings", None),
-    "settings without the batch size": drop("settings", "batch_size"),
-    "settings whose epochs are a text": put("settings", "epochs", "many"),
-    "no environment": put("environment", {}),
-    "an environment that is a list": put("environment", []),
-    "a probe that is a list": put("probe", [1]),
-    "no plan": put("plan", []),
-    "a plan of null": put("plan", [None]),
-    "a batch size that is a text": put("plan", 0, "planned", "batch_size", "64"),
-    "an order of one number": put("order", [[1]]),
-    "an order of texts": put("order", [["a", "b"]]),
-    "a run of no row": put("outcomes", 0, "configuration", "nobody"),
-    "a run without a status": drop("outcomes", 0, "status"),
-    "a result that is a text": put("outcomes", 0, "result", "fine"),
-    "a result without epochs": put("outcomes", 0, "result", "epochs", []),
-    "a result without devices": put("outcomes", 0, "result", "devices", []),
-    "a result without its configuration": put("outcomes", 0, "result", "config", {}),
-    "an epoch that is null": put("outcomes", 0, "result", "epochs", [None]),
-    "seconds that are a text": put(*EPOCH, "train_seconds", "1.5"),
-    "seconds without end": put(*EPOCH, "train_seconds", 1e999),
-    "seconds of 400 digits": put(*EPOCH, "train_seconds", 10**400),
-    "an epoch of 400 digits": put(*EPOCH, "epoch", 10**400),
-    "phases that are a list": put(*EPOCH, "phases", [1, 2]),
-    "ranks that are numbers": put(*EPOCH, "ranks", [1, 2]),
-    "equivalence that is a list": put("equivalence", ["ok"]),
-    "looks of one number": put("looks", [[1]]),
-    "looks that are no list": put("looks", {}),
-    "devices that are a text": put("outcomes", 0, "result", "devices", "cpu"),
-    "another field": put("nonsense", 1),
+MALFORMED = {  # what is changed, and its new value; None: it is deleted
+    "no settings": (("settings",), {}),
+    "settings without the batch size": (("settings", "batch_size"), None),
+    "settings whose epochs are a text": (("settings", "epochs"), "many"),
+    "no environment": (("environment",), {}),
+    "an environment that is a list": (("environment",), []),
+    "a probe that is a list": (("probe",), [1]),
+    "no plan": (("plan",), []),
+    "a plan of null": (("plan",), [None]),
+    "a batch size that is a text": (("plan", 0, "planned", "batch_size"), "64"),
+    "an order of one number": (("order",), [[1]]),
+    "a run of no row": (("outcomes", 0, "configuration"), "nobody"),
+    "a run without a status": (("outcomes", 0, "status"), None),
+    "a result that is a text": (("outcomes", 0, "result"), "fine"),
+    "a result without epochs": (("outcomes", 0, "result", "epochs"), []),
+    "a result without devices": (("outcomes", 0, "result", "devices"), []),
+    "a result without its configuration": (("outcomes", 0, "result", "config"), {}),
+    "seconds without end": ((*EPOCH, "train_seconds"), 1e999),
+    "an epoch of 400 digits": ((*EPOCH, "epoch"), 10**400),
+    "ranks that are numbers": ((*EPOCH, "ranks"), [1, 2]),
+    "equivalence that is a list": (("equivalence",), ["ok"]),
+    "looks of one number": (("looks",), [[1]]),
+    "another field": (("nonsense",), 1),
 }
 
 
-def signed(change, directory):
-    """A results.json of which `change` was made and whose checksum is right."""
+def signed(directory, path, value):
+    """A results.json that was changed there, and whose checksum is right."""
     values = json.loads(GENUINE.read_text())
     del values["sha256"]
-    change(values)
+    change(values, *path, value=value)
     file = directory / "results.json"
     file.write_text(json.dumps({**values, "sha256": results_file.checksum(copy.deepcopy(values))}))
     return file
@@ -104,36 +85,37 @@ def shown(monkeypatch, tmp_path, refused):
 
 @pytest.mark.parametrize("fault", MALFORMED)
 def test_results_that_are_signed_and_malformed(fault, shown, tmp_path):
-    shown(fault, signed(MALFORMED[fault], tmp_path))
+    shown(fault, signed(tmp_path, *MALFORMED[fault]))
 
 
-@pytest.mark.parametrize("name", ["dataset", "batch_size", "link_gbps", "timeline"])
+@pytest.mark.parametrize("name", ["dataset", "batch_size"])
 def test_results_with_a_setting_of_another_type(name, refused, tmp_path):
-    file = signed(put("settings", name, {"a": "strange thing"}), tmp_path)
+    file = signed(tmp_path, ("settings", name), {"a": "strange thing"})
     with refused(f"settings with a strange {name}", DATA, f"{file}; ValidationError: Expected", f"$.settings.{name}`"):
         results_file.read_results(file)
 
 
-@pytest.mark.parametrize("depth", [900, 10**5])
-def test_results_that_are_nested_deeply(depth, shown, tmp_path):
-    text = GENUINE.read_text().rstrip().removesuffix("}")
-    (tmp_path / "results.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
-    shown(f"{depth} brackets", tmp_path / "results.json")
+def nested(file):
+    file.write_text(GENUINE.read_text().rstrip().removesuffix("}") + f', "deep": {"[" * 10**5}{"]" * 10**5}}}')
 
 
-def test_results_that_have_no_end(shown):
-    shown("/dev/zero", Path("/dev/zero"), "it is a device")
+def of_a_tebibyte(file):
+    with open(file, "w") as opened:
+        opened.truncate(2**40)  # of nothing
 
 
-def test_results_that_nobody_writes(shown, tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    shown("a FIFO", tmp_path / "fifo", "it is a FIFO")
-
-
-def test_results_that_are_larger_than_any(shown, tmp_path):
-    with open(tmp_path / "results.json", "w") as file:
-        file.truncate(2**40)  # of nothing
-    shown("a file of 1 TiB", tmp_path / "results.json", "it has 1,099,511,627,776 bytes")
+@pytest.mark.parametrize(
+    "fault, make, words",
+    [
+        ("100000 brackets", nested, ""),
+        ("a FIFO", os.mkfifo, "it is a FIFO"),
+        ("a file of 1 TiB", of_a_tebibyte, "it has 1,099,511,627,776 bytes"),
+        ("/dev/zero", lambda file: file.symlink_to("/dev/zero"), "it is a device"),
+    ],
+)
+def test_results_that_are_no_such_file(fault, make, words, shown, tmp_path):
+    make(tmp_path / "results.json")
+    shown(fault, tmp_path / "results.json", words)
 
 
 def test_a_checkpoint_that_nobody_writes(project, tmp_path, reported):
@@ -145,25 +127,22 @@ def test_a_checkpoint_that_nobody_writes(project, tmp_path, reported):
 TOO_LONG = "x" * 300
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--resume", TOO_LONG),
-        ("--model", f"{TOO_LONG}.py:build"),
-        ("--dataset", f"folder:{TOO_LONG}"),
-        ("--dataset", "mnist", "--data-root", TOO_LONG),
-    ],
-    ids=lambda flags: flags[-2],
-)
-def test_names_that_no_file_can_have(flags, project, tmp_path, reported):
-    done = project(SCRIPT, *flags, "--figure-dir", tmp_path)
-    reported(f"{flags[-2]} of 300 characters", done, USAGE, "this name is too long for a file; ")
-
-
 @pytest.mark.parametrize("flag", ["--output", "--save", "--checkpoint"])
 def test_names_that_no_output_can_have(flag, parsed, tmp_path, refused):
     with refused(f"{flag} of 300 characters", USAGE, "cannot write ", "File name too long"):
         parsed(flag, tmp_path / TOO_LONG)
+
+
+@pytest.mark.parametrize(
+    "flag, value", [("--resume", TOO_LONG), ("--model", f"{TOO_LONG}.py:build"), ("--dataset", f"folder:{TOO_LONG}")]
+)
+def test_names_that_no_file_can_have(flag, value, monkeypatch, tmp_path, refused):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, flag, value, "--figure-dir", str(tmp_path)])
+    with refused(f"{flag} of 300 characters", USAGE, "this name is too long for a file; "):
+        try:
+            start_here(monkeypatch, SCRIPT)
+        except OSError as error:
+            raise explained(error) from error
 
 
 NETWORK = """from torch import nn
@@ -172,139 +151,48 @@ NETWORK = """from torch import nn
 def build(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 """
+COMPARED = "compare_parallel.py --methods single --repeats 1 --output-dir"
 
 
 @pytest.mark.slow
-def test_names_of_250_characters(project, data_root, tmp_path, keep):
-    network, weights = tmp_path / f"{'n' * 250}.py", tmp_path / ("w" * 250)
+def test_names_of_250_characters(project, tmp_path):
+    network, files = tmp_path / f"{'n' * 250}.py", {flag: tmp_path / (flag[2] * 250) for flag in FILES}
     network.write_text(NETWORK)
-    small = (
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--model",
-        f"{network}:build",
-    )
-    done = project(
-        SCRIPT,
-        *small,
-        "--save",
-        weights,
-        "--output",
-        tmp_path / ("o" * 250),
-        "--checkpoint",
-        tmp_path / ("c" * 250),
-        "--figure-dir",
-        tmp_path / ("f" * 250),
-        tiny=False,
-    )
-    keep("names of 250 characters", done.returncode, done.stderr, done.seconds)
+    done = project(SCRIPT, "--model", f"{network}:build", *(word for pair in files.items() for word in pair))
     assert done.returncode == 0, done.stderr
-    assert weights.stat().st_size and [*(tmp_path / ("f" * 250)).glob("*.png")]
-    done = project(
-        "compare_parallel.py",
-        *small,
-        "--methods",
-        "single",
-        "--repeats",
-        1,
-        "--output-dir",
-        tmp_path / ("d" * 250),
-        tiny=False,
-    )
+    assert files["--save"].stat().st_size and [*files["--figure-dir"].glob("*.png")]
+    done = project(COMPARED, tmp_path / ("d" * 250), "--model", f"{network}:build")
     assert done.returncode == 0, done.stderr
+
+
+FILES = ("--output", "--save", "--checkpoint", "--figure-dir")
 
 
 @pytest.mark.slow
-def test_directories_whose_names_are_no_utf8(project, data_root, tmp_path, keep):
+def test_directories_whose_names_are_no_utf8(project, tmp_path):
     place = tmp_path / os.fsdecode(b"no \xff\xfe utf-8")
-    (place / "images").mkdir(parents=True)
-    from PIL import Image
-
-    for part in ("train", "test"):
-        for name in (os.fsdecode(b"\xff"), "b"):
-            (place / "images" / part / name).mkdir(parents=True)
-            for number in range(4):
-                Image.new("RGB", (8, 8), (number, 0, 0)).save(place / "images" / part / name / f"{number}.png")
-    files = [text for name in ("output", "save", "checkpoint") for text in (f"--{name}", place / name)]
-    done = project(
-        SCRIPT,
-        "--dataset",
-        f"folder:{place / 'images'}",
-        "--image-size",
-        8,
-        "--data-root",
-        place,
-        "--model",
-        "mlp",
-        "--batch-size",
-        4,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--figure-dir",
-        place,
-        *files,
-        tiny=False,
-    )
-    keep("directories that are no UTF-8", done.returncode, done.stderr, done.seconds)
+    for part, name in itertools.product(("train", "test"), (os.fsdecode(b"\xff"), "b")):
+        (place / "images" / part / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(place / "images" / part / name / f"{number}.png")
+    files = [word for flag in FILES for word in (flag, place / flag[2:])]
+    folder = ("--dataset", f"folder:{place / 'images'}", "--image-size", 8, "--data-root", place, "--batch-size", 4)
+    done = project(f"{SCRIPT} --model mlp --num-workers 0 --epochs 1", *folder, *files, tiny=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((place / "output").read_text())["config"]["save"] == str(place / "save")
-    done = project(
-        "compare_parallel.py",
-        "--methods",
-        "single",
-        "--repeats",
-        1,
-        "--model",
-        "mlp",
-        "--dataset",
-        "synthetic-mnist",
-        "--data-root",
-        data_root,
-        "--train-size",
-        480,
-        "--batch-size",
-        48,
-        "--num-workers",
-        0,
-        "--epochs",
-        1,
-        "--output-dir",
-        place / "comparison",
-        tiny=False,
-    )
+    done = project(COMPARED, place / "comparison", "--model", "mlp")
     assert done.returncode == 0, done.stderr
     again = project("compare_parallel.py", "--from", place / "comparison" / "results.json", tiny=False)
     assert again.returncode == 0, again.stderr
 
 
-@pytest.fixture
-def nobody():
-    """What to put in front of a command that is run as a user whom the system does not know."""
-    command = ["unshare", "--user", "--map-user=54321", "env", "-u", "HOME"]
-    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+def test_a_user_without_a_home(project, tmp_path):
+    nobody = ["unshare", "--user", "--map-user=54321", "env", "-u", "HOME"]
+    if not shutil.which("unshare") or subprocess.run([*nobody, "true"], capture_output=True).returncode:
         pytest.skip("this system lets nobody be another user (unshare)")
-    return command
-
-
-def test_a_user_without_a_home(nobody, project, tmp_path, keep):
-    done = project(
-        SCRIPT, "--model", "mlp", "--output", tmp_path / "result.json", "--figure-dir", tmp_path, before=nobody
-    )
-    keep("a user without a home", done.returncode, done.stderr, done.seconds)
+    files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
+    done = project(SCRIPT, "--model", "mlp", *files, before=nobody)
     assert (done.returncode, done.stderr) == (0, "")
-    done = project(
-        "compare_parallel.py", "--from", GENUINE, "--output-dir", tmp_path / "shown", tiny=False, before=nobody
-    )
+    shown = ("--from", GENUINE, "--output-dir", tmp_path / "shown")
+    done = project("compare_parallel.py", *shown, tiny=False, before=nobody)
     assert (done.returncode, done.stderr) == (0, "")
