@@ -11,16 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from common.engine.step import LastGradient
-from comparison.judge.steps import (
-    cores_computing,
-    find_straggler,
-    growth,
-    queued_share,
-    rank_means,
-    run_time,
-    step_time,
-)
-from comparison.rows import Row
+from comparison.judge.steps import cores_computing, find_straggler, queued_share, rank_means, step_time
 from tests.fixtures import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
@@ -136,38 +127,22 @@ def run_once(name, tmp_path, planted=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, phase", [(f"slow {phase}", phase) for phase in ("transfer", "update")])
-def test_a_slow_phase_takes_what_was_planted(name, phase, tmp_path):
-    assert step_time(run_once(name, tmp_path).result).parts[phase] > PLANTS[name].size
-
-
-@pytest.mark.slow
 def test_the_planted_row_of_two_is_slow(tmp_path):
     slow, plain = (step_time(run_once("slow loader", tmp_path, planted).result) for planted in (True, False))
     assert plain.parts["data"] < PLANTS["slow loader"].size < slow.parts["data"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ranks on one core", "too many workers"])
-def test_threads_wait_for_a_core(name, tmp_path):
-    """For how long depends on the machine."""
-    assert queued_share([run_once(name, tmp_path).result]).value > 0.1
-
-
-@pytest.mark.slow
-def test_what_is_planted_in_ranks_threads_programs_and_epochs(tmp_path):
-    assert step_time(run_once("slow all-reduce", tmp_path).result).parts["exchange"] > PLANTS["slow all-reduce"].size
+def test_what_is_planted_in_ranks_threads_and_workers(tmp_path):
+    """For how long threads wait for a core depends on the machine."""
     straggler = find_straggler([rank_means(run_once("straggler", tmp_path).result)])
     assert (straggler.rank, straggler.phase) == (1, "forward")
     assert straggler.longer.value > 0.5 * PLANTS["straggler"].size
     limited = run_once("too few threads", tmp_path).result
     assert limited.threads_per_process == 2 and cores_computing([rank_means(limited)]).value < 1.2
     assert run_once("foreign load", tmp_path).foreign_cores > 0.4
-    assert run_once("slow start", tmp_path).result.startup_seconds > PLANTS["slow start"].size
-    assert run_time(run_once("slow evaluation", tmp_path).result).parts["evaluation"] > PLANTS["slow evaluation"].size
-    outcome = run_once("growing slowness", tmp_path)
-    mean = sum(epoch.train_seconds for epoch in outcome.result.epochs[1:]) / 4
-    assert growth(Row(None, (outcome,))).value * mean > 0.7 * PLANTS["growing slowness"].size
+    for name in ("ranks on one core", "too many workers"):
+        assert queued_share([run_once(name, tmp_path).result]).value > 0.1
 
 
 def trial(plant, *named, planted=None, interval=(None, None)):
