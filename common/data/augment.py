@@ -4,8 +4,7 @@ Colour images: crop of the padded image, then a mirror image half of the time (H
 2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1, nearest neighbour.
 
 The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
-(M,), as a list of tensors whose first dimension is M, on the device of the index. take(index, *drawn) → images
-(B, H, W, C) uint8, index: (B,) int64, drawn: the rows of the B images.
+(M,), as a list of tensors whose first dimension is M. take(index, *drawn) → images (B, H, W, C) uint8.
 """
 
 import math
@@ -66,8 +65,6 @@ def _shifted(bits, count):
 
 
 class Unchanged:
-    """No augmentation."""
-
     def __init__(self, images: torch.Tensor):
         self.images = images
 
@@ -83,10 +80,9 @@ class CropAndMirror:
 
     def __init__(self, images: torch.Tensor, crop_padding: str = "zeros"):
         self.padding, mode = CROP_PADDING[crop_padding]
-        self.count, self.height, self.width, channels = images.shape
+        count, self.height, self.width, channels = images.shape
         inner = slice(self.padding, -self.padding)
-        size = (self.height + 2 * self.padding, self.width + 2 * self.padding)
-        both = images.new_zeros(2, self.count, *size, channels)
+        both = images.new_zeros(2, count, self.height + 2 * self.padding, self.width + 2 * self.padding, channels)
         both[0, :, inner, inner] = images
         both[1, :, inner, inner] = images.flip(2)
         if mode == "reflect":
@@ -120,7 +116,7 @@ class Affine:
     BITS = 16  # of a fixed-point number, after the point
 
     def __init__(self, images: torch.Tensor):
-        self.count, self.height, self.width, _ = images.shape
+        _, self.height, self.width, _ = images.shape
         self.padding = _affine_padding(self.height, self.width)
         padded = torch.nn.functional.pad(images, (0, 0, *[self.padding] * 4))  # (N, H + 2 P, W + 2 P, 1)
         self.pixels, self.padded_size = padded.view(-1), padded.shape[1:3]

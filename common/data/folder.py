@@ -14,10 +14,10 @@ DECODING = 2  # counted up when the same files are decoded otherwise than before
 
 
 def read_folder(root: Path, size: int) -> tuple[np.ndarray, ...]:
-    """Return training images and labels, test images and labels, and the names of the classes.
+    """Return training images and labels, test images and labels, and the names of the classes, which label them.
 
     root: has train/CLASS/... and test/CLASS/... (or val/CLASS/...). Images become (N, size, size, 3) uint8: the shorter
-    side is brought to `size`, and the middle cut out. Labels: (N,) int64, in the order of the classes' names.
+    side is brought to `size`, and the middle cut out.
     Raises SuiteError (DATA) if there are no images, if the classes of both parts differ, or if a file cannot be read.
     """
     train, test = _find(root)
@@ -28,14 +28,12 @@ def read_folder(root: Path, size: int) -> tuple[np.ndarray, ...]:
 
 def stamp(root: Path, size: int) -> str:
     """Return what tells one content of a folder from another: name, size and modification time of every image."""
-    stamps = []
-    for path in (path for part in _find(root) for paths in part.values() for path in paths):
-        try:
-            status = path.stat()
-        except OSError as error:  # where a link leads
-            raise SuiteError(f"cannot read {path}", error.strerror or str(error), "delete it", DATA) from None
-        stamps.append((str(path.relative_to(root)), status.st_size, status.st_mtime_ns))
-    return repr([DECODING, size, *stamps])
+    paths = [path for part in _find(root) for paths in part.values() for path in paths]
+    try:
+        found = [(str(path.relative_to(root)), path.stat()) for path in paths]
+    except OSError as error:  # where a link leads
+        raise SuiteError(f"cannot read {error.filename}", f"{error.strerror}", "delete it", DATA) from None
+    return repr([DECODING, size, *((name, status.st_size, status.st_mtime_ns) for name, status in found)])
 
 
 def _find(root):

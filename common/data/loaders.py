@@ -56,10 +56,7 @@ class AugmentedImages(Dataset):
 
 
 def _as_it_is(batch):
-    """A DataLoader's collate_fn, for batches that are put together already.
-
-    A worker shares their memory here, where lack of room is an error; later, the parent would wait for ever.
-    """
+    """A DataLoader's collate_fn. A worker shares memory here, where lack of room is an error: later, all would wait."""
     if get_worker_info():
         for part in batch:
             part.share_memory_()
@@ -83,8 +80,7 @@ class KeySampler(Sampler):
 class ResidentLoader:
     """Batches cut from a data set that lies on `device` as a whole; augmented and normalised there, a batch at a time.
 
-    split: images and labels. augmentation: see batch_transform(); draws depend on what they do in AugmentedImages.
-    sampler: decides which images, in which order; without one, all of them as they are.
+    split: images and labels. augmentation: see batch_transform(). sampler: without one, all images as they are.
     Raises SuiteError (MACHINE) if they do not fit into the device's memory.
     """
 
@@ -132,17 +128,14 @@ class ResidentLoader:
 
 @contextlib.contextmanager
 def end_workers_of(loader) -> Iterator[None]:
-    """Let a loader's workers end in good order where an exception leaves the `with`.
-
-    At a rank's end multiprocessing kills them, and leaves a directory of each; for one that was stopped it waits.
-    """
+    """Where an exception leaves the `with`, end a loader's workers: multiprocessing would leave a directory of each."""
     try:
         yield
     except BaseException:
         if iterator := getattr(loader, "_iterator", None):  # there is no public way to it
             for worker in iterator._workers:
                 if worker.is_alive():
-                    os.kill(worker.pid, signal.SIGCONT)
+                    os.kill(worker.pid, signal.SIGCONT)  # it may have been stopped
             iterator._shutdown_workers()
         raise
 
@@ -164,11 +157,9 @@ def make_loaders(
     """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
 
     sampler: deals out one permutation in turn, with drop_last: batch k of all ranks together is the same set of images
-    for any number of them. Test: every num_replicas-th image, so that over all ranks each counts once, always resident,
-    in equally many batches on every rank: some methods exchange something in each.
-    labels_only: the same batches for a process that needs no images: each is one black pixel, without a worker.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by the ranks, or if grey images are to be cropped;
-    (MACHINE) if a resident data set does not fit.
+    for any number of them. Test: every num_replicas-th image, so that over all ranks each counts once, in equally many
+    batches on every rank: some methods exchange something in each. labels_only: each image is one black pixel.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by the ranks, or if grey images are to be cropped.
     """
     if config.crop_padding != "zeros" and image_set.image_shape[0] != 3:
         what = "--crop-padding is for colour images, which are cropped"

@@ -8,12 +8,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from common.errors import USAGE, SuiteError
 
 MOST = 2**31 - 1
-N = TypeVar("N", int, float)
 TORCHRUN = "torchrun --standalone --nproc_per_node=N"
 ELSEWHERE = {  # what other training scripts call a flag: what to type here
     "--data-dir": "type --data-root DIR",
@@ -75,48 +74,42 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def number(
-    kind: Callable[[str], N], accepts: Callable[[N], bool], wanted: str, units: Mapping[str, int] | None = None
-) -> Callable[[str], N]:
-    """Return a parser of numbers, times one of `units`, that accepts() holds for; wanted: what the error asks for."""
+    kind: Callable[[str], Any],
+    accepts: Callable[[Any], bool],
+    wanted: str,
+    units: Mapping[str, int] | None = None,
+    becomes: Callable[[Any], Any] = lambda value: value,
+) -> Callable[[str], Any]:
+    """Return a parser of numbers, times one of `units`, that accepts() holds for, and of what becomes of them.
 
-    def parse(text: str) -> N:
-        ending = next((ending for ending in units or {} if text.endswith(ending)), "")
+    wanted: what the error asks for.
+    """
+
+    def parse(text: str) -> Any:
+        ending, factor = next((unit for unit in (units or {}).items() if text.endswith(unit[0])), ("", 1))
         with contextlib.suppress(ValueError):
-            value = kind(text.removesuffix(ending)) * (units[ending] if units and ending else 1)
-            if accepts(value):
-                return value
+            if accepts(value := kind(text.removesuffix(ending)) * factor):
+                return becomes(value)
         raise argparse.ArgumentTypeError(f"needs {wanted}, found {text!r}")
 
     return parse
-
-
-def whole(least: int, most: int = MOST) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` to `most`."""
-    return number(int, lambda value: least <= value <= most, f"a whole number from {least} to {most}")
 
 
 def _is_positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
-positive_int, non_negative_int = whole(1), whole(0)
+positive_int = number(int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
+non_negative_int = number(int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
 positive_float = number(float, _is_positive, "a finite number above 0")
 fraction = number(float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
-# "90", "90s", "20m" or "1.5h", in seconds
+# "90", "90s", "20m" or "1.5h", in seconds; "3" or "3%", as a share; "800MiB", in bytes
 seconds = number(float, _is_positive, "a time above 0, e.g. 90s, 20m or 2h", {"s": 1, "m": 60, "h": 3600})
-_percent = number(float, lambda value: 0 < value < 100, "percent above 0 and below 100", {"%": 1})
+percentage = number(
+    float, lambda value: 0 < value < 100, "percent above 0 and below 100", {"%": 1}, lambda value: value / 100
+)
 _MEMORY = "an amount of memory of at least a byte, e.g. 800MiB or 2GiB"
-_memory = number(float, lambda value: 1 <= value < 2**63, _MEMORY, {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30})
-
-
-def memory(text: str) -> int:
-    """Return the bytes of "800MiB" or "2GiB"."""
-    return int(_memory(text))
-
-
-def percentage(text: str) -> float:
-    """Return the share that "3" or "3%" is."""
-    return _percent(text) / 100
+memory = number(float, lambda value: 1 <= value < 2**63, _MEMORY, {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}, int)
 
 
 def one_of(

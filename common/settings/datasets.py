@@ -15,27 +15,20 @@ class Archive:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set.
+    """One data set; what has a default is known of what is downloaded alone."""
 
-    layout: how it is read, or drawn: a name in data.image_set.LAYOUTS or data.synthetic.DRAWN. model: trained unless
-    --model says otherwise. fast: defaults of --recipe fast. places: directories that have the archives. mean, std: of
-    the training images' pixels per channel, on a 0..1 scale, sha256: checksum() of what is decoded; all three are known
-    of what is downloaded alone.
-    """
-
-    layout: str
-    model: str
-    fast: Mapping[str, object]
+    layout: str  # how it is read, or drawn: a name in data.image_set.LAYOUTS or data.synthetic.DRAWN
+    model: str  # trained unless --model says otherwise
+    fast: Mapping[str, object]  # defaults of --recipe fast
     classes: tuple[str, ...]
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # directories that have the archives
     archives: tuple[Archive, ...] = ()
-    mean: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()  # of the training images' pixels per channel, on a 0..1 scale
     std: tuple[float, ...] = ()
-    sha256: str = ""
+    sha256: str = ""  # checksum() of what is decoded
 
     @property
     def files(self) -> dict[str, str]:
-        """Those of all archives."""
         return {file: md5 for archive in self.archives for file, md5 in archive.files.items()}
 
 

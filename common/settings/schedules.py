@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """about: what --help says. make(torch.optim.lr_scheduler, optimizer, config, steps of an epoch)."""
-
-    about: str
-    make: Callable
+    about: str  # what --help says
+    make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps of an epoch) → one of torch's
 
 
 def _steps(torch, optimizer, config, steps):
