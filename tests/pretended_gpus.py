@@ -262,17 +262,13 @@ def properties(device):
     return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", **about)
 
 
-def do_nothing(*_, **__):
-    pass
-
-
 @contextlib.contextmanager
 def pretended_gpus(*names: str):
     """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them."""
     global gpus
     gpus, usual = Gpus(list(names)), gpus
     places = [torch.device("cuda", index) for index in range(len(names))]
-    streams = {place: SimpleNamespace(device=place, wait_stream=do_nothing) for place in places}
+    streams = {place: SimpleNamespace(device=place, wait_stream=lambda other: None) for place in places}
 
     def set_debug_mode(mode):
         gpus.debug_mode = mode
@@ -282,8 +278,11 @@ def pretended_gpus(*names: str):
             "is_available": lambda: bool(names),
             "device_count": lambda: len(names),
             "current_device": lambda: 0,
-            **dict.fromkeys(("set_device", "empty_cache", "_lazy_init", "reset_peak_memory_stats"), do_nothing),
-            **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda device=None: 1 << 20),
+            # one function for each: torch._dynamo knows them by identity
+            **{
+                name: lambda *_: None for name in ("set_device", "empty_cache", "_lazy_init", "reset_peak_memory_stats")
+            },
+            **{name: lambda device=None: 1 << 20 for name in ("max_memory_allocated", "max_memory_reserved")},
             "synchronize": gpus.synchronize,
             "set_sync_debug_mode": set_debug_mode,
             "Event": Event,
