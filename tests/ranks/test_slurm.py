@@ -308,17 +308,6 @@ def gone(text):
     wait_for(lambda: not alive(text), 20)
 
 
-@pytest.mark.slow
-def test_srun_alone_starts_ranks_on_two_nodes(slurm, train, data_root, tmp_path):
-    files = "--output", tmp_path / "srun.json", "--save", tmp_path / "srun.pth", "--figure-dir", tmp_path
-    command = sys.executable, "ddp_train.py", *small(data_root, "--epochs", 1, *files)
-    slurm("srun", "--nodes=2", "--ntasks-per-node=1", *command)
-    assert json.loads((tmp_path / "srun.json").read_text())["world_size"] == 2
-    _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident")
-    weights = torch.load(tmp_path / "srun.pth", weights_only=True)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
 SBATCH = ("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
@@ -342,7 +331,7 @@ def state(slurm, job):
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_goes_on(slurm, train, data_root, tmp_path):
+def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_ends_as_ddp(slurm, train, data_root, tmp_path):
     files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
     flags = small(data_root, "--epochs", 3, *files)
     log = tmp_path / "log"
