@@ -1,29 +1,35 @@
-"""Proof by intervention: what the largest cause of every row should cost, beside what a row without that cause gains.
+"""Proof by intervention: take the largest cause of a row away, and see whether the phase that it was said to lengthen
+becomes shorter by what was predicted, while the others stay and a sham, the same row again, changes nothing.
 
 The remedies run in blocks of their own, after the comparison, beside the rows that they are for: what singled a cause
 out as the largest is no part of its proof.
 """
 
+import statistics
 from dataclasses import dataclass
 from typing import cast
 
+from common.files.results import RunResult
 from comparison.judge.analysis import Analysis
 from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import Excess
-from comparison.judge.steps import COMPUTATION, account_for_steps
+from comparison.judge.statistics import Excess, mean_excess
+from comparison.judge.steps import COMPUTATION, account_for_steps, paired, rank_means, step_time
 from comparison.methods import method_of
-from comparison.plan.counterparts import REMEDY, counterpart
+from comparison.plan.counterparts import REMEDY, SHAM, counterpart
 from comparison.plan.plan import make_order
 from comparison.record import Report, Settings
-from comparison.rows import Configuration
+from comparison.rows import Configuration, Row
+
+QUEUED = "queued"  # of no phase: the time in which threads wait for a core
+SIDE_EFFECT = 0.25  # of what the blamed phase lost may another one change, before the remedy is no proof of the phase
 
 
 @dataclass(frozen=True)
 class Remedy:
     """What takes one cause away from a row. change: what it is called; flags: of the script, besides the row's own.
 
-    predicted: milliseconds that the cause makes a step longer, as the comparison measured it.
+    phase: what is to become shorter. predicted: by how many milliseconds per step, as the comparison measured it.
     """
 
     row: Configuration
@@ -31,6 +37,7 @@ class Remedy:
     cause: str
     change: str
     flags: tuple[str, ...]
+    phase: str
     predicted: Excess
 
     @property
@@ -38,13 +45,42 @@ class Remedy:
         """The row beside the one that it is for."""
         return counterpart(self.row, REMEDY, self.change, (*self.row.command, *self.flags))
 
+    @property
+    def sham(self) -> Configuration:
+        """The same row again, which must change nothing."""
+        return counterpart(self.row, SHAM, "again", self.row.command)
+
 
 @dataclass(frozen=True)
 class Proof:
-    """A remedy and what came of it. measured: milliseconds by which it made a step shorter; None if no block tells."""
+    """What came of a remedy. Milliseconds per step, for as many images: measured, sham: by how much the blamed phase
+    became shorter with the remedy and with the sham; None if no undisturbed block tells. moved: the other parts of the
+    step that are proved to have changed by more than SIDE_EFFECT of that.
+    """
 
     remedy: Remedy
-    measured: Excess | None
+    measured: Excess | None = None
+    sham: Excess | None = None
+    moved: tuple[Excess, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """Whether the cause is "proved", or why not: "not measured", "one block", "not shorter", "sham", "elsewhere",
+        "less" or "more"."""
+        measured, predicted = self.measured, self.remedy.predicted
+        if measured is None or self.sham is None:
+            return "not measured"
+        if measured.low is None or measured.high is None:
+            return "one block"
+        if measured.low <= 0:
+            return "not shorter"
+        if self.sham.low is not None and self.sham.low > 0:
+            return "sham"
+        if self.moved:
+            return "elsewhere"
+        if predicted.low is None or predicted.high is None:
+            return "proved"
+        return "less" if measured.high < predicted.low else "more" if measured.low > predicted.high else "proved"
 
 
 def find_remedies(analysis: Analysis) -> list[Remedy]:
@@ -58,12 +94,13 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
     result, planned, more = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
     flags: tuple[str, ...] = ()
+    phase = kind
     parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
     predicted = parts.get(kind) if cause.of == "step" else None
     if kind == "waiting for data":
-        predicted = Excess("data", entry.summary.phases.known["data"])
+        phase, predicted = "data", Excess("data", entry.summary.phases.known["data"])
     elif kind == "too many workers" and entry.accounts.queued:
-        predicted = entry.accounts.queued.times(entry.summary.step_milliseconds)
+        phase, predicted = QUEUED, entry.accounts.queued.times(entry.summary.step_milliseconds)
     if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
         change, flags = "loader resident", ("--loader", "resident", "--num-workers", "0")
     elif kind == "too many workers" and planned.num_workers > result.world_size:
@@ -75,18 +112,18 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
     if not change or not predicted or predicted.value <= 0:
         return None
-    return Remedy(entry.row.configuration, entry.label, kind, change, flags, predicted)
+    return Remedy(entry.row.configuration, entry.label, kind, change, flags, phase, predicted)
 
 
 def plan_proof(analysis: Analysis) -> Report | None:
-    """Return what is to be run to prove the largest causes: the rows concerned, each beside the same with its remedy.
+    """Return what is to be run to prove the largest causes: the rows concerned, beside their remedies and shams.
 
     As many blocks as the comparison was to have at least. None where no row has a cause with a remedy.
     """
     report, remedies = analysis.report, find_remedies(analysis)
     if not remedies:
         return None
-    plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration))
+    plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration, remedy.sham))
     others = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict"))
     settings = {**report.settings, **others, "repeats": report.wanted_blocks, "check_maths": False, "project": []}
     order = make_order([row.name for row in plan], report.wanted_blocks, report.settings["seed"])
@@ -94,12 +131,44 @@ def plan_proof(analysis: Analysis) -> Report | None:
 
 
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
-    """Return what came of the remedies for a comparison's rows, as they were measured afterwards in `report`."""
+    """Return what came of the remedies for a comparison's rows, as they were measured afterwards in `report`.
+
+    The intervals of the remedies' and the shams' gains hold together with 95 % each.
+    """
     rows = {row.configuration.name: row for row in report.all_rows}
-    proofs = []
-    for remedy in find_remedies(analysis):
-        own, other = rows.get(remedy.row.name), rows.get(remedy.configuration.name)
-        disturbed = any(row and row.disturbed for row in (own, other))
-        account = account_for_steps(own, other, 1.0) if own and other and not disturbed else None
-        proofs.append(Proof(remedy, account.total if account else None))
-    return proofs
+    remedies = find_remedies(analysis)
+    return [_proof(remedy, rows, len(remedies)) for remedy in remedies]
+
+
+def _proof(remedy: Remedy, rows: dict[str, Row], claims: int) -> Proof:
+    own, remedied, sham = (rows.get(row.name) for row in (remedy.row, remedy.configuration, remedy.sham))
+    if not own or not remedied or any(row and row.disturbed for row in (own, remedied, sham)):
+        return Proof(remedy)
+    measured = _shorter(own, remedied, remedy.phase, claims)
+    account = account_for_steps(own, remedied, 1.0)
+    if not measured or not account:
+        return Proof(remedy)
+    others = [part for part in account.proved if part.name != remedy.phase]
+    moved = [part for part in others if abs(part.value) > SIDE_EFFECT * abs(measured.value)]
+    return Proof(remedy, measured, _shorter(own, sham, remedy.phase, claims) if sham else None, tuple(moved))
+
+
+def _shorter(own: Row, other: Row, phase: str, claims: int) -> Excess | None:
+    """By how many milliseconds a phase of a step is shorter in another row; None where no block has both."""
+    runs = paired(own, other, lambda result: result)
+    gains = [
+        _milliseconds(mine, phase) - _images(mine) / _images(theirs) * _milliseconds(theirs, phase)
+        for mine, theirs in runs
+    ]
+    return mean_excess(phase, gains, claims) if gains else None
+
+
+def _milliseconds(result: RunResult, phase: str) -> float:
+    if phase == QUEUED:
+        return statistics.mean(means.queued or 0.0 for means in rank_means(result)) / result.threads_per_process
+    return step_time(result).parts.get(phase, 0.0)
+
+
+def _images(result: RunResult) -> float:
+    """How many a step has."""
+    return result.epochs[-1].samples / result.epochs[-1].steps

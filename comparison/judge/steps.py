@@ -215,7 +215,7 @@ def growth(row: Row, other: Row | None = None) -> Excess | None:
         return None
     shares = [_growth_of(result) for result in row.results]
     if other:
-        shares = [own - theirs for own, theirs in _pairs(row, other, _growth_of)]
+        shares = [own - theirs for own, theirs in paired(row, other, _growth_of)]
     return mean_excess("growth", shares) if shares else None
 
 
@@ -262,7 +262,7 @@ def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None
     devices: how many times as many the row has as the baseline. What is to be done in a step is told by its images,
     which may differ (weak scaling). None if no block has both.
     """
-    pairs = _pairs(row, baseline, step_time)
+    pairs = paired(row, baseline, step_time)
     if not pairs:
         return None
     last = [some.results[0].epochs[-1] for some in (row, baseline)]
@@ -272,12 +272,12 @@ def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None
 
 def account_for_runs(row: Row, baseline: Row) -> Account | None:
     """Return where a row's whole run is longer than the baseline's, in seconds. None if no block has both."""
-    pairs = _pairs(row, baseline, run_time)
+    pairs = paired(row, baseline, run_time)
     return make_account(pairs, 1.0) if pairs else None
 
 
-def _pairs(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
-    """What is measured of both rows' runs that ended well, block by block."""
+def paired(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
+    """Return what is measured of both rows' runs that ended well, block by block."""
     own, other = ({outcome.block: measure(result) for outcome, result in done(some)} for some in (row, baseline))
     return [(own[block], other[block]) for block in own if block in other]
 

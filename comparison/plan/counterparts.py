@@ -1,4 +1,4 @@
-"""Rows beside others of the table, each to be compared with its own one alone: a twin, the same before, a remedy."""
+"""Rows beside others of the table, each for its own one alone: a twin, the same before, a remedy, a sham."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from comparison.record import Report
 from comparison.results_file import without_home
 from comparison.rows import SWEEPS, Configuration, Planned
 
-TWIN, BEFORE, REMEDY = "twin", "before", "remedy"
+TWIN, BEFORE, REMEDY, SHAM = "twin", "before", "remedy", "sham"
 # How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
 # data are is a matter of this machine.
 PARSERS = {name: flag.value[0] for name, flag in OWN_FLAGS.items() if flag.plans and flag.value} | {

@@ -400,23 +400,14 @@ def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
 
 def tell_proof(proof: Proof) -> str:
     """Return what came of taking a row's largest cause away, beside what it was predicted to gain."""
-    remedy, measured = proof.remedy, proof.measured
+    remedy, measured, outcome = proof.remedy, proof.measured, proof.outcome
     found = say("not measured undisturbed")
     if measured:
-        found = sentence(
-            "step shorter" if measured.value > 0 else "step longer",
-            x=measured,
-            y=remedy.predicted,
-            words=_proved(measured, remedy.predicted),
-        )
+        values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
+        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=_moved(proof))
+        found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)
 
 
-def _proved(measured, predicted):
-    if measured.low is None:
-        return say("one block proves nothing")
-    if measured.low <= 0:
-        return say("not proved")
-    if predicted.low is None or (measured.high >= predicted.low and measured.low <= predicted.high):
-        return say("proved")
-    return sentence("proved less" if measured.value < predicted.value else "proved more")
+def _moved(proof):
+    return join(", ", [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved])

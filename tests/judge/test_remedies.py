@@ -106,8 +106,10 @@ def test_the_largest_cause_with_a_remedy_counts():
 def test_a_proof_runs_every_row_beside_its_remedy_in_blocks_of_their_own():
     report = report_of(single(), slow("exchange"), repeats=None, budget=300.0, check_maths=True, prove=True)
     proof = plan_proof(analyse(report))
-    assert [row.name for row in proof.plan] == ["ddp", "ddp-no-exchange"]
-    assert sorted(proof.order) == [(block, name) for block in (1, 2, 3) for name in ("ddp", "ddp-no-exchange")]
+    assert [row.name for row in proof.plan] == ["ddp", "ddp-no-exchange", "ddp-again"]
+    assert sorted(proof.order) == [
+        (block, name) for block in (1, 2, 3) for name in ("ddp", "ddp-again", "ddp-no-exchange")
+    ]
     assert proof.settings["repeats"] == 3
     assert (proof.settings["budget"], proof.settings["check_maths"], proof.settings["prove"]) == (None, False, None)
     assert proof.probe == report.probe and proof.outcomes == ()
@@ -129,64 +131,84 @@ def test_where_nothing_is_proved_it_says_why(rows, settings, why):
     assert tell_proofs(analyse(report_of(single(), slow("exchange"), prove=True)), []) == []  # not yet
 
 
-def proved(*seconds, other=NEAR, busy=0.0):
-    """What came of a remedy for the exchange, where a step takes so long with it and so long without."""
-    remedied = analyse(report_of(single(), slow("exchange")))
-    (remedy,) = find_remedies(remedied)
+def steps_of(remedy_row, changed, jitter=JITTER):
+    """Runs of two ranks, whose steps have these phases instead of an even share's."""
+    own = rank(halves(**changed))
+    return remedy_row, [run(own, own, factors=3 * (factor,)) for factor in jitter]
+
+
+def proved(remedied, own=None, sham=None, busy=0.0, jitter=JITTER):
+    """What came of the remedy for an exchange that takes 6 ms; each argument: the phases of a row's steps."""
+    analysis = analyse(report_of(single(), slow("exchange")))
+    (remedy,) = find_remedies(analysis)
+    slowed = {"exchange": 6.0}
     proof = report_of(
-        (remedy.row, runs("ddp", seconds)), (remedy.configuration, runs("ddp", other)), foreign_cores={"ddp": busy}
+        steps_of(remedy.row, own or slowed, jitter),
+        steps_of(remedy.configuration, remedied, jitter),
+        steps_of(remedy.sham, sham or slowed, jitter),
+        foreign_cores={"ddp": busy},
     )
-    (result,) = find_proofs(remedied, proof)
+    (result,) = find_proofs(analysis, proof)
     return result
 
 
-def test_the_gain_stands_beside_the_prediction():
-    result = proved(1.06, 1.071, 1.049)  # 10 steps: 6 ms each
-    assert result.measured.value == pytest.approx(6.0) and result.measured.low > 5
-    words = tell_proof(result)
-    assert words.startswith("DDP, without “exchange” (no exchange): a step is 6.0 ± ") and words.endswith(": proved.")
-    assert f"predicted were {result.remedy.predicted} ms" in words
+def test_the_gain_of_the_blamed_phase_stands_beside_the_prediction():
+    result = proved({"exchange": 0.0})
+    assert result.outcome == "proved" and result.measured.value == pytest.approx(6.0) and result.measured.low > 5
+    assert tell_proof(result).startswith("DDP, without “exchange” (no exchange): exchange is 6.0 ± ")
 
 
 @pytest.mark.parametrize(
-    "seconds, words",
+    "rows, outcome",
     [
-        ((1.001, 1.02, 0.985), ": not proved."),
-        ((0.9, 0.91, 0.89), "ms longer, predicted"),
-        ((1.02, 1.03, 1.01), "proved, and less than predicted."),
-        ((1.2, 1.21, 1.19), "proved, and more than predicted."),
-        ((1.06,), "one block proves nothing."),
+        ({"remedied": {"exchange": 6.0}}, "not shorter"),
+        ({"remedied": {"exchange": 8.0}}, "not shorter"),
+        ({"remedied": {"exchange": 6.0, "backward": 4.0}}, "not shorter"),  # the whole step is, by as much
+        ({"remedied": {"exchange": 0.0, "backward": 4.0}}, "elsewhere"),
+        ({"remedied": {"exchange": 3.0}}, "less"),
+        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 12.0}, "sham": {"exchange": 12.0}}, "more"),
+        ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),
+        ({"remedied": {"exchange": 0.0}, "jitter": (1.0,)}, "one block"),
+        ({"remedied": {"exchange": 0.0}, "busy": 0.9}, "not measured"),
     ],
 )
-def test_what_a_proof_says(seconds, words):
-    assert words in tell_proof(proved(*seconds))
+def test_only_what_shortens_the_blamed_phase_by_what_was_predicted_is_proved(rows, outcome):
+    assert proved(**rows).outcome == outcome
+
+
+def test_without_a_sham_nothing_is_proved():
+    analysis = analyse(report_of(single(), slow("exchange")))
+    (remedy,) = find_remedies(analysis)
+    rows = steps_of(remedy.row, {"exchange": 6.0}), steps_of(remedy.configuration, {"exchange": 0.0})
+    (result,) = find_proofs(analysis, report_of(*rows))
+    assert (result.measured.value, result.outcome) == (pytest.approx(6.0), "not measured")
 
 
 def test_a_disturbed_proof_claims_nothing():
-    assert tell_proof(proved(1.06, 1.07, 1.05, busy=0.9)).endswith("not measured undisturbed.")
+    assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
 
 
 def test_a_larger_batch_counts_for_as_many_images():
-    remedied = analyse(report_of(single(), slow("forward")))
-    (remedy,) = find_remedies(remedied)
+    analysis = analyse(report_of(single(), slow("forward")))
+    (remedy,) = find_remedies(analysis)
+    row, results = steps_of(remedy.configuration, {"forward": 16.0})  # for twice the images
     twice = [
         replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
-        for result in runs("ddp", (1.6, 1.61, 1.59))
+        for result in results
     ]
-    proof = report_of((remedy.row, runs("ddp", NEAR)), (remedy.configuration, twice))
-    (result,) = find_proofs(remedied, proof)
-    assert result.measured.value == pytest.approx(20.0)  # 100 ms, and 160 ms for twice the images
+    (result,) = find_proofs(analysis, report_of(steps_of(remedy.row, {"forward": 11.0}), (row, twice)))
+    assert result.measured.value == pytest.approx(3.0)
 
 
 def test_the_comparison_and_its_proof_are_shown_together(tmp_path, capsys):
     report = report_of(single(), slow("exchange"))
     (remedy,) = find_remedies(analyse(report))
     (tmp_path / PROOF).mkdir()
-    rows = (remedy.row, runs("ddp", (1.06, 1.071, 1.049))), (remedy.configuration, runs("ddp", NEAR))
+    rows = steps_of(remedy.row, {"exchange": 6.0}), steps_of(remedy.configuration, {"exchange": 0.0})
     for shown, directory in ((report, tmp_path), (report_of(*rows), tmp_path / PROOF)):
         write_results(shown, directory)
     present(tmp_path)
-    sentence = "DDP, without “exchange” (no exchange): a step is 6.0 ± "
+    sentence = "DDP, without “exchange” (no exchange): exchange is 6.0 ± "
     assert sentence in " ".join(capsys.readouterr().out.split()) and sentence in (tmp_path / "report.md").read_text()
 
 
@@ -214,7 +236,7 @@ def test_causes_are_proved_from_start_to_end(project, data_root, tmp_path):
     done = project("compare_parallel.py", *flags, "--prove", tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     if (tmp_path / PROOF).exists():  # one device waits for its images for a fifth of the time, here as anywhere
-        sentence = "one device, without “waiting for data” (loader resident): a step is "
+        sentence = "one device, without “waiting for data” (loader resident): data is "
         assert sentence in " ".join(done.stdout.split())
         shown = "--from", tmp_path / "results.json", "--output-dir", tmp_path / "copy"
         again = project("compare_parallel.py", *shown, tiny=False)
