@@ -10,7 +10,6 @@ that may be used. Scenarios with even seeds were looked at while the rules were 
 
 import argparse
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +26,6 @@ from comparison.judge.statistics import FASTER, SLOWER
 from comparison.methods import METHODS
 from comparison.record import Equivalence, Report
 from comparison.rows import Configuration, Outcome, Planned
-from comparison.show.verdict import recommendations
 
 IMAGES, BATCH, FEW = 10_000, 100, 20  # of an epoch; of a step; steps of an epoch that is cut
 RIVALS = ("ddp", "fsdp", "pipeline", "accelerate", "ddp-bf16", "ddp-zero")
@@ -252,35 +250,28 @@ class Verdict:
     best: str
     regret: float | None
     wrong: str
-    words: str
 
 
 def judge(seed: int) -> list[Verdict]:
     """Return what the comparison recommends in the scenario of a seed, for each of its trainings."""
     scenario = draw(seed)
     analysis = analyse(observe(scenario, seed))
-    truths = {truth.name: truth for truth in scenario.rows}
-    said = recommendations(analysis)
-    return [
-        _verdict(seed, scenario, truths, analysis, decision, words)
-        for decision, words in zip(analysis.decisions, said, strict=True)
-    ]
+    return [_verdict(seed, scenario, analysis, decision) for decision in analysis.decisions]
 
 
-def _verdict(seed, scenario, truths, analysis: Analysis, decision: Decision, words: str) -> Verdict:
-    by, best = decision.wall_time.kind, decision.best
+def _verdict(seed: int, scenario: Scenario, analysis: Analysis, decision: Decision) -> Verdict:
+    by, best, truths = decision.wall_time.kind, decision.best, {truth.name: truth for truth in scenario.rows}
     timed = [truths[name] for name in decision.ratios]
     sound = [truth for truth in timed if truth.sound]
     if decision.kind != "use":
         whole = any(truth.method == "single-all-cores" for truth in timed)
         reasons = {"disturbed": scenario.disturbed, "none sound": not sound, "all cores": not whole}
         expected = reasons.get(decision.kind, False)
-        return Verdict(seed, decision.kind, by, "", None, "" if expected else f"none, {decision.kind}", words)
+        return Verdict(seed, decision.kind, by, "", None, "" if expected else f"none, {decision.kind}")
     truth = truths[best.name]
-    least = min((other.takes(by) for other in sound), default=math.nan)
-    regret = truth.takes(by) / least - 1
+    regret = truth.takes(by) / min(other.takes(by) for other in sound) - 1 if sound else None
     wrong = "" if truth.sound else "a row that must not be used"
-    return Verdict(seed, "use", by, best.name, regret, wrong or contradiction(analysis, decision), words)
+    return Verdict(seed, "use", by, best.name, regret, wrong or contradiction(analysis, decision))
 
 
 def contradiction(analysis: Analysis, decision: Decision) -> str:
@@ -305,19 +296,19 @@ def contradiction(analysis: Analysis, decision: Decision) -> str:
     return ""
 
 
-def summary(verdicts: list[Verdict]) -> list[tuple]:
-    """Return a line for each half of the seeds."""
+def table(results: dict) -> str:
+    """Return a line for each half of the seeds, as Markdown."""
     lines = []
     for name, rest in (("even, looked at", 0), ("odd, held back", 1)):
-        half = [verdict for verdict in verdicts if verdict.seed % 2 == rest]
-        regrets = [verdict.regret for verdict in half if verdict.regret is not None and not math.isnan(verdict.regret)]
-        small = sum(regret <= MOST_REGRET for regret in regrets)
-        wrong = Counter(verdict.wrong for verdict in half if verdict.wrong)
-        shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}"
-        lines.append((name, len(half), len(regrets), *shares, sum(wrong.values())))
-        for what, count in wrong.items():
-            print(f"{count} × {what}")
-    return lines
+        half = [verdict for verdict in results["verdicts"] if verdict["seed"] % 2 == rest]
+        regrets = [verdict["regret"] for verdict in half if verdict["regret"] is not None]
+        small, wrong = sum(regret <= MOST_REGRET for regret in regrets), sum(bool(verdict["wrong"]) for verdict in half)
+        shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}", f"{max(regrets):.0%}"
+        lines.append((name, len({verdict["seed"] for verdict in half}), len(half), len(regrets), *shares, wrong))
+    header = (
+        "Seeds | Scenarios | Trainings | With a row to use | Regret at most 3 % | 95 % of regrets up to | Most | Wrong"
+    )
+    return as_table(header, lines)
 
 
 def main() -> None:
@@ -327,9 +318,12 @@ def main() -> None:
     arguments = arguments_of(__doc__, more=more)
     with Witness() as witness:
         verdicts = [verdict for seed in range(arguments.scenarios) for verdict in judge(seed)]
-    header = "Seeds | Trainings | With a row to use | Regret at most 3 % | 95 % of regrets up to | Wrong"
-    print(as_table(header, summary(verdicts)))
-    write(arguments.output, {"scenarios": arguments.scenarios, "verdicts": list(map(vars, verdicts))}, witness)
+    for verdict in verdicts:
+        if verdict.wrong:
+            print(f"seed {verdict.seed}: {verdict.wrong}")
+    results = {"scenarios": arguments.scenarios, "verdicts": list(map(vars, verdicts))}
+    print(table(results))
+    write(arguments.output, results, witness)
 
 
 if __name__ == "__main__":
