@@ -36,7 +36,7 @@ class Settings(TypedDict):
     project: list[int]
     link_gbps: float | None
     link_ms: float | None
-    check_maths: bool
+    check_maths: bool | None
     target_accuracy: float | None
     budget: float | None
     margin: float | None

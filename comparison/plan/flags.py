@@ -153,7 +153,9 @@ FLAGS = {
         "+",
     ),
     "timeline": _switch("then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/"),
-    "check_maths": _switch("compare each row's weights with one device's after 20 steps"),
+    "check_maths": Flag(
+        "compare each row's weights with one device's after 20 steps (where that takes less than a tenth of the time)"
+    ),
     "project": Flag("compute what N devices would give", (_several_devices, "N"), [], "+"),
     "link_gbps": Flag("gigabit/s between devices, for --project (measured)", (positive_float, "G")),
     "link_ms": Flag("milliseconds by which a message takes longer to the next device than here, for --project (0)", MS),

@@ -14,11 +14,13 @@ from common.words import count, duration
 from comparison.plan.plan import type_flags
 from comparison.record import Report
 from comparison.rows import Outcome
+from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
 from comparison.run.machine import by_hand, describe
 
 LONG = 1800.0  # seconds: where more is expected, a command with so few steps in an epoch is named
 STEPS = 100
+CHECK_SHARE = 0.1  # of the time of a comparison may a check of its maths take that nobody asked for
 
 
 def run_probe(report: Report, shared_flags: list[str]) -> Probe:
@@ -61,6 +63,19 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
         return probe.startup_seconds + images * times[nearest] / nearest / 1000
 
     return {row.name: guess(row.planned) for row in report.plan}
+
+
+def checks_maths(report: Report) -> bool:
+    """Return whether to compare the rows' weights with one device's: as asked, or where the check takes little of the
+    time of the comparison, and a row computes in several parts."""
+    asked, budget = report.settings["check_maths"], report.settings["budget"]
+    if asked is not None:
+        return asked
+    able = [row.configuration for row in report.rows if not row.configuration.skip]
+    guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
+    seconds = 2 * sum(steps[row.name] for row in able)  # one device's too; several ranks start later than one
+    whole = budget or sum(guesses[name] for _, name in report.order)
+    return seconds < CHECK_SHARE * whole and any(row.planned.shares > 1 or row.stages > 1 for row in able)
 
 
 def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:

@@ -20,7 +20,7 @@ from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
-from comparison.run.forecast import guesses_of, how_long, run_probe, seconds_left
+from comparison.run.forecast import checks_maths, guesses_of, how_long, run_probe, seconds_left
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
 from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
@@ -103,7 +103,7 @@ def _prepared(report, shared_flags, output):
         whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
         print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
-    if report.settings["check_maths"] and not report.equivalence:
+    if not report.equivalence and checks_maths(report):
         able = [row.configuration for row in report.rows if not row.configuration.skip]
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     return report

@@ -139,6 +139,6 @@ def not_measured(report: Report) -> list[str]:
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
     if all(outcome.foreign_cores is None for outcome in report.outcomes):
         sentences.append(sentence("unknown disturbance"))
-    if not report.settings["check_maths"]:
+    if not report.equivalence:
         sentences.append(say("Whether every method computes the same: --check-maths tells it."))
     return [*sentences, say("Other machines, and other programs at work on this one.")]

@@ -6,6 +6,7 @@ from common.errors import OUT_OF_MEMORY
 from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.decision import Decision
+from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.measures import PER_EPOCH, TO_TARGET
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
@@ -123,8 +124,11 @@ def _recommend(analysis: Analysis, decision: Decision) -> str:
         answer.append(say("It is the simplest of the rows that are tied for the fastest."))
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
-    if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
+    faster = [name for name in decision.out if decision.ratios[name].value < 1]
+    if faster:
         answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
+    if any(decision.out[name].startswith(NOT_SHOWN) for name in faster):
+        answer.append(say("More --repeats, or --check-maths, can show that."))
     if missing := [entry.label for entry in analysis.rows if entry.row.simulated or not entry.row.results]:
         answer.append(say("Not measured here: {rows}.", rows=quoted(missing)))
     return join(" ", answer)

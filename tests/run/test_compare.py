@@ -16,7 +16,7 @@ from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
-from comparison.run.forecast import guesses_of, how_long, seconds_left
+from comparison.run.forecast import checks_maths, guesses_of, how_long, seconds_left
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from comparison.show.report import write_markdown
@@ -201,3 +201,20 @@ def test_a_file_that_is_not_there_is_one_line_with_its_exit_code(project, tmp_pa
     done = project("compare_parallel.py", "--from", "no.json", "--output-dir", tmp_path / "out", tiny=False)
     assert done.returncode == 4 and done.stderr.startswith("error: cannot read no.json; ")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "asked, budget, method, checked",
+    [
+        (None, 300.0, "ddp", True),
+        (None, 60.0, "ddp", False),
+        (None, 300.0, "single", False),
+        (True, 60.0, "single", True),
+        (False, 300.0, "ddp", False),
+    ],
+)
+def test_the_maths_is_checked_where_that_takes_little_of_the_time(asked, budget, method, checked):
+    probe = {"startup_seconds": 4.0, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 10.0}]}
+    row = configuration(method, per_device_batch_size=100 if method == "single" else 50)
+    report = report_of((configuration(), []), (row, []), probe=probe, check_maths=asked, budget=budget)
+    assert checks_maths(report) is checked
