@@ -17,7 +17,7 @@ from measure import Witness, arguments_of, as_table, config_of, interleave, medi
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.engine.setup import check_bf16, prepare_process
+from common.engine.setup import check_precision, prepare_process
 from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
 from common.errors import SuiteError
@@ -113,7 +113,7 @@ def main() -> None:
     prepare_process(config_of(), device)
     types = list(TYPES)
     try:
-        check_bf16(device)
+        check_precision(config_of(precision="bf16"), device)
     except SuiteError as error:
         types.remove("bf16")
         print(f"left out: {error}")

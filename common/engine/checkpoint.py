@@ -43,10 +43,8 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
 def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], world_size: int) -> dict | None:
     """Return what Checkpoints.keep() wrote to `config.resume`: tensors on the CPU, EpochRecords and Trainings.
 
-    None without --resume, and where the file is missing that this run's own --checkpoint will write: the same command
-    then begins a training and goes on with it, as `torchrun --max-restarts` needs. Raises SuiteError (USAGE) if the
-    file is missing otherwise, or belongs to another training; (DATA) if it is damaged or anything but a checkpoint.
-    Nothing in it is executed: torch.load refuses all but tensors, numbers, texts and containers.
+    None without --resume, and where the file is missing that --checkpoint will write: torchrun --max-restarts needs it.
+    Raises SuiteError (USAGE) if it is missing otherwise, or of another training; (DATA) if it is no proper checkpoint.
     """
     path, changed = config.resume, []
     if path is None or (path == config.checkpoint and not Path(path).exists()):
@@ -101,7 +99,7 @@ def _load(path):
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():  # torch.load does not look at the checksums
             return None, f"it is damaged: {damaged} is not what its checksum says"
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)  # executes nothing
     if state["format"] != FORMAT:
         return None, f"its format is {state['format']}, not {FORMAT}"
     state["begun"] = [as_record(part, Training) for part in state["begun"]]
@@ -149,8 +147,7 @@ class Checkpoints:
     def resume(self, settle: Callable[[], None] = lambda: None) -> tuple[list[EpochRecord], Training | None, str]:
         """Go back to where --resume says; return the epochs' records, this rank's part of the next, and where that is.
 
-        settle(): called before, unless there is no checkpoint (see read_checkpoint). Raises SuiteError (USAGE) if ranks
-        have different ones, or the schedule is of another length; (DATA) if it does not fit the model, or is malformed.
+        settle(): called first, if there is a checkpoint. Raises SuiteError (USAGE, DATA), as read_checkpoint() does.
         """
         what, rank = f"cannot resume from {self.config.resume}", self.place.rank
         state = read_checkpoint(self.config, self.options, self.content, self.place.ranks)

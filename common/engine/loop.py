@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.place import ParallelContext
-from common.engine.progress import Progress
 from common.engine.shares import Evaluation, Training, merge, once_each
 from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
@@ -38,13 +37,12 @@ def train_one_epoch(
     loader,
     config: RunConfig,
     begun: Training | None = None,
-    progress: Progress | None = None,
+    after_step: Callable[[], None] | None = None,
     timer: PhaseTimer | None = None,
 ) -> Training:
-    """Train on every batch of `loader`, or on its first `config.max_steps`. Nothing in the loop waits for a GPU.
+    """Train on every batch of `loader`, or on its first `config.max_steps`, unless a signal ends it early.
 
-    begun: what a run that a signal ended had done of this epoch; it is part of what is returned. timer: marks the
-    phases, where the caller wants to see each. A signal can end the epoch early.
+    Nothing in the loop waits for a GPU. begun: an earlier run's part of the epoch, which is part of what is returned.
     """
     context.model.train(not config.eval_mode)
     place, timer, start = context.place, timer or PhaseTimer(context.place.devices), time.monotonic()
@@ -68,21 +66,14 @@ def train_one_epoch(
                 loss_sum += loss.detach() * len(labels)
                 samples += len(labels)
             timer.mark("update")
-            if progress:
-                progress.after_step()
+            if after_step:
+                after_step()
             place.after_batch()
             if told() and place.all_end_after(step):
                 break
+    loss, phases = done.loss_sum if loss_sum is None else loss_sum.item(), timer.milliseconds()
     training = Training(
-        done.data_rank,
-        watch.seconds,
-        done.loss_sum if loss_sum is None else loss_sum.item(),
-        samples,
-        step,
-        timer.milliseconds(),
-        cores.cpu_seconds,
-        cores.queue_seconds,
-        start,
+        done.data_rank, watch.seconds, loss, samples, step, phases, cores.cpu_seconds, cores.queue_seconds, start
     )
     return training.after(begun) if begun else training
 
@@ -128,19 +119,18 @@ def fit(
     loaders,
     config: RunConfig,
     earlier: Sequence[EpochRecord],
-    after_epoch,
-    wait_for_turn: Callable[[], None] = lambda: None,
+    after_epoch: Callable[[list[EpochRecord]], None],
     begun: Training | None = None,
+    before_epoch: Callable[[int], None] = lambda epoch: None,
+    after_step: Callable[[], None] | None = None,
     when_told=None,
-    progress: Progress | None = None,
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
 
     Ends early, after the first epoch whose training or test loss is not finite, or that reached the target accuracy.
-    earlier: the records of the epochs that lie behind a resumed training; begun: what this rank has done of the next.
-    wait_for_turn(): called before each epoch, when all ranks have come so far; after_epoch(records): after each.
-    when_told(number, trainings): called, on all ranks after the same step, where any was told to end by this
-    signal, and never returns; trainings: every rank's, in an epoch that is not over.
+    earlier: the epochs that lie behind a resumed training; begun: what this rank has done of the next. before_epoch():
+    called when all ranks have come so far. when_told(number, trainings): called, on all ranks after the same step,
+    where this signal told any to end; trainings: of an epoch that is not over. It never returns.
     """
     train_loader, test_loader = loaders
     place, records, evaluations = context.place, [*earlier], None
@@ -157,11 +147,11 @@ def fit(
             break
         with add_error_context(f"epoch {epoch}"):
             end_if_told(begun)  # this also waits for rank 0, or its writing would count as the others' epoch
-            wait_for_turn()
-            if progress:
-                progress.begin(epoch)
+            before_epoch(epoch)
             context.sampler.set_epoch(epoch)
-            training = train_one_epoch(context, train_step, optimizer, schedule, train_loader, config, begun, progress)
+            training = train_one_epoch(
+                context, train_step, optimizer, schedule, train_loader, config, begun, after_step
+            )
             trainings, begun = end_if_told(training), None
             if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, and all must test one model
                 place.share_buffers(context.network)

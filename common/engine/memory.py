@@ -33,10 +33,7 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
-    """Return the bytes on `device` of parameters, gradients and optimizer state; of what is cut among ranks, its share.
-
-    Gradients: what they take in a step, as large as the parameters that have them; after a step they may be freed.
-    """
+    """Return bytes on `device` of parameters, their gradients in a step, and optimizer state; of shares, its own."""
     parameters = [parameter for parameter in model.parameters() if parameter.device == device]
     optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
     values = [value for values in optimizer.state.values() for value in values.values()]

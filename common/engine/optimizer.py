@@ -46,8 +46,7 @@ def _turn(weights, state, lr):
 def nearest_orthogonal(matrix: torch.Tensor, steps: int = 3) -> torch.Tensor:
     """Return, roughly, U Vᵀ of a matrix (M, N) = U S Vᵀ: of its singular values, most end between 0.7 and 1.2.
 
-    Newton and Schulz's steps with K. Jordan's coefficients, X → 3.4445 X - 4.775 X Xᵀ X + 2.0315 X Xᵀ X Xᵀ X: that is a
-    polynomial of X Xᵀ times X, and so the steps are taken of X Xᵀ, which is smaller.
+    Newton and Schulz's steps with K. Jordan's coefficients, X → 3.4445 X - 4.775 X Xᵀ X + 2.0315 X Xᵀ X Xᵀ X, of X Xᵀ.
     """
     if len(matrix) > matrix.shape[1]:
         return nearest_orthogonal(matrix.T, steps).T

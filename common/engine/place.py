@@ -49,10 +49,9 @@ class Place:
 
 
 class States:
-    """What a checkpoint holds of a network and an optimizer, of which ranks may have shares of tensors.
+    """What a checkpoint holds of a network, of which ranks may have shares of tensors, and its optimizer.
 
-    Where each rank has a part of the network, so many parameters precede it, and gather(value) returns those of all
-    ranks, in the parts' order.
+    Of a part of a network: before, how many parameters precede it; gather(value): returns those of all, in their order.
     """
 
     def __init__(self, model: nn.Module, optimizer, before: int = 0, gather: Callable[[Any], list] | None = None):
@@ -74,16 +73,13 @@ class States:
 
     def load(self, states: dict[str, dict]) -> None:
         """Put them back: each rank takes its part of them, and its share."""
-        self.model.load_state_dict(
-            {name: cut_like(states["model"][name], own) for name, own in self.model.state_dict().items()}
-        )
-        parameters, saved = [*self.model.parameters()], states["optimizer"]["state"]
+        model = {name: cut_like(states["model"][name], own) for name, own in self.model.state_dict().items()}
+        self.model.load_state_dict(model)
+        parameters, saved, state = [*self.model.parameters()], states["optimizer"]["state"], {}
+        for number, own in enumerate(parameters):
+            if values := saved.get(self.before + number):
+                state[number] = {name: cut_like(value, own) for name, value in values.items()}
         (group,) = states["optimizer"]["param_groups"]
-        state = {
-            number: {name: cut_like(value, own) for name, value in saved[self.before + number].items()}
-            for number, own in enumerate(parameters)
-            if self.before + number in saved
-        }
         groups = [{**group, "params": [*range(len(parameters))]}]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -41,9 +41,8 @@ UNFINISHED = {"status": "failed", "reason": "it ended early"}  # what a result f
 def run(context: ParallelContext, train_step, optimizer, loaders, image_set: ImageSet, config, options) -> RunResult:
     """Announce, train, and let rank 0 print, write and draw what was found; return it.
 
-    train_step: what the method does with one batch (see common.engine.loop). options: the script's own flags. Raises
-    SuiteError (FAILED), after the result file is written, if training diverged; SystemExit if a signal told it to end,
-    after the checkpoint is.
+    train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED), after the result
+    file is written, if training diverged; SystemExit if a signal told it to end, after the checkpoint is.
     """
     with end_after_step(ctrl_c=config.checkpoint is not None):
         this = _Run(context, train_step, optimizer, loaders, image_set, config, options)
@@ -116,11 +115,17 @@ class _Run:
     def train(self, begun):
         """Train, and put together what was found."""
         turns = Turns(self.place.rank, self.place.ranks)
-        progress = Progress(self.config.epochs, self.steps, self.say) if self.says else None
+        progress = Progress(self.config.epochs, self.steps, self.say)
+        after_step = progress.after_step if self.says else None
+
+        def before_epoch(epoch):
+            turns.wait()
+            progress.begin(epoch)
+
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
         with end_workers_of(self.loaders[0]):
             records, evaluations = fit(
-                *training, self.result.epochs, self._after_epoch, turns.wait, begun, self._end, progress
+                *training, self.result.epochs, self._after_epoch, begun, before_epoch, after_step, self._end
             )
         found = _after(self.context, self.optimizer, self.image_set, evaluations, turns)
         self.result = replace(self.result, epochs=tuple(records), **found, **_judged(records, self.config))

@@ -18,7 +18,7 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
     """Make this process, `number` of `processes` that may use the same cores, ready to train; return what it is to do.
 
     That is `config`, but without loader workers where --num-workers was not typed and a CPU has no core for each of
-    them besides one for each process: there they cost lenet more time than they save (benchmarks/loaders.py).
+    them: there they cost lenet more time than they save (benchmarks/loaders.py).
     """
     check_memory_limit(config, device)
     threads = threads_of(config, processes)
@@ -35,8 +35,8 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
 def threads_of(config: RunConfig, processes: int) -> int:
     """Return how many threads each of so many processes is to have: --threads, or its share of the cores.
 
-    No more than OMP_THREAD_LIMIT: where OpenMP gives fewer threads than a convolution was cut for, oneDNN waits for the
-    others for ever (torch 2.15, with AVX-512). Raises SuiteError (USAGE) if --threads is more than that.
+    Never more than OMP_THREAD_LIMIT, above which --threads is refused: where OpenMP gives fewer threads than a
+    convolution was cut for, oneDNN waits for the others for ever (torch 2.15, with AVX-512).
     """
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
     most = int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
@@ -47,12 +47,8 @@ def threads_of(config: RunConfig, processes: int) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what was freed, as every step's activations: else the kernel gets it, and clears it for the next.
-
-    What that saves is in docs/performance.md. Other C libraries have no mallopt(3).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    """Let glibc keep what was freed, or the kernel clears every step's activations (docs/performance.md)."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other C libraries have none
         for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(name, value)
 
@@ -65,13 +61,9 @@ def check_memory_limit(config: RunConfig, device: torch.device) -> None:
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) if --precision bf16 would be slower on `device` than fp32, unless that is allowed."""
-    if config.precision == "bf16" and not config.allow_slow_precision:
-        check_bf16(device)
-
-
-def check_bf16(device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) if a product of matrices takes longer in bfloat16, as where it is emulated."""
+    """Raise SuiteError (MACHINE) if --precision bf16, where it is emulated, say, is slower than fp32 and may not be."""
+    if config.precision != "bf16" or config.allow_slow_precision:
+        return
     fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
     if bf16 > 1.1 * fp32:  # less may be noise
         found = f"a product of matrices was measured to take {bf16 / fp32:.1f} times as long"
@@ -80,9 +72,8 @@ def check_bf16(device: torch.device) -> None:
 
 
 def _product_seconds(dtype, device):
-    size = 4096 if device.type == "cuda" else 512  # some milliseconds, or the start of a kernel counts
+    size, seconds = 4096 if device.type == "cuda" else 512, []  # some milliseconds, or the start of a kernel counts
     matrix = torch.randn(size, size, device=device).to(dtype)
-    seconds = []
     for _ in range(6):
         with Stopwatch([device]) as watch:
             matrix @ matrix

@@ -71,7 +71,6 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
 
 
 def _phases(part):
-    """Milliseconds per step; the rest of a step counts only where the step leaves a phase out."""
     times = PhaseTimes(**{name: total / part.steps for name, total in part.phase_milliseconds.items()})
     return times if None in (times.transfer, times.forward, times.backward) else replace(times, rest=None)
 

@@ -13,10 +13,7 @@ from common.settings.config import RunConfig
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return images (B, C, H, W) on `device`, channels-last, as the weights are, whichever loader they come from.
-
-    nn.DataParallel's replicate() does not keep the weights' layout: there the images' decides how convolutions compute.
-    """
+    """Return images (B, C, H, W) on `device`, channels-last; DataParallel's replicas do not keep the weights so."""
     return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
 
@@ -27,10 +24,7 @@ def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torc
 
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
-    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9, at the learning rate and weight decay of `config`.
-
-    The last two are fused: one kernel updates all parameters; torch 2.15 has none for SGD of shares of them.
-    """
+    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9: fused, where torch has a kernel for all weights."""
     parameters, common = list(parameters), {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "muon":
         return uncompiled(Muon)(parameters, **common)
@@ -41,10 +35,7 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
 
 
 def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """Return the same optimizer, without what torch wraps around its methods for those who compile it.
-
-    That imports the compiler, which takes nearly as long as torch itself (2.15).
-    """
+    """Return the same optimizer, without torch's wrappers, which import its compiler for most of a second (2.15)."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
@@ -53,7 +44,7 @@ def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.op
 class LastGradient:
     """Ends a phase when a backward pass has computed this rank's last gradient: DDP then waits for the other ranks.
 
-    Which parameter's gradient is the last one shows in the first pass, in which every gradient ends the phase anew.
+    Which one is the last shows in the first pass, in which every gradient ends the phase anew.
     """
 
     def __init__(self, model: nn.Module):

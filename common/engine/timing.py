@@ -26,15 +26,12 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 
 def command_start(of_parent: bool = False) -> float:
-    """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch.
-
-    Linux: field 22 of proc_pid_stat(5), in clock ticks; psutil would add it to a time of boot in whole seconds.
-    """
+    """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch."""
     pid = os.getppid() if of_parent else os.getpid()
-    try:
+    try:  # field 22 of proc_pid_stat(5), in clock ticks: psutil would add it to a time of boot in whole seconds
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        seconds_since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds_since_boot)
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):  # no Linux
         return psutil.Process(pid).create_time()
 
@@ -56,10 +53,9 @@ class Stopwatch:
 
 
 class CoreClock:
-    """What cores this process had during a block, all its threads together: `with CoreClock() as cores: ...`
+    """What cores this process, without its loader workers, had during a block: `with CoreClock() as cores: ...`
 
-    cpu_seconds: it computed. queue_seconds: it could have, and waited in the kernel's queue for a core; None where the
-    kernel does not tell. What its loader workers did is in neither.
+    cpu_seconds: its threads computed. queue_seconds: they waited for a core; None where the kernel does not tell.
     """
 
     cpu_seconds = 0.0
@@ -71,8 +67,7 @@ class CoreClock:
 
     def __exit__(self, *_):
         self.cpu_seconds = time.process_time() - self._computed
-        waited = _queue_seconds()
-        if waited:
+        if waited := _queue_seconds():
             self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
 
 
@@ -86,12 +81,11 @@ def _queue_seconds():
 
 
 class PhaseTimer:
-    """Adds up how long each phase of a step takes, without stopping the devices.
+    """Adds up how long each phase of a step takes, without stopping the devices: `start()`, `mark(name)` at each end.
 
-    Call `start()`, then `mark(name)` at the end of each phase. On a CPU a mark is one clock reading. On GPUs it is an
-    event in the first device's stream, and the host runs on: a device that idles while the host fetches data shows as
-    "data". A phase in which all devices compute (JOINED) ends on all of them: the first one's stream waits for the
-    others, which costs nothing, as backward starts where forward ended. `began`: the first start(), by perf_counter().
+    On a CPU a mark is one clock reading. On GPUs it is an event in the first device's stream, and the host runs on; a
+    phase in which all devices compute (JOINED) ends on all of them: the first one's stream waits for the others, which
+    costs nothing, as backward starts where forward ended. began: the first start(), by perf_counter().
     """
 
     def __init__(self, devices: Sequence[torch.device]):
@@ -142,10 +136,7 @@ class PhaseTimer:
 
 
 class SampledTimers:
-    """A PhaseTimer for each group of devices, for what only one method does in a step: of every 20th training batch.
-
-    Marking each batch, with several marks in it, would slow down on a GPU what it measures.
-    """
+    """PhaseTimers, one for each group of devices, of every 20th training batch: of what only one method does in it."""
 
     def __init__(self, *devices: Sequence[torch.device]):
         self._timers, self._batches = [PhaseTimer(group) for group in devices], 0
@@ -164,12 +155,8 @@ class SampledTimers:
 
 
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
-    """Return the time of each block's forward and backward pass: the shortest of `repeats`, after one not counted.
-
-    images: (B, C, H, W) on the device in question, which has room for one block at least: copies train, one by one.
-    """
-    images, seconds = images.to(memory_format=torch.channels_last), []
-    calls = CALLS[images.device.type]
+    """Return the shortest time of `repeats` of each block's forward and backward pass, on the device of the images."""
+    images, seconds, calls = images.to(memory_format=torch.channels_last), [], CALLS[images.device.type]
     for index in range(len(model)):
         block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []  # keeps the precision
         images = images.detach().requires_grad_(index > 0)

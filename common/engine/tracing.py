@@ -1,7 +1,4 @@
-"""A few training steps as torch.profiler sees them: one trace of all ranks for ui.perfetto.dev, and what is in it.
-
-They come after the training and count for nothing: a step that is traced takes longer than one that is timed.
-"""
+"""A few steps after a training, as torch.profiler sees them: one trace of all ranks, and what is in it."""
 
 import gzip
 import json
@@ -32,14 +29,11 @@ class RankTrace:
 
 def trace_steps(context: ParallelContext, train_step, optimizer, loader, config: RunConfig) -> list[RankTrace]:
     """Train `config.profile` more steps, and one before, and return what every rank did in them; all ranks call it."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import profile
 
-    activities = [ProfilerActivity.CPU]
-    if context.place.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     timer, few = PhaseTimer(context.place.devices), replace(config, max_steps=(config.profile or 0) + WARM_UP)
     still = SimpleNamespace(step=lambda: None)  # the learning rate stays: a schedule has no steps left
-    with profile(activities=activities) as profiler:
+    with profile() as profiler:
         train_one_epoch(context, train_step, optimizer, still, loader, few, timer=timer)
     with temporary_directory() as directory:
         file = Path(directory, "trace.json")
@@ -91,10 +85,7 @@ def lane_of(event: dict) -> str:
 
 
 def write_trace(traces: list[RankTrace], path: Path) -> Path:
-    """Write all ranks' events as one file, packed with gzip, that ui.perfetto.dev opens; return `path`.
-
-    Every rank is a process there, in which the phases of its steps are a track of their own.
-    """
+    """Write all ranks' events, each as a process, to one file that ui.perfetto.dev opens; return `path`."""
     events, base = [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
         threads: dict[tuple, int] = {}

@@ -22,7 +22,7 @@ from common.machine import cores as machine_cores
 from common.machine.lifetime import has_launcher
 from common.ranks.replicas import SimulatedDataParallel
 from common.settings.schedules import build_schedule
-from tests.fixtures import CPU, fitted, make_config, make_context, make_image_set, make_loaders, make_step
+from tests.fixtures import CPU, fitted, make_config, make_context, make_step
 
 EVALUATION = Evaluation(0, 1.0, 4.0, [1], [2])
 FOUR = (torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3]))
@@ -59,11 +59,8 @@ def test_phases_add_up_to_the_epoch_and_waiting_is_data():
     assert list(phases) == ["data", "transfer", "forward", "backward", "rest", "update"] and phases["data"] >= 5 * 20
     assert 900 * part.seconds <= sum(phases.values()) <= 1000 * part.seconds
     assert (part.samples, part.steps) == (20, 5)
-
-
-def test_max_steps_ends_an_epoch_early():
-    part = train(linear(), [FOUR] * 5, max_steps=2)
-    assert (part.samples, part.steps) == (8, 2)
+    few = train(linear(), [FOUR] * 5, max_steps=2)
+    assert (few.samples, few.steps) == (8, 2)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -115,11 +112,12 @@ def test_evaluation_counts_exactly_what_it_is_given_and_never_makes_the_host_wai
     assert not operations & {"index by a mask", "nonzero", "masked_select", "bincount", "_local_scalar_dense"}
 
 
-def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
-    def training(data_rank, seconds, data):
-        phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
-        return Training(data_rank, seconds, 30.0, 10, 5, phases, seconds / 2, data / 100)
+def training(data_rank, seconds, data, samples=10):
+    phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
+    return Training(data_rank, seconds, 3.0 * samples, samples, 5, phases, seconds / 2, data / 100)
 
+
+def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     evaluations = [Evaluation(0, 1.0, 4.0, [1, 2], [2, 2]), Evaluation(1, 2.0, 6.0, [1, 1], [3, 3])]
     record = merge(7, [training(0, 3.0, 50.0), training(1, 2.0, 5.0)], evaluations)
     assert (record.epoch, record.train_seconds, record.evaluate_seconds) == (7, 3.0, 2.0)
@@ -127,6 +125,10 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     assert (record.test_accuracy, record.test_loss, record.phases.data) == (0.5, 1.0, 10.0)
     ranks = [(rank.train_seconds, rank.phases.data, rank.cpu_seconds, rank.queue_seconds) for rank in record.ranks]
     assert ranks == [(3.0, 10.0, 1.5, 0.5), (2.0, 1.0, 1.0, 0.05)]
+    seen_twice = merge(
+        7, [training(0, 3.0, 50.0, samples=0), training(0, 2.0, 5.0)], [EVALUATION, replace(EVALUATION, correct=[2])]
+    )
+    assert (seen_twice.samples, seen_twice.train_loss, seen_twice.test_accuracy) == (10, 3.0, 1.0)  # as in a pipeline
 
 
 def test_an_epoch_that_another_run_began_has_both_parts_times_and_no_start():
@@ -141,21 +143,6 @@ def test_an_epoch_that_another_run_began_has_both_parts_times_and_no_start():
     assert 1e6 < whole.phase_milliseconds["data"] < 1e6 + 1000 and whole.phase_milliseconds["exchange"] == 5.0
     assert 50 < whole.cpu_seconds < 60 and (whole.queue_seconds is None or 40 <= whole.queue_seconds < 50)
     assert replace(part, queue_seconds=None).after(begun).queue_seconds is None
-
-
-def test_ranks_that_see_the_same_images_count_them_once():
-    """As in a pipeline: the first stage has no loss and no logits, the last one has, and both see every image."""
-    config, model = make_config(batch_size=20, augment=False), nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    first, loaders = nn.Linear(1, 1), make_loaders(make_image_set(), config)
-    first.forward = lambda images: None
-    trainings = [train(first, loaders[0], lambda *_: None), train(model, loaders[0])]
-    evaluations = [evaluate(make_context(stage), loaders[1]) for stage in (first, model)]
-    record = merge(1, trainings, evaluations)
-    assert record.samples == trainings[1].samples == 60 and trainings[0].samples == 0
-    assert record.test_accuracy == sum(evaluations[1].correct) / 60
-    assert record.train_loss == trainings[1].loss_sum / 60
-    with pytest.raises(ZeroDivisionError):  # the last rank's counts are taken, whatever it saw
-        merge(1, trainings[::-1], evaluations)
 
 
 def test_a_phase_that_a_step_leaves_out_is_not_known():
@@ -270,20 +257,19 @@ def test_who_has_a_launcher(variable, monkeypatch):
     assert has_launcher() == (variable != "RANK")
 
 
-V1 = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
-LIMITED = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
+MOST, HERE = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "cpu.max"
+V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
     "groups, quotas, cores",
     [
-        ("0::/", {"cpu.max": "50000 100000"}, 1),
-        ("0::/", {"cpu.max": "max 100000"}, 8),
-        ("0::/a.slice/b.service", {"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 3),
-        ("0::/../other", {"cpu.max": "200000 100000"}, 2),
-        ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**V1, **LIMITED}, 2),
-        ("1:cpu,cpuacct:/", V1, 8),
-        ("1:cpuset:/a", LIMITED, 8),
+        ("0::/", {HERE: "50000 100000"}, 1),
+        ("0::/a/b.service", {f"a/{HERE}": "300000 100000", f"a/b.service/{HERE}": "max 100000"}, 3),
+        ("0::/../other", {HERE: "200000 100000"}, 2),
+        ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**MOST, **V1}, 2),
+        ("1:cpu,cpuacct:/", MOST, 8),
+        ("1:cpuset:/a", V1, 8),
         ("", {}, 8),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from common.engine import setup as process
-from common.engine.setup import check_bf16
+from common.engine.setup import check_precision
 from common.engine.step import build_loss
 from common.errors import MACHINE, SuiteError
 from common.models.build import build_network
@@ -79,11 +79,9 @@ def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_lea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["model_parallel_train.py --use-model-parallel", "ddp_train.py --spawn 2", "pipeline_train.py --spawn 2"]
-)
-def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
-    result, weights, _ = train(f"{command} --model mlp --threads 1 --precision bf16 --allow-slow-precision")
+def test_ranks_train_in_bfloat16_and_their_result_says_so(train):
+    command = "pipeline_train.py --spawn 2 --model mlp --threads 1 --precision bf16 --allow-slow-precision"
+    result, weights, _ = train(command)
     assert (result["precision"], result["config"]["precision"]) == ("bfloat16 autocast", "bf16")
     assert result["epochs"][0]["train_loss"] < 0.97 * math.log(10)  # of a guess
     assert {value.dtype for value in weights.values()} == {torch.float32}
@@ -93,8 +91,10 @@ def test_a_script_trains_in_bfloat16_and_its_result_says_so(command, train):
 def test_bf16_is_refused_where_it_is_slower(bf16_seconds, slow, monkeypatch):
     seconds = {torch.float32: 1.0, torch.bfloat16: bf16_seconds}
     monkeypatch.setattr(process, "_product_seconds", lambda dtype, device: seconds[dtype])
+    for config in (make_config(), make_config(precision="bf16", allow_slow_precision=True)):
+        check_precision(config, CPU)
     if not slow:
-        return check_bf16(CPU)
+        return check_precision(make_config(precision="bf16"), CPU)
     with pytest.raises(SuiteError, match=r"slower than fp32 on cpu; .* 7\.0 times as long; .* --allow-slow-") as caught:
-        check_bf16(CPU)
+        check_precision(make_config(precision="bf16"), CPU)
     assert caught.value.exit_code == MACHINE

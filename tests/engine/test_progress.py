@@ -1,9 +1,12 @@
 """An epoch that takes long says how far it is; a short one says nothing before its end."""
 
+import sys
+
 import pytest
 
 from common.engine import progress
 from common.engine.progress import Progress
+from tests.fixtures import small, start_here
 
 
 @pytest.fixture
@@ -40,9 +43,11 @@ def test_a_short_one_says_nothing(steps):
     assert steps(1.0, 10) == []  # its own line comes now
 
 
-def test_a_script_says_it(train, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import common.engine.progress; common.engine.progress.FIRST = 0.0")
-    flags = ("data_parallel_train.py", "--epochs", 2)
-    _, _, printed = train(*flags, environment={"PYTHONPATH": f"{tmp_path}:."})
+def test_a_script_says_it(monkeypatch, data_root, tmp_path, capsys):
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    command = f"data_parallel_train.py --model mlp --threads 1 --epochs 2 --figure-dir {tmp_path}"
+    monkeypatch.setattr(sys, "argv", small(command, data_root))
+    start_here(monkeypatch, "data_parallel_train.py")
+    printed = capsys.readouterr().out
     assert "\nEpoch [1/2], step 1 of 10, about " in printed and "\nEpoch [2/2], step 1 of 10, about " in printed
     assert "\x1b" not in printed and "\r" not in printed

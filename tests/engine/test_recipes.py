@@ -1,7 +1,6 @@
 """A recipe is what its flags are when typed, in a script and in a comparison."""
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from common.programs import probe
 from common.settings.config import DATASETS, option
 from common.settings.datasets import RECIPES
 from comparison.methods import Machine
-from comparison.run.forecast import print_commands
 
 BOTH = [(name, dataset) for name in RECIPES for dataset in DATASETS]
 
@@ -51,35 +49,13 @@ def test_a_typed_flag_wins_over_the_recipe(typed, parsed):
         assert config["lr_milestones"] == (alone if "epochs" in names else recipe)["lr_milestones"]
 
 
-@pytest.fixture
-def planned(monkeypatch, tmp_path):
-    """Plan a comparison on a machine without GPUs and with two cores; return its Report."""
+@pytest.mark.parametrize("typed", ["", "--dataset mnist", *TYPED])
+def test_a_run_of_a_comparison_is_what_the_script_does_with_the_same_flags(typed, parsed, monkeypatch, tmp_path):
+    flags, workers = f"--recipe fast {typed}".split(), 2 if "--loader" in typed else 0
+    words = [*f"compare_parallel.py --dry-run --methods single --num-workers {workers}".split(), *flags]
     monkeypatch.setattr(compare_parallel, "find_machine", lambda arguments, directory: (Machine(0, 2), {}))
-
-    def planned(*flags):
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--dry-run", *map(str, flags)])
-        return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
-
-    return planned
-
-
-@pytest.mark.parametrize("name, dataset", BOTH)
-def test_a_comparison_hands_the_recipe_to_every_run(name, dataset, planned, capsys):
-    values = RECIPES[name][dataset]
-    print_commands(planned("--recipe", name, "--dataset", dataset))
-    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
-    assert len(commands) == 8  # with the baseline's twin
-    expected = {"--recipe": name, "--dataset": dataset, "--num-workers": "0"}
-    expected |= {option(field): str(values[field]) for field in ("model", "epochs", "batch_size")}
-    for command in commands:
-        assert {flag: command[command.index(flag) + 1] for flag in expected} == expected
-        assert command.count("--num-workers") == command.count("--batch-size") == command.count("--model") == 1
-
-
-@pytest.mark.parametrize("typed", ["", *TYPED])
-def test_a_run_of_a_comparison_is_what_the_script_does_with_the_same_flags(typed, planned, parsed):
-    flags, workers = ("--recipe", "fast", *typed.split()), 2 if "--loader" in typed else 0
-    (row,) = planned("--methods", "single", "--num-workers", workers, *flags).plan
+    monkeypatch.setattr(sys, "argv", words)
+    (row,) = compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0].plan
     compared, alone = parsed(*row.command[2:]), parsed(*flags)
     assert compared.num_workers == workers and compared.threads == 1
     assert replace(compared, num_workers=None, threads=None, device="auto") == replace(alone, num_workers=None)

@@ -22,7 +22,7 @@ def prepared(monkeypatch):
     def prepared(kind="cpu", cores=8, processes=1, **values):
         calls = []
         monkeypatch.setattr(process, "available_cores", lambda: cores)
-        for name in ("keep_freed_memory", "check_bf16", "torch.set_num_threads"):
+        for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads"):
             monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
         config = process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
@@ -34,11 +34,9 @@ def prepared(monkeypatch):
 
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
 def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, processes, expected, prepared):
-    usual = [("torch.set_num_threads", expected), ("keep_freed_memory",)]
-    assert prepared(threads=threads, processes=processes)[1] == usual
-    same = {"threads": expected, "precision": "bf16"}
-    assert prepared(**same, allow_slow_precision=True)[1] == usual
-    assert prepared(**same)[1] == [*usual, ("check_bf16", CPU)]
+    check = ("check_precision", make_config(threads=threads), CPU)
+    done = [("torch.set_num_threads", expected), ("keep_freed_memory",), check]
+    assert prepared(threads=threads, processes=processes)[1] == done
 
 
 @pytest.mark.parametrize(
@@ -147,16 +145,10 @@ def test_freed_memory_is_used_again_without_asking_the_kernel():
 
 def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytestconfig):
     conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
-
-    def run_by(commit):
-        items = [
-            SimpleNamespace(path=PROJECT, keywords=["slow"] * (number % 3 > 0), number=number) for number in range(30)
-        ]
-        hook = SimpleNamespace(pytest_deselected=lambda items: None)
-        config = SimpleNamespace(getoption=lambda name: conftest.quarter(commit), hook=hook)
+    hook, run = SimpleNamespace(pytest_deselected=lambda items: None), []
+    for commit in ("a4", "b9", "2", "7"):
+        items = [SimpleNamespace(path=PROJECT, keywords=["slow"], number=number) for number in range(20)]
+        config = SimpleNamespace(getoption=lambda name, commit=commit: conftest.quarter(commit), hook=hook)
         conftest.pytest_collection_modifyitems(config, items)
-        return [item.number for item in items if item.keywords]
-
-    quarters = [run_by(f"{number:040x}") for number in (0xA4, 0xB9, 0x2, 0x7)]
-    assert sorted(sum(quarters, [])) == [number for number in range(30) if number % 3]
-    assert max(map(len, quarters)) - min(map(len, quarters)) <= 1 and run_by("10") == quarters[0]
+        run.append([item.number for item in items])
+    assert sorted(sum(run, [])) == [*range(20)] and {*map(len, run)} == {5}
