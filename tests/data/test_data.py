@@ -127,21 +127,13 @@ def test_resident_batches_are_the_workers_batches_image_by_image(channels):
     found = []
     for loader in ("workers", "resident"):
         config = make_config(batch_size=16, augment=False, loader=loader)
-        train_loader, _ = make_loaders(make_image_set(60, channels, random=True), config, CPU, 1, 2, epoch=3)
+        image_set = make_image_set(60, channels, random=True, **NORMS[channels])
+        train_loader, _ = make_loaders(image_set, config, CPU, 1, 2, epoch=3)
         assert len(train_loader) == 4
         found.append(list(train_loader))
     for (images, labels), (other, other_labels) in zip(*found, strict=True):
         torch.testing.assert_close(images, other)
         assert torch.equal(labels, other_labels) and other.is_contiguous(memory_format=torch.channels_last)
-
-
-@CHANNELS
-def test_test_images_are_normalised_as_torchvision_does_it(channels):
-    image_set = make_image_set(60, channels, random=True, **NORMS[channels])
-    _, test_loader = make_loaders(image_set, make_config(batch_size=12), CPU)
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(image_set.mean, image_set.std)])
-    expected = torch.stack([transform(Image.fromarray(image)) for image in image_set.test_images])
-    torch.testing.assert_close(torch.cat([images for images, _ in test_loader]), expected)
 
 
 @AUGMENTED
@@ -170,7 +162,7 @@ def test_workers_give_way_to_the_training():
     assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + 10)] * 2
 
 
-@pytest.mark.parametrize("augment", [True, False])
+@AUGMENT
 @AUGMENTED
 def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, crop_padding, augment, monkeypatch):
     image_set = make_image_set(60, channels)
