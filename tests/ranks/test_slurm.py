@@ -29,12 +29,8 @@ from comparison.run.machine import by_hand, find_nodes
 from tests.fixtures import PROJECT, child_environment, plan_arguments
 
 TOLD = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_NODELIST": "gpu[03-04]",
+    **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"},
+    **{"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"},
 }
 RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
 LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}

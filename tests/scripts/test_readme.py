@@ -210,14 +210,13 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
 
 
 def test_reliability():
-    faults, text = kept("faults", "faults.json")["faults"], text_of(PROJECT / "docs" / "reliability.md")
+    faults = kept("faults", "faults.json")["faults"]
+    busy, alone, results = (kept("faults", f"{name}.json") for name in ("hang-loop", "hang-loop-alone", "kill-loop"))
+    text, prose = (show(PROJECT / "docs" / "reliability.md") for show in (text_of, prose_of))
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
     shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
     assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
 
-
-def test_kill_loop():
-    results = kept("faults", "kill-loop.json")
     kills, completed = results["kills"], results["completed"]
     whole = sum(kill["runs_on_disk"] is not None for kill in kills)
     alive = sum(bool(kill["live_processes"]) for kill in kills)
@@ -228,16 +227,12 @@ def test_kill_loop():
         f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
     ) in prose_of(*PAGES)
 
-
-def test_hang_loop():
-    busy, alone = kept("faults", "hang-loop.json"), kept("faults", "hang-loop-alone.json")
     seconds, quiet = ([start["seconds"] for start in loop["starts"]] for loop in (busy, alone))
     assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
-    text = prose_of(PROJECT / "docs" / "reliability.md")
-    assert f"`python {busy['command']}`" in text and "--load 0" in alone["command"]
+    assert f"`python {busy['command']}`" in prose and "--load 0" in alone["command"]
     count = len(seconds)
-    assert f"{count} of {count} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in text
-    assert f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in text
+    assert f"{count} of {count} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in prose
+    assert f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in prose
 
 
 @pytest.mark.parametrize("page", [*PAGES, CHINESE], ids=lambda page: page.name)
