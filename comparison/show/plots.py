@@ -1,13 +1,13 @@
 """The figures of whole rows: speed-up, memory, both times, what they learn."""
 
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from common.files.plots import new_figure
-from common.files.results import EpochRecord
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER
@@ -135,21 +135,17 @@ def draw_time_and_memory(analysis: Analysis):
     if len(shown) < 2:  # one is no choice
         return None
     figure, (axis,) = new_figure(width=9.0, height=5.6 + 0.15 * len(shown))
-    for entry in shown:
-        seconds, memory, batch = (
-            entry.summary.epoch_seconds,
-            entry.summary.memory,
-            entry.row.configuration.planned.batch_size,
-        )
+    sizes = [
+        [size / 2**20 for size in (memory.lowest, memory.peak, memory.highest)]
+        for memory in (entry.summary.memory for entry in shown)
+    ]
+    for entry, (lowest, peak, highest) in zip(shown, sizes, strict=True):
+        seconds, batch = entry.summary.epoch_seconds, entry.row.configuration.planned.batch_size
         label = say("{row}, batch {n:,}", row=entry.label, n=batch) if analysis.report.fitted else entry.label
+        interval = whiskers(seconds, *(entry.summary.epoch_interval or (seconds, seconds)))
         look = {**style_of(analysis, entry), "linestyle": "none", "markersize": 11, "capsize": 5}
-        bounds = {
-            "xerr": whiskers(memory.peak / 2**20, memory.lowest / 2**20, memory.highest / 2**20),
-            "yerr": whiskers(seconds, *(entry.summary.epoch_interval or (seconds, seconds))),
-        }
-        axis.errorbar(memory.peak / 2**20, seconds, label=render(label), **bounds, **look)
-    low = min(entry.summary.memory.lowest for entry in shown) / 2**20
-    high = max(entry.summary.memory.highest for entry in shown) / 2**20
+        axis.errorbar(peak, seconds, xerr=whiskers(peak, lowest, highest), yerr=interval, label=render(label), **look)
+    low, high = min(size[0] for size in sizes), max(size[2] for size in sizes)
     middle, half = (low + high) / 2, 0.6 * max(high - low, MUCH_MEMORY * high)
     axis.set(xlim=(middle - half, middle + half), ylim=(0, None))
     across = say("peak memory of a device (MiB); whiskers: lowest and highest of the runs")
@@ -170,13 +166,9 @@ def choice_finding(entries: Sequence[RowAnalysis]) -> str:
         best = max(faster, key=lambda entry: entry.standing.speed_up.value)
     elif best is None or not best.much_memory or best.memory_ratio > 1:
         return say("No row is proved to be faster than its baseline, or needs {n:.0%} less memory", n=MUCH_MEMORY)
-    return say(
-        "“{row}”: {ratio} times as fast as “{base}”,\nwith {x:.2f} times as much memory per device",
-        row=best.label,
-        ratio=best.standing.speed_up,
-        base=best.standing.baseline.label,
-        x=best.memory_ratio,
-    )
+    values = {"row": best.label, "ratio": best.standing.speed_up, "base": best.standing.baseline.label}
+    template = "“{row}”: {ratio} times as fast as “{base}”,\nwith {x:.2f} times as much memory per device"
+    return say(template, **values, x=best.memory_ratio)
 
 
 def draw_curves(analysis: Analysis):
@@ -188,19 +180,18 @@ def draw_curves(analysis: Analysis):
     figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=width, height=height)
     for entry in analysis.done:
         style = {"linewidth": 2, "markersize": 5, **style_of(analysis, entry), "label": render(entry.label)}
-        losses = _means(entry.row, lambda epoch: epoch.train_loss)
+        losses = _epochs(entry.row, "train_loss").mean(axis=0)
         loss.plot(range(1, 1 + len(losses)), losses, **style)
         if entry.row.times_only:
             continue
-        for axis in difference if entry.standing.baseline else ():
-            apart = differences(entry.row, entry.standing.baseline)
+        apart = np.array(differences(entry.row, entry.standing.baseline) if entry.standing.baseline else [])
+        for axis in difference if len(apart) else ():
             epochs = range(1, 1 + len(apart))
-            axis.plot(epochs, list(map(statistics.mean, apart)), **style)
-            bounds = list(map(min, apart)), list(map(max, apart))
-            axis.fill_between(epochs, *bounds, color=style["color"], alpha=0.12, linewidth=0)
+            axis.plot(epochs, apart.mean(axis=1), **style)
+            axis.fill_between(epochs, apart.min(1), apart.max(1), color=style["color"], alpha=0.12, linewidth=0)
         if not entry.row.simulated:  # its seconds say nothing
-            seconds = list(itertools.accumulate(_means(entry.row, lambda epoch: epoch.train_seconds)))
-            time.plot(seconds, _means(entry.row, lambda epoch: 100 * epoch.test_accuracy), **style)
+            seconds, accuracies = (_epochs(entry.row, name) for name in ("train_seconds", "test_accuracy"))
+            time.plot(seconds.mean(axis=0).cumsum(), 100 * accuracies.mean(axis=0), **style)
     loss.set(ylabel=render(say("training loss (nats per image)")))
     for axis in difference:
         axis.set(ylabel=render(say("test accuracy − the baseline's,\nsame seed (percentage points)")))
@@ -246,8 +237,7 @@ def _has_rival(entry):
     return bool(entry.standing.baseline) and not entry.is_baseline and not entry.row.times_only
 
 
-def _means(row: Row, value: Callable[[EpochRecord], float]) -> list[float]:
-    """The mean over the runs, for each epoch that all of them have."""
-    return [
-        statistics.mean(map(value, epochs)) for epochs in zip(*(result.epochs for result in row.results), strict=False)
-    ]
+def _epochs(row, name):
+    """An attribute of the epochs that all runs have, by run and epoch."""
+    epochs = zip(*(result.epochs for result in row.results), strict=False)
+    return np.array([[getattr(record, name) for record in records] for records in epochs]).T

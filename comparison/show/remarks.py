@@ -19,26 +19,19 @@ def _of_row(label, words):
 def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
-    doubts = [
-        *([say("{words}.", words=noisy)] if noisy else []),
-        *(_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings),
-        *(
-            sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
-            for pair in analysis.pairs[TWIN]
-            if told_apart(pair.ratio)
-        ),
-    ]
+    doubts = [say("{words}.", words=noisy)] if noisy else []
+    doubts += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
+    apart = [pair for pair in analysis.pairs[TWIN] if told_apart(pair.ratio)]
+    doubts += [sentence("twins told apart", row=pair.row.label, ratio=pair.ratio) for pair in apart]
     return [say("WARNING: {words}", words=words) for words in doubts]
 
 
 def bandwidths(report: Report) -> list[str]:
     """Return how fast all GPUs together exchange the gradients of each model, as the probe measured it."""
-    gpus, links = report.environment["gpus"], report.probe.models if report.probe else ()
-    return [
-        sentence("bandwidth", bytes=link.gradient_bytes, model=link.model, n=len(gpus), speed=link.link_gbps)
-        for link in links
-        if gpus and link.link_gbps
-    ]
+    gpus = len(report.environment["gpus"])
+    links = [link for link in report.probe.models if link.link_gbps] if report.probe and gpus else []
+    values = [{"bytes": link.gradient_bytes, "model": link.model, "speed": link.link_gbps} for link in links]
+    return [sentence("bandwidth", n=gpus, **own) for own in values]
 
 
 def _skipped(report):

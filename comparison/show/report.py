@@ -1,5 +1,6 @@
 """A comparison as it is kept: reports, tables and figures in files, beside what the terminal shows."""
 
+import base64
 import contextlib
 import csv
 import io
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from jinja2 import Environment, StrictUndefined
+
 from common.errors import SuiteError
 from common.files.writing import write_text
 from common.words import printable
@@ -16,21 +19,24 @@ from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.fairness import effective
 from comparison.judge.remedies import Proof, find_proofs
 from comparison.judge.row_analysis import RowAnalysis
+from comparison.methods import method_of
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.results_file import read_results
 from comparison.show import figures
-from comparison.show.page import write_html
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
-from comparison.show.tables import main_table
+from comparison.show.tables import answer_rows, main_table, table_of
 from comparison.show.terminal import terminal_columns, terminal_text
-from comparison.words import ENGLISH, render, say, speaking
+from comparison.show.verdict import answers
+from comparison.words import ENGLISH, render, say, speaking, spoken
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
 NUMBERS = (  # attributes of a Summary that results.csv has
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
+TEMPLATE = Path(__file__).with_name("page.html")
+WIDEST = 80  # percent of the chart's width, beside which there is room for a number
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
 
@@ -122,6 +128,37 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "no_speed_up_because": standing.reason,
         **{words_of(name): value for name, value in (effective(row.results[0]) if row.results else {}).items()},
     }
+
+
+def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
+    """Write report.html. figures: PNG files, which are put into it."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"render": render, "base64": lambda file: base64.b64encode(file.read_bytes()).decode()}
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        language=spoken(),
+        report=analysis.report,
+        answers=answers(analysis, proofs),
+        table=table_of(answer_rows(analysis), "html"),
+        chart=_chart(analysis.done),
+        sections=sections(analysis, figures, proofs, "html"),
+    )
+    write_text(printable(text), path)
+
+
+def _chart(entries):
+    """A row for each entry: its label, color, mean with its place, and (place, words) of every timed epoch."""
+    slowest = max((entry.summary.slowest_epoch for entry in entries), default=1.0)
+    rows = []
+    for entry in entries:
+        dots = []
+        for outcome in entry.row.outcomes:
+            for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
+                seconds = epoch.train_seconds
+                values = {"row": entry.label, "n": outcome.block, "m": epoch.epoch, "x": seconds}
+                dots.append((WIDEST * seconds / slowest, say("{row}, block {n}, epoch {m}: {x:.3f} s", **values)))
+        color, numbers = method_of(entry.row.configuration.method).look.color, entry.summary
+        rows.append((entry.label, color, WIDEST * numbers.slowest_epoch / slowest, numbers.epoch_seconds, dots))
+    return rows
 
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:

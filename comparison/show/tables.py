@@ -55,12 +55,7 @@ def lay_out(rows: Iterable[Iterable], header: Iterable[str], tablefmt: str, left
 
 def table(rows: Callable[[Any], Rows]) -> Callable[[Any, str], str]:
     """Return the function of a comparison, and one of tabulate's formats, that makes a table of `rows`."""
-
-    @functools.wraps(rows)
-    def lay_them_out(compared, tablefmt):
-        return table_of(rows(compared), tablefmt)
-
-    return lay_them_out
+    return functools.wraps(rows)(lambda compared, tablefmt: table_of(rows(compared), tablefmt))
 
 
 def accuracy(accuracies: tuple[float, ...]) -> str:
@@ -204,8 +199,8 @@ def _sweep_rows(analysis, sweep):
 
 def before_rows(analysis: Analysis) -> Rows:
     """How fast every row is beside the same one before, and what differs between the two besides the code."""
+    unlike = say("not compared: they train other numbers of images")
     for pair in analysis.pairs[BEFORE]:
-        unlike = say("not compared: they train other numbers of images")
         yield {
             "Method": pair.row.label,
             "Before (s per epoch)": f"{pair.summary.epoch_seconds:.2f}",
@@ -238,21 +233,21 @@ before_table, projection_table = table(before_rows), table(projected_rows)
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return where a step takes longer than an even share of the baseline's, and a run than the baseline's own."""
-    compared = [entry for entry in analysis.rows if entry.accounts.steps]
-    if not compared:
-        return []
-    steps = [(entry.label, entry.accounts.steps) for entry in compared]
-    runs = [(entry.label, entry.accounts.runs) for entry in compared]
-    return [
-        table_of(_account_rows(steps, say("Step (ms)"), say("Even share (ms)")), tablefmt),
-        table_of(_account_rows(runs, say("Start to end (s)"), say("Baseline's (s)")), tablefmt),
-    ]
+    steps, runs = {}, {}
+    for entry in analysis.rows:
+        if entry.accounts.steps:
+            steps[entry.label], runs[entry.label] = entry.accounts.steps, entry.accounts.runs
+    rows = (
+        _account_rows(steps, say("Step (ms)"), say("Even share (ms)")),
+        _account_rows(runs, say("Start to end (s)"), say("Baseline's (s)")),
+    )
+    return [table_of(own, tablefmt) for own in rows] if steps else []
 
 
 def _account_rows(accounts, value, expected):
-    longest_first = sorted((account.parts for _, account in accounts), key=len, reverse=True)
+    longest_first = sorted((account.parts for account in accounts.values()), key=len, reverse=True)
     names = dict.fromkeys(part.name for parts in longest_first for part in parts)
-    for label, account in accounts:
+    for label, account in accounts.items():
         parts = {part.name: signed(part) for part in account.parts}
         yield {
             "Method": label,

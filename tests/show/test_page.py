@@ -11,34 +11,29 @@ import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
-from comparison.show.page import write_html
+from comparison.show.report import write_html
 from comparison.show.verdict import recommendations
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, configuration, full_report, report_of, runs, two_sweeps
+from tests.reports import COMPARISONS, DDP, SINGLE, configuration, report_of, runs
 
-VOID = {"meta", "img", "br", "line", "rect", "circle"}
+VOID = {"meta", "img", "br", "circle"}
 
 
 class Page(HTMLParser):
     """Raises AssertionError where tags do not match; keeps tags with their attributes, and the text."""
 
-    def __init__(self, text):
+    def __init__(self, file):
         super().__init__()
         self.open, self.tags, self.texts = [], [], []
-        self.feed(text)
+        self.feed(file.read_text(encoding="utf-8"))
         assert not self.open, self.open
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
+        self.open += [tag] if tag not in VOID else []
 
     def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
     def handle_data(self, data):
         if self.open and self.open[-1] not in ("script", "style"):
@@ -50,7 +45,7 @@ class Page(HTMLParser):
 
 def page_of(report, tmp_path, figures=()):
     write_html(analyse(report), tmp_path / "report.html", figures)
-    return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    return Page(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
@@ -59,29 +54,20 @@ def test_a_committed_comparison_as_one_file(name, tmp_path):
     report, figures = read_results(directory / "results.json"), sorted(directory.glob("*.png"))
     page = page_of(report, tmp_path, figures)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert len(text.encode()) < 2 * 2**20
-    assert page.count("img") == len(figures)
+    assert len(text.encode()) < 2 * 2**20 and page.count("img") == len(figures)
     addresses = [value for _, values in page.tags for key, value in values.items() if key in ("src", "href", "action")]
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     assert "url(" not in text and "@import" not in text
     shown = " ".join(" ".join(page.texts).split())
     assert all(sentence in shown for sentence in recommendations(analyse(report)))
-    for outcome in report.outcomes:
-        assert outcome.command in shown
+    assert all(outcome.command in shown for outcome in report.outcomes)
     epochs = sum(len(result.timed_epochs) for row in report.rows for result in row.results)
     assert page.count("circle") == epochs  # every raw time
 
 
 def test_charts_tell_their_numbers(tmp_path):
-    page = page_of(
-        report_of(
-            (configuration("single"), runs(seconds=(2.0, 2.02, 1.98))),
-            (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99))),
-        ),
-        tmp_path,
-    )
-    text = " ".join(page.texts)
-    assert "SINGLE, block 2, epoch 3: 2.020 s" in text
+    page = page_of(report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
+    assert "SINGLE, block 2, epoch 3: 2.020 s" in " ".join(page.texts)
     centres = [float(values["cx"].rstrip("%")) for tag, values in page.tags if tag == "circle"]
     assert len(centres) == 12 and max(centres) <= 80
 
@@ -117,23 +103,5 @@ def test_a_browser_shows_it_without_sideways_scrolling_and_sorts_a_table(width, 
 
 def test_what_comes_from_outside_is_text(tmp_path):
     label = "<script>alert(1)</script>"
-    row = (configuration("single", command=(label,)), ["failed"])
-    report = report_of(row, (configuration("ddp"), runs("ddp")), dataset=label)
-    page = page_of(report, tmp_path)
-    assert page.count("script") == 1  # its own
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        full_report(),
-        two_sweeps(),
-        report_of((configuration(), ["failed"])),
-        report_of((configuration(), runs(seconds=(2.0,), epochs=1)), repeats=1, epochs=1),
-    ],
-    ids=range(4),
-)
-def test_every_kind_of_comparison_can_be_a_page(report, tmp_path):
-    page = page_of(report, tmp_path)
-    headings = re.findall(r"<summary>([^<]*)", (tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "Commands" in headings and page.count("h2") >= 2
+    report = report_of((configuration("single", command=(label,)), ["failed"]), DDP, dataset=label)
+    assert page_of(report, tmp_path).count("script") == 1  # its own

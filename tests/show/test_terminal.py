@@ -1,5 +1,7 @@
 """What a comparison prints at its end fits its terminal, and says what to do."""
 
+import re
+
 import pytest
 
 from comparison.judge.analysis import analyse
@@ -7,9 +9,9 @@ from comparison.record import Equivalence
 from comparison.results_file import read_results
 from comparison.show.terminal import FEWEST, MOST, fitted_table, terminal_columns, terminal_text
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, configuration, full_report, report_of, runs, two_sweeps
+from tests.reports import COMPARISONS, SINGLE, configuration, report_of, runs
 
-SINGLE, DDP = (configuration("single"), runs()), (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99), count=2))
+DDP = (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99), count=2))
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -21,35 +23,23 @@ def test_no_line_is_wider_than_the_terminal(name, width):
     assert len(text.splitlines()) < 70 and "\x1b" not in text
     for row in report.rows:  # no word is cut
         assert all(word in text for word in row.label.split())
-
-
-def test_rows_of_the_default_comparison_keep_to_a_line_with_their_total_time():
-    analysis = analyse(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"))
-    lines = terminal_text(analysis).splitlines()
-    for entry in analysis.rows:
-        (line,) = [line for line in lines if line.startswith(f"{entry.label}  ")]
-        assert line.removeprefix(entry.label).split()[:2] == [
-            f"{entry.summary.epoch_seconds:.2f}",
-            f"{entry.summary.total_seconds:.1f}",
-        ]
+    for entry in analyse(report).rows if name == "compare-synthetic" and width == 100 else ():  # each is a line
+        times = rf"{entry.summary.epoch_seconds:.2f} +{entry.summary.total_seconds:.1f} "
+        assert re.search(rf"^{re.escape(entry.label)}  +{times}", text, re.MULTILINE)
 
 
 def test_the_order_and_what_is_in_it():
     report = report_of(SINGLE, DDP, equivalence={"ddp": Equivalence(1.5e-8, "ok", "")}, project=[2, 4])
-    paragraphs = terminal_text(analyse(report)).split("\n\n")
-    assert paragraphs[0] == report.title
-    assert " ".join(paragraphs[1].split()) == (
+    title, equal, table, projection, *_, maths, advice, where = terminal_text(analyse(report)).split("\n\n")
+    assert title == report.title and " ".join(equal.split()) == (
         "Equal in all rows: device cpu, global batch 100, per-device batch 100, steps per epoch 10, workers 0, threads "
         "per device 1, precision float32, loader workers."
     )
-    header, again, rule, single, ddp = paragraphs[2].splitlines()
+    header, again, _, single, ddp = table.splitlines()
     assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Time", "÷", "Accuracy", "Result"]
     assert again.split() == ["(s)", "(s)", "[95", "%]", "best", "(%)"]
-    assert set(rule) == {"-", " "}
-    total = analyse(report).rows[0].summary.total_seconds
-    assert total and single.split()[:4] == ["SINGLE", "2.00", f"{total:.1f}", "1.00"] and ddp.split()[-1] == "faster"
-    assert paragraphs[3] == "Projection (projected, not measured)"  # what was asked for comes first
-    maths, advice, where = paragraphs[-3:]
+    assert single.split()[:4] == ["SINGLE", "2.00", "9.0", "1.00"] and ddp.split()[-1] == "faster"
+    assert projection == "Projection (projected, not measured)"  # what was asked for comes first
     assert maths == "After 20 steps no weight differs from one device's by more than 1.5e-08."
     assert advice.startswith("Recommendation: use “DDP”, by the time of an epoch")
     assert where.startswith("DDP: A step takes 100.0")
@@ -64,20 +54,13 @@ def test_what_differs_is_not_called_equal():
 
 def test_where_time_goes_is_said_of_the_fastest_parallel_row_that_is_not_disturbed():
     slow = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
-    assert "DDP: A step takes" in terminal_text(analyse(report_of(SINGLE, slow, DDP)))
-    text = terminal_text(analyse(report_of(SINGLE, slow, DDP, foreign_cores={"ddp": 0.9})))
-    assert "DDP: A step takes" not in text and "FSDP: A step takes" in text
-    assert "A step takes" not in terminal_text(analyse(report_of(SINGLE)))
-
-
-@pytest.mark.parametrize("report", [full_report(), two_sweeps()], ids=["full", "sweeps"])
-def test_every_sweep_and_fault_is_named(report):
-    text = " ".join(terminal_text(analyse(report)).split())
-    for row in report.all_rows:
-        for outcome in row.troubles:
-            assert f"{row.label}, block {outcome.block}: {outcome.status}: {outcome.reason}" in text
-        assert not row.configuration.skip or f"{row.label}: {row.configuration.skip}." in text
-    assert text.count("Sweep of ") == sum(sweep.name != "model" for sweep in analyse(report).sweeps)
+    for rows, busy, told in (
+        ([SINGLE, slow, DDP], 0.0, ["DDP"]),
+        ([SINGLE, slow, DDP], 0.9, ["FSDP"]),
+        ([SINGLE], 0, []),
+    ):
+        text = terminal_text(analyse(report_of(*rows, foreign_cores={"ddp": busy})))
+        assert re.findall(r"(\w+): A step takes", text) == told
 
 
 def test_a_table_is_brought_to_the_terminals_width():
@@ -86,8 +69,7 @@ def test_a_table_is_brought_to_the_terminals_width():
     assert len(fitted_table(header, *rows, width=200).splitlines()) == 4
     table = fitted_table(header, *rows, width=50)
     assert max(map(len, table.splitlines())) <= 50 and len(table.splitlines()) > 5
-    for word in " ".join(rows[0]).split():
-        assert word in table
+    assert all(word in table for word in " ".join(rows[0]).split())
 
 
 @pytest.mark.parametrize(

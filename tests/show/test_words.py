@@ -14,7 +14,7 @@ from comparison.results_file import read_results, write_results
 from comparison.show import figures as figures_module
 from comparison.show.figures import find_font
 from comparison.show.report import present
-from comparison.show.sections import CODE, FIGURES, sections
+from comparison.show.sections import LIST, sections
 from comparison.show.sentences import NOUNS
 from comparison.show.terminal import terminal_text
 from comparison.words import (
@@ -43,57 +43,45 @@ ENGLISH = re.compile(
     r"from|to|by|as|that|which|has|have|be|no)\b",
     re.IGNORECASE,
 )
-SAYING = ("say", "render")
 
 
 def texts(node):
     """The texts that an expression can be."""
-    if isinstance(node, ast.Constant):
-        return [node.value] if isinstance(node.value, str) else []
-    branches = {ast.IfExp: ("body", "orelse"), ast.Dict: ("values",)}.get(type(node), ())
-    found = [getattr(node, name) for name in branches]
-    return [text for part in found for one in (part if isinstance(part, list) else [part]) for text in texts(one)]
+    if isinstance(node, ast.IfExp):
+        return [*texts(node.body), *texts(node.orelse)]
+    if isinstance(node, ast.Dict):
+        return [text for value in node.values for text in texts(value)]
+    return [node.value] if isinstance(getattr(node, "value", None), str) else []
 
 
 def templates():
     """What say() and its like are given anywhere in comparison/."""
-    found = set()
+    found, nouns = set(), {(noun, *endings, "s")[:2] for noun, *endings in NOUNS.values()}
     for file in (PROJECT / "comparison").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
             called = getattr(getattr(node, "func", None), "id", "")
-            if called in SAYING and node.args:
+            if called in ("say", "render") and node.args:
                 found |= {*texts(node.args[0])}
             if called == "count" and "from comparison.words import" in source and texts(node.args[1]):
-                noun, ending = node.args[1].value, node.args[2].value if len(node.args) > 2 else "s"
-                found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
-            name = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
-            if name.lower().endswith(("template", "templates")):
+                nouns.add((*(argument.value for argument in node.args[1:]), "s")[:2])
+            if isinstance(node, ast.Assign) and "template" in getattr(node.targets[0], "id", "").lower():
                 found |= {*texts(node.value)}
             if file.stem in ("tables", "sections") and isinstance(node, ast.Dict):  # headings
                 found |= {text for heading in node.keys if heading for text in texts(heading)}
-    for noun, ending in ((noun, (*endings, "s")[0]) for noun, *endings in NOUNS.values()):
-        found |= {f"{{n}} {noun}", f"{{n}} {noun}{ending}"}
-    return {key_of(text) for text in found}
+    return {*map(key_of, found)} | {f"{{n}} {noun}{end}" for noun, plural in nouns for end in ("", plural)}
 
 
 def small(text):
     return text[:1].lower() + text[1:]
 
 
-def test_every_template_has_its_chinese():
-    known = translations("zh")
-    worded = {text for text in templates() if re.search("[A-Za-z]{2}", re.sub(r"\{\w*\}", "", text))}
+def test_every_template_has_its_chinese_and_no_chinese_is_left_over():
+    known, said = translations("zh"), templates()
+    worded = {text for text in said if re.search("[A-Za-z]{2}", re.sub(r"\{\w*\}", "", text))}
     assert not {text for text in worded if text not in known and small(text) not in known} - {"GPU", "ok"}
-
-
-def test_no_chinese_is_left_over():
-    said = templates()
     assert not {text for text in TABLES["sentences"] if not {text, text[:1].upper() + text[1:]} & said}
-
-
-def test_every_place_of_a_translation_is_one_of_its_template():
-    for english, chinese in translations("zh").items():
+    for english, chinese in known.items():
         assert {*places_of(chinese)} <= {*places_of(english)}, english
 
 
@@ -108,9 +96,8 @@ def test_nothing_english_is_left(report):
     with speaking("zh"):
         shown = [terminal_text(analysis)]
         for section in sections(analysis, [], [], "plain"):
-            for kind, content in section.parts if section.heading not in ("Settings", "Machine") else ():
-                if kind not in (CODE, FIGURES):
-                    shown += [render(text) for text in ([content] if isinstance(content, str) else content)]
+            for kind, content in section.parts if section.heading not in ("Settings", "Machine", "Commands") else ():
+                shown += map(render, content if kind == LIST else [content])
         for reason in asides:
             shown = [text.replace(render(named(reason)), "") for text in shown]
     left = [line for text in shown for line in text.splitlines() if ENGLISH.search(re.sub(r"--\S+", "", line))]
@@ -132,17 +119,17 @@ def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(wi
 
 def test_a_sentence_is_rendered_from_its_template_and_its_values():
     share = say("It gives {n:.0f} % of {units}.", n=72.6, units=count(2, "device"))
-    label = named("pipeline ×4 on 2 nodes, 4 micro-batches")
-    assert share == render(share) == "It gives 73 % of 2 devices." and set(LANGUAGES) == {"en", "zh"}
-    assert say("faster").capital == "Faster" and label == "pipeline ×4 on 2 nodes, 4 micro-batches"
-    with speaking("zh"):
-        assert render(share) == "它发挥了 2 台设备的 73 %。" and share == "It gives 73 % of 2 devices."
-        assert (
-            render(label) == "流水线 ×4，2 个节点，4 个微批次"
-            and render(named("DDP ×2 {0}, a 1b")) == "DDP ×2 {0}，a 1b"
-        )
-        assert render(join("; ", [say("Faster"), "lenet"])) == "更快；lenet"
-        assert render(say("{n:,} things that nobody knows", n=1000)) == "1,000 things that nobody knows"
+    assert {*LANGUAGES} == {"en", "zh"} and say("faster").capital == "Faster"
+    for text, english, chinese in (
+        (share, "It gives 73 % of 2 devices.", "它发挥了 2 台设备的 73 %。"),
+        (named("pipeline ×4 on 2 nodes"), "pipeline ×4 on 2 nodes", "流水线 ×4，2 个节点"),
+        (named("DDP ×2 {0}, a 1b"), "DDP ×2 {0}, a 1b", "DDP ×2 {0}，a 1b"),
+        (join("; ", [say("Faster"), "lenet"]), "Faster; lenet", "更快；lenet"),
+        (say("{n:,} things that nobody knows", n=1000), *["1,000 things that nobody knows"] * 2),
+    ):
+        assert text == render(text) == english
+        with speaking("zh"):
+            assert render(text) == chinese
 
 
 def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
