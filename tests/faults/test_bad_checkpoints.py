@@ -192,12 +192,9 @@ TRAINING = {  # one rank's part of an epoch that it has begun
 MALFORMED = {
     "its config is null": ("config", None),
     "its config has numbers for names": ("config", {1: 2}),
-    "its config has tensors": ("config", "lr", torch.ones(2)),
     "its format is a list": ("format", [3]),
-    "its records are a text": ("records", "many"),
     "a record lacks its phases": ("records", [{"epoch": 1}]),
     "a record's seconds are a text": ("records", 0, "train_seconds", "1.5"),
-    "its random states are a number": ("random", 7),
     "its begun epoch is null": ("begun", [None]),
     "its begun epoch has a text": ("begun", [{**TRAINING, "steps": "1"}]),
 }

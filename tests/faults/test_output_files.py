@@ -90,9 +90,8 @@ def test_a_link_stays_one(tmp_path):
         assert len([*tmp_path.rglob("*")]) == 3
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o664])
-def test_a_file_keeps_its_mode_and_its_owner(mode, tmp_path):
-    path = tmp_path / "file"
+def test_a_file_keeps_its_mode_and_its_owner(tmp_path):
+    path, mode = tmp_path / "file", 0o664
     path.touch()
     path.chmod(mode)
     if os.getuid() == 0:
@@ -104,14 +103,13 @@ def test_a_file_keeps_its_mode_and_its_owner(mode, tmp_path):
     assert after.st_ino != before.st_ino  # it was replaced
 
 
-@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_new_file_has_the_mode_that_the_umask_leaves(umask, mode, tmp_path):
-    before = os.umask(umask)
+def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
+    before = os.umask(0o077)
     try:
         write_json({}, tmp_path / "file")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["file", "中" * 83], ids=["short", "Chinese"])
