@@ -20,7 +20,6 @@ from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.run.launch import ran_out_of_memory
 from comparison.show.plots import choice_finding, draw_memory, draw_time_and_memory, memory_finding
-from comparison.show.remarks import definitions
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table, memory_table
 from comparison.show.verdict import verdict
@@ -197,7 +196,7 @@ def test_the_points_are_the_rows_with_their_intervals():
     assert low < 1.0 and high > 1.2
 
 
-def test_what_is_drawn_written_and_defined(tmp_path):
+def test_what_is_drawn_and_written(tmp_path):
     old = (configuration(), runs(peak_memory_bytes=()))
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
     for rows, drawn in (([old], (False, False)), ([old, simulated], (True, False))):
@@ -209,7 +208,3 @@ def test_what_is_drawn_written_and_defined(tmp_path):
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
     assert single["optimizer_state_bytes"] == ""
-    on_cpu = " ".join(definitions(analysis.report))
-    on_gpu = " ".join(definitions(report_of((configuration(device="gpu"), runs()))))
-    assert "On a CPU, all that the device's process had in memory" in on_cpu and "the launches" not in on_cpu
-    assert "What PyTorch allocated while training." in on_gpu and "are those of the launches" in on_gpu
