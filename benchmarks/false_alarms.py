@@ -49,6 +49,11 @@ MIXED = (1.05, 1.10, 1.20, 1.0, 1 / 1.10)  # how many times as fast the rows are
 TRAINING = "--dataset synthetic-mnist --train-size 2560 --epochs 3".split()
 
 
+def unequal(*deviations):
+    """Return normal noise of so much for each row."""
+    return lambda random, rows: random.normal(0, np.array(deviations)[rows])
+
+
 def autocorrelated(random, rows):
     """15 % that change slowly, over about 8 runs, and 3 % of every run's own."""
     state, kept, states = random.normal(0, 0.15), math.exp(-1 / 8), []
@@ -68,13 +73,15 @@ def slow_periods(random, rows):
 
 
 NOISE = {  # of the logarithms of the times of runs, given the row of each
-    "normal, 4 %": lambda random, rows: random.normal(0, 0.04, len(rows)),
+    "normal, 4 %": unequal(*6 * [0.04]),
     "exponential, mean 5 %": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
     "one run in five 30 % slower": lambda random, rows: np.log1p(
         random.exponential(0.02, len(rows)) + 0.3 * (random.random(len(rows)) < 0.2)
     ),
-    "2 %, one row 8 %": lambda random, rows: random.normal(0, np.where(rows == 1, 0.08, 0.02)),
-    "2 %, the baseline 8 %": lambda random, rows: random.normal(0, np.where(rows == 0, 0.08, 0.02)),
+    "2 %, one row 8 %": unequal(0.02, 0.08, 0.02, 0.02, 0.02, 0.02),
+    "2 %, the baseline 8 %": unequal(0.08, 0.02, 0.02, 0.02, 0.02, 0.02),
+    "4 %, the baseline 1 %": unequal(0.01, 0.04, 0.04, 0.04, 0.04, 0.04),
+    "1 to 4 %, the baseline 8 %": unequal(0.08, 0.01, 0.02, 0.04, 0.02, 0.01),
     "autocorrelated, 15 % and 3 %": autocorrelated,
     "slow periods and 3 %": slow_periods,
 }

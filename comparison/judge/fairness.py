@@ -109,7 +109,7 @@ class Standing:
 
     unequal: the settings that should be equal and are not. devices: how many times as many (on a CPU, threads) as the
     baseline the row has; efficiency: the speed-up ÷ that. accuracy: why its accuracy keeps it from being recommended,
-    if so.
+    if so. accounts: how many are told of the times of all rows: of a step and of a run of each.
     """
 
     baseline: Row | None
@@ -119,6 +119,7 @@ class Standing:
     devices: float = 1.0
     efficiency: Ratio | None = None
     accuracy: str = ""
+    accounts: int = 1
 
 
 def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:
@@ -139,12 +140,14 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
             standings[name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
         elif standing.baseline and not standing.reason:
             families.setdefault(standing.baseline.configuration.name, []).append(name)
+    accounts = 2 * sum(map(len, families.values()))
     for reference, names in families.items():
         confidence = 1 - (1 - measures.asked.confidence) / len(families)
         for name, speed_up in zip(names, measures.asked.ratios(reference, names, confidence), strict=True):
             own, other = (units(rows[some].results[0]) for some in (name, reference))
             standings[name] = replace(
                 standings[name],
+                accounts=accounts,
                 speed_up=speed_up,
                 devices=own / other,
                 efficiency=speed_up.times(other / own),

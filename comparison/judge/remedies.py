@@ -6,15 +6,16 @@ out as the largest is no part of its proof.
 """
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from common.files.results import RunResult
 from comparison.judge.analysis import Analysis
+from comparison.judge.causes import Case, find_causes
 from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess, mean_excess
-from comparison.judge.steps import COMPUTATION, account_for_steps, paired, rank_means, step_time
+from comparison.judge.steps import COMPUTATION, account_for_steps, find_accounts, paired, rank_means, step_time
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, SHAM, counterpart
 from comparison.plan.plan import make_order
@@ -85,8 +86,17 @@ class Proof:
 
 def find_remedies(analysis: Analysis) -> list[Remedy]:
     """Return the remedy for the largest cause of each row that makes its step longer, where there is one."""
-    remedies = (next(filter(None, (_remedy(entry, cause) for cause in entry.causes)), None) for entry in analysis.rows)
+    rows = [_alone(analysis, entry) for entry in analysis.rows if entry.row.results]
+    remedies = (next(filter(None, (_remedy(entry, cause) for cause in entry.causes)), None) for entry in rows)
     return [remedy for remedy in remedies if remedy]
+
+
+def _alone(analysis: Analysis, entry: RowAnalysis) -> RowAnalysis:
+    """A row with the causes that its mean step shows if no other account is told: they are still to be proved."""
+    standing = replace(entry.standing, accounts=1)
+    accounts, summaries = find_accounts(entry.row, standing), {other.name: other.summary for other in analysis.rows}
+    case = Case(analysis.report, entry.row, standing, accounts, summaries)
+    return replace(entry, accounts=accounts, causes=find_causes(case))
 
 
 def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:

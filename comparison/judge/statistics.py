@@ -20,7 +20,8 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LEAST_ERROR = 1e-6  # that a look may take, however early it is
-SHARED_FREEDOM = 2  # how much the noise of the other columns counts beside a pair's own: see _noise_of
+SHARED_FREEDOM = 0.5  # how much the mean noise of all columns counts beside a column's own: see _variances
+WIDEST = math.log(1000)  # half of an interval, of logarithms, that is as good as none
 ROUNDING = 1e-9  # singular values below this are zeros
 FASTER, SLOWER, EQUAL, UNDECIDED = say("faster"), say("slower"), say("practically equal"), say("undecided")
 DISTURBED, TOO_FEW = say("disturbed"), say("no interval: too few runs")
@@ -214,21 +215,24 @@ def mean_interval(values: Iterable[float], mean: float) -> tuple[float, float] |
 
 
 class _Fit(NamedTuple):
-    """The columns' means, adjusted to all blocks, with the covariance ÷ variance of that; the residuals' squares."""
+    """The columns' means, adjusted to all blocks, and what the observations (N) say of the noise.
+
+    to_means: (columns, N), what of each observation is in a mean. of_column: (N, columns), 1 where it is of that one.
+    to_residuals: (N, N). squares: the sum of those of each column's residuals.
+    """
 
     values: Array
     effects: Array
-    covariance: Array
-    squares: float
+    to_means: Array
+    of_column: Array
+    to_residuals: Array
+    squares: Array
     freedom: int
 
-    def difference(self, first: int, second: int) -> float:
-        return float(self.effects[first] - self.effects[second])
-
-    def error(self, first: int, second: int, squares: float, freedom: int) -> float:
-        """The standard error of the difference of two columns, for noise of these squares and degrees of freedom."""
-        spread = self.covariance[first, first] + self.covariance[second, second] - 2 * self.covariance[first, second]
-        return math.sqrt(spread * squares / freedom)
+    def contrasts(self, reference: int, others: Sequence[int]) -> Array:
+        """What of each observation is in the differences of the columns' means from the reference's, (others, N)."""
+        differences: Array = self.to_means[reference] - self.to_means[list(others)]
+        return differences
 
 
 def _fit(values: Array) -> _Fit:
@@ -240,10 +244,11 @@ def _fit(values: Array) -> _Fit:
     within = in_block - in_column @ to_means @ in_block
     to_effects = np.linalg.pinv(within, rcond=ROUNDING)
     to_means = to_means @ (np.eye(len(observed)) - in_block @ to_effects)
-    residuals = observed - in_block @ to_effects @ observed - in_column @ to_means @ observed
+    to_residuals = np.eye(len(observed)) - in_block @ to_effects - in_column @ to_means
     means = np.where(in_column.any(axis=0), to_means @ observed, np.nan)
     freedom = len(observed) - len(set(columns)) - int(np.linalg.matrix_rank(within, tol=ROUNDING))
-    return _Fit(values, means, to_means @ to_means.T, float((residuals**2).sum()), freedom)
+    squares = (to_residuals @ observed) ** 2 @ in_column
+    return _Fit(values, means, to_means, in_column, to_residuals, squares, freedom)
 
 
 def adjusted_means(times: Array) -> Array:
@@ -261,9 +266,10 @@ def mean_difference(values: Array, first: int, second: int, confidence: float) -
     all columns have in common, with Student's interval.
     """
     fit = _fit(values)
-    difference, margin = fit.difference(first, second), math.inf
+    difference, margin = float(fit.effects[first] - fit.effects[second]), math.inf
     if fit.freedom:
-        margin = t_quantile(fit.freedom, confidence) * fit.error(first, second, fit.squares, fit.freedom)
+        spread = float((fit.contrasts(first, [second]) ** 2).sum())
+        margin = t_quantile(fit.freedom, confidence) * math.sqrt(spread * fit.squares.sum() / fit.freedom)
     return difference, difference - margin, difference + margin
 
 
@@ -276,51 +282,61 @@ def ratios(
     tell the noise (all). All intervals together hold the truth with the given confidence, whatever the number of
     `others`.
 
-    Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes;
-    the noise is told by a pair's own differences and, for a part, by the other columns (see `_noise_of`), and the
-    interval is C. W. Dunnett's (Journal of the American Statistical Association 50, 1955). It is None with less than
-    two degrees of freedom, or less than two blocks that have both columns.
+    Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes.
+    Each column has a noise of its own (see `_variances`); the degrees of freedom of a difference's variance are F. E.
+    Satterthwaite's (Biometrics Bulletin 2, 1946), and the interval is C. W. Dunnett's (Journal of the American
+    Statistical Association 50, 1955). It is None with less than two degrees of freedom, or less than two blocks that
+    have both columns. What comes of it: benchmarks/false_alarms.py.
     """
     logs = np.log(times)
-    fit, noise, results = _fit(logs), _fit(logs[:noise_blocks]), []
-    correlation = _least_correlation(fit, reference, others)
-    for other in others:
-        centre, (squares, freedom) = fit.difference(reference, other), _noise_of(noise, reference, other)
-        low = high = None
-        if freedom >= 2:
-            critical = dunnett_quantile(len(others), freedom, confidence, correlation)
-            margin = critical * fit.error(reference, other, squares, freedom)
+    fit, results = _fit(logs), []
+    noise = fit if noise_blocks is None else _fit(logs[:noise_blocks])
+    contrasts, (variances, errors) = fit.contrasts(reference, others), _variances(noise)
+    correlation = _least_correlation(contrasts)
+    for other, weights in zip(others, contrasts**2 @ fit.of_column, strict=True):
+        centre, low, high = float(fit.effects[reference] - fit.effects[other]), None, None
+        together = np.isfinite(noise.values[:, [reference, other]]).all(axis=1).sum()
+        if noise.freedom >= 2 and together >= 2:
+            variance, error = float(weights @ variances), float(weights @ errors @ weights)
+            freedom = max(1.0, 2 * variance**2 / error) if error else noise.freedom
+            margin = min(WIDEST, _critical(len(others), freedom, confidence, correlation) * math.sqrt(variance))
             low, high = math.exp(centre - margin), math.exp(centre + margin)
         results.append(Ratio(math.exp(centre), low, high))
     return results
 
 
-def _noise_of(noise: _Fit, first: int, second: int) -> tuple[float, int]:
-    """The squares of the noise of two columns and its degrees of freedom: none where fewer than two blocks have both.
+def _variances(noise: _Fit) -> tuple[Array, Array]:
+    """Return the variance of the noise of each column, and the covariance of these estimates.
 
-    The residual squares split into those of the pair's own differences and the rest. Columns are not equally noisy:
-    the rest counts as SHARED_FREEDOM more degrees of freedom of the pair's variance, as if variances varied between
-    pairs like an inverse chi squared (G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3,
-    2004). Two of them stand for standard deviations that vary by a factor of about two; benchmarks/false_alarms.py
-    says what comes of it.
+    The expected squares of each column's residuals are linear in all variances: solved for these (C. R. Rao's MINQUE,
+    Journal of Multivariate Analysis 1, 1971; without holes, F. E. Grubbs's estimates). As a few blocks tell little of
+    one column, the mean variance counts as SHARED_FREEDOM observations of each (as in G. K. Smyth, Statistical
+    Applications in Genetics and Molecular Biology 3, 2004). Its weight is not estimated: where one column is noisier
+    and looks quiet by chance, so do the columns look equal. Two columns cannot be told apart, and share theirs.
     """
-    pairs = noise.values[:, first] - noise.values[:, second]
-    pairs = pairs[np.isfinite(pairs)]
-    if len(pairs) < 2:
-        return math.nan, 0
-    own_freedom, own_squares = len(pairs) - 1, float(((pairs - pairs.mean()) ** 2).sum() / 2)
-    rest_freedom = noise.freedom - own_freedom
-    shared = min(SHARED_FREEDOM, rest_freedom)
-    squares = own_squares + (shared * max(0.0, noise.squares - own_squares) / rest_freedom if shared else 0.0)
-    return squares, own_freedom + shared
+    counts, maker, of_column = noise.of_column.sum(axis=0), noise.to_residuals, noise.of_column
+    mean = float(noise.squares.sum()) / max(1, noise.freedom)
+    shared = min(SHARED_FREEDOM, max(0.0, noise.freedom + 1 - float(counts.max(initial=1))) / 4)
+    solve = np.linalg.pinv(of_column.T @ maker**2 @ of_column + shared * np.eye(len(counts)), rcond=ROUNDING)
+    least = shared * mean / (np.maximum(counts, 1) - 1 + shared) if shared else 0.0
+    variances = np.maximum(solve @ (noise.squares + shared * mean), least)
+    spread = (maker * (of_column @ variances)) @ maker
+    covariance = 2 * of_column.T @ spread**2 @ of_column + 2 * shared * np.diag(variances**2)
+    return variances, solve @ covariance @ solve
 
 
-def _least_correlation(fit: _Fit, reference: int, others: Sequence[int]) -> float:
+def _critical(comparisons: int, freedom: float, confidence: float, correlation: float) -> float:
+    """Return Dunnett's value for any degrees of freedom, at least 1: between whole ones, by their inverse."""
+    whole = math.floor(freedom)
+    low, high = (dunnett_quantile(comparisons, some, confidence, correlation) for some in (whole, whole + 1))
+    return low * math.pow(high / low, (freedom - whole) * (whole + 1) / freedom)
+
+
+def _least_correlation(contrasts: Array) -> float:
     """The least correlation of two differences from the reference: 1/2 without holes; less is on the safe side."""
-    if len(others) < 2:
+    if len(contrasts) < 2:
         return 0.5
-    contrasts = np.eye(len(fit.effects))[reference] - np.eye(len(fit.effects))[list(others)]
-    covariance = contrasts @ fit.covariance @ contrasts.T
+    covariance = contrasts @ contrasts.T
     errors = np.sqrt(np.diag(covariance))
     return float(np.clip(np.round((covariance / np.outer(errors, errors)).min(), 3), 0.0, 0.5))
 
@@ -360,16 +376,17 @@ def residual_deviation(times: Array) -> tuple[float, int] | None:
     times: as for `ratios`; the deviation is of logarithms: 0.04 is 4 %. None where nothing tells it.
     """
     fit = _fit(np.log(times))
-    return (math.sqrt(fit.squares / fit.freedom), fit.freedom) if fit.freedom else None
+    return (math.sqrt(fit.squares.sum() / fit.freedom), fit.freedom) if fit.freedom else None
 
 
 def resolution(deviation: float, blocks: int, columns: int, comparisons: int, confidence: float = CONFIDENCE) -> float:
     """Return the difference, as a share, that so many blocks find in four of five comparisons.
 
     deviation: of the noise, of logarithms. The critical value plus that of a chance of 80 %, in standard errors: the
-    usual approximation to the noncentral t (e.g. S. C. Chow et al., Sample Size Calculations, 2008, section 3.2).
+    usual approximation to the noncentral t (e.g. S. C. Chow et al., Sample Size Calculations, 2008, section 3.2). More
+    than two columns add about one degree of freedom to the usual estimate of `_variances`.
     """
-    freedom = blocks - 1 + min(SHARED_FREEDOM, (blocks - 1) * (columns - 2))
+    freedom = blocks - 1 + (columns > 2)
     if freedom < 2:
         return math.inf
     errors = dunnett_quantile(comparisons, freedom, confidence) + t_quantile(freedom, 0.60)

@@ -34,7 +34,8 @@ class Account:
     """How a time differs from what was expected, and the parts of that difference; all in one unit.
 
     value, expected: means over the blocks in which both were measured; total: value - expected, with its own interval.
-    parts: add up to total.value, in the order of a step or run; their intervals hold together.
+    parts: add up to total.value, in the order of a step or run; their intervals hold together with those of all the
+    accounts that are told beside it.
     """
 
     value: float
@@ -48,12 +49,13 @@ class Account:
         return sorted((part for part in self.parts if part.proved), key=lambda part: -abs(part.value))
 
 
-def make_account(pairs: Sequence[tuple[Time, Time]], share: float) -> Account:
+def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int = 1) -> Account:
     """Return how the first times of all pairs differ from `share` x the second ones, on average.
 
     A pair is one block: the row's time and the baseline's. A part that is not known of all times is in "outside", with
     all else that is in no part. Intervals are Student's, on the blocks' differences: of the total with 95 %
-    confidence; of each of k parts with 1 - 5 %/k, so that all of them together have 95 % (Bonferroni's inequality).
+    confidence; of each of k parts with 1 - 5 %/k/accounts, so that all parts of so many accounts together have 95 %
+    (Bonferroni's inequality).
     """
     names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]
 
@@ -64,7 +66,7 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float) -> Account:
     differences[OUTSIDE] = [outside(own) - share * outside(other) for own, other in pairs]
     whole, expected = [own.whole for own, _ in pairs], [share * other.whole for _, other in pairs]
     total = mean_excess("total", [own - other for own, other in zip(whole, expected, strict=True)])
-    parts = (mean_excess(name, values, len(differences)) for name, values in differences.items())
+    parts = (mean_excess(name, values, accounts * len(differences)) for name, values in differences.items())
     return Account(statistics.mean(whole), statistics.mean(expected), total, tuple(parts))
 
 
@@ -256,24 +258,24 @@ def run_time(result: RunResult) -> Time:
     return Time(result.total_seconds, parts)
 
 
-def account_for_steps(row: Row, baseline: Row, devices: float) -> Account | None:
+def account_for_steps(row: Row, baseline: Row, devices: float, accounts: int = 1) -> Account | None:
     """Return where a row's mean step is longer than an even share of the baseline's work, in milliseconds.
 
     devices: how many times as many the row has as the baseline. What is to be done in a step is told by its images,
-    which may differ (weak scaling). None if no block has both.
+    which may differ (weak scaling). accounts: how many are told. None if no block has both.
     """
     pairs = paired(row, baseline, step_time)
     if not pairs:
         return None
     last = [some.results[0].epochs[-1] for some in (row, baseline)]
     images, equal_images = (epoch.samples / epoch.steps for epoch in last)
-    return make_account(pairs, images / equal_images / devices)
+    return make_account(pairs, images / equal_images / devices, accounts)
 
 
-def account_for_runs(row: Row, baseline: Row) -> Account | None:
+def account_for_runs(row: Row, baseline: Row, accounts: int = 1) -> Account | None:
     """Return where a row's whole run is longer than the baseline's, in seconds. None if no block has both."""
     pairs = paired(row, baseline, run_time)
-    return make_account(pairs, 1.0) if pairs else None
+    return make_account(pairs, 1.0, accounts) if pairs else None
 
 
 def paired(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
@@ -310,7 +312,8 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     baseline = standing.baseline if standing.baseline is not row else None
     steps = whole = None
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
-        steps, whole = account_for_steps(row, baseline, standing.devices), account_for_runs(row, baseline)
+        steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
+        whole = account_for_runs(row, baseline, standing.accounts)
     return Accounts(
         steps,
         whole,

@@ -73,16 +73,28 @@ def bounds(ratio):
     return [math.log(value) for value in (ratio.value, ratio.low, ratio.high)]
 
 
-def test_the_noise_of_a_pair_is_told_by_its_own_differences_and_for_a_part_by_the_other_rows():
+def test_each_row_has_a_noise_of_its_own_and_a_share_of_the_mean_one():
     logs = np.log(times := table())
-    squares = ((logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()) ** 2).sum()
-    assert residual_deviation(times) == (pytest.approx(math.sqrt(squares / 12)), 12)  # (4 - 1)(5 - 1) degrees
+    residuals = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+    squares, mean = (residuals**2).sum(0), (residuals**2).sum() / 12  # (4 - 1)(5 - 1) degrees of freedom
+    assert residual_deviation(times) == (pytest.approx(math.sqrt(mean)), 12)
+    # three degrees of each row, of which 1 - 2/5 tell of itself and the rest of all; half a one of the mean
+    own = np.maximum(mean + (squares - squares.mean()) / (3 * (1 - 2 / 5) + 0.5), 0.5 * mean / 3.5)
     for found, other in zip(ratios(times, 0, [1, 2, 3, 4]), range(1, 5), strict=True):
-        pairs = logs[:, 0] - logs[:, other]
-        own = 3 * np.var(pairs, ddof=1) / 2
-        deviation = math.sqrt((own + 2 * (squares - own) / 9) / 5)  # 3 own degrees and 2 of the other 9
-        margin = dunnett_quantile(4, 5) * deviation * math.sqrt(2 / 4)
-        assert bounds(found) == pytest.approx([pairs.mean(), pairs.mean() - margin, pairs.mean() + margin])
+        difference, error = (logs[:, 0] - logs[:, other]).mean(), math.sqrt((own[0] + own[other]) / 4)
+        centre, low, high = bounds(found)
+        assert (centre, (low + high) / 2) == pytest.approx((difference, difference))
+        assert dunnett_quantile(4, 8) < (high - low) / 2 / error < dunnett_quantile(4, 3)
+
+
+def test_noise_is_told_apart_without_bias_also_where_blocks_have_holes():
+    random, deviations = np.random.default_rng(0), np.array([0.08, 0.02, 0.02, 0.04])
+    logs = random.normal(0, 1, (400, 4)) * deviations + random.normal(0, 0.5, (400, 1))
+    logs[random.random(logs.shape) < 0.2] = np.nan
+    for ratio, other in zip(ratios(np.exp(logs), 0, [1, 2, 3]), range(1, 4), strict=True):
+        blocks = np.isfinite(logs).sum(0)[[0, other]]
+        least = math.sqrt((deviations[[0, other]] ** 2 / blocks).sum())
+        assert 0.95 < math.log(ratio.high / ratio.low) / 2 / dunnett_quantile(3, 400) / least < 1.1
 
 
 def test_two_rows_are_paired():
@@ -98,19 +110,13 @@ def test_blocks_with_holes_are_judged_by_least_squares():
     # another parametrisation: the first block's first row, and how the others differ from it
     others = [blocks == block for block in range(1, 4)] + [columns == column for column in range(1, 5)]
     design = np.column_stack([np.ones(len(blocks)), *others])
-    estimates, squares, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
-    pairs = np.log(times[1:3, 0] / times[1:3, 1])  # the blocks that have both
-    own = np.var(pairs, ddof=1) / 2
-    variance = (own + 2 * (squares[0] - own) / (17 - 8 - 1)) / 3
-    found = ratios(times, 0, [1])[0]
-    assert math.log(found.value) == pytest.approx(-estimates[4])
-    margin = stats.t.ppf(0.975, 3) * math.sqrt(variance * np.linalg.inv(design.T @ design)[4, 4])
-    assert math.log(found.high / found.low) == pytest.approx(2 * margin)
-    several = ratios(times, 0, [1, 2, 3, 4])[0]
-    assert several.value == found.value
+    estimates, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
+    found, several = ratios(times, 0, [1])[0], ratios(times, 0, [1, 2, 3, 4])[0]
+    assert math.log(found.value) == pytest.approx(-estimates[4]) and several.value == found.value
     # with holes the differences correlate less, and the critical value is a little larger
-    critical = math.log(several.high / several.low) / 2 / margin * stats.t.ppf(0.975, 3)
-    assert dunnett_quantile(4, 3) < critical < dunnett_quantile(4, 3, correlation=0.0)
+    larger = math.log(several.high / several.low) / math.log(found.high / found.low)
+    least, most = (dunnett_quantile(4, 3, correlation=correlation) / t_quantile(3) for correlation in (0.5, 0.0))
+    assert 0.9 * least < larger < 1.1 * most
 
 
 def test_a_failed_row_changes_nothing_for_the_others():

@@ -9,7 +9,8 @@ from statistics import mean
 import pytest
 
 from common.files.results import PhaseTimes, RankTimes
-from comparison.judge.statistics import mean_excess
+from comparison.judge.analysis import analyse
+from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import (
     Time,
     account_for_runs,
@@ -87,14 +88,27 @@ def test_what_is_proved_comes_in_the_order_of_size():
 
 
 def test_nothing_is_proved_where_nothing_differs():
-    """With four blocks of normal noise, one of six parts is said to differ in no more than 5 % of comparisons."""
+    """Of six equal rows, some part of some row is said to differ in no more than 5 % of comparisons."""
     rng, alarms = random.Random(1), 0
-    for _ in range(1000):
-        own, other = (
-            [time_of(PHASES, lambda: rng.gauss(10, 1), abs(rng.gauss(0, 0.1))) for _ in range(4)] for _ in range(2)
+    for _ in range(300):
+        other, *rows = (
+            [time_of(PHASES, lambda: rng.gauss(10, 1), abs(rng.gauss(0, 0.1))) for _ in range(4)] for _ in range(6)
         )
-        alarms += bool(make_account(list(zip(own, other, strict=True)), 1.0).proved)
-    assert 5 <= alarms <= 65
+        accounts = [make_account(list(zip(own, other, strict=True)), 1.0, len(rows)) for own in rows]
+        alarms += any(account.proved for account in accounts)
+    assert 1 <= alarms <= 22
+
+
+def test_the_parts_of_all_accounts_that_are_told_are_one_family():
+    rows = analyse(read_results(FIGURES / "cifar10-resnet8" / "results.json")).rows
+    compared = [entry for entry in rows if entry.accounts.steps]
+    assert len(compared) == 5
+    for entry in compared:
+        alone = account_for_steps(entry.row, entry.standing.baseline, entry.standing.devices)
+        one, all = (t_quantile(4, 1 - 0.05 / accounts / len(alone.parts)) for accounts in (1, 10))  # of five blocks
+        assert entry.accounts.steps.total == alone.total
+        for part, other in zip(entry.accounts.steps.parts, alone.parts, strict=True):
+            assert part.margin == pytest.approx(other.margin * all / one)
 
 
 def of_ranks(*ranks):
