@@ -1,10 +1,8 @@
 """What is equal in every method: the loop over the batches, its clock, the optimizer's step, exact evaluation.
 
 What a method does with one batch is its script's own train_step(images, labels, mark) → loss: images (B, C, H, W)
-float32 and labels (B,) int64 come from the loader; mark(phase) ends a phase of the step (see PhaseTimer), and one that
-is left out is not known; the loss is a scalar tensor, the mean over the rank's images, with the gradients already in
-place, or None on a rank that has none, as the first stage of a pipeline. Of several ranks that see the same images the
-last one's counts are taken.
+float32, labels (B,) int64; mark(phase) ends a phase of the step (see PhaseTimer); the loss is a scalar tensor, the mean
+over the rank's images, with the gradients already in place, or None on a rank that has none, as in a pipeline.
 """
 
 import math
@@ -89,10 +87,7 @@ def _after(loader, steps):
 
 @torch.no_grad()
 def evaluate(context: ParallelContext, loader) -> Evaluation:
-    """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU.
-
-    Not as a boolean index or bincount would, whose results have a size that the host must ask the GPU for.
-    """
+    """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU, as bincount() would."""
     model, place = (context.evaluation_model or context.model).eval(), context.place
     loss_sum, correct, counts = torch.zeros(()), torch.zeros(0), torch.zeros(0)
     with Stopwatch(place.devices) as watch:

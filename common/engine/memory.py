@@ -10,10 +10,7 @@ from common.models.sharded import own_share
 
 
 def held_to(limit: int, train_step):
-    """Return the same step, but the process may have had no more memory after the first, second, fourth, eighth … one.
-
-    A peak is not missed in between, and its time (40 us) is not in every step.
-    """
+    """Return the same step, but after the first, second, fourth, eighth … the process may have had no more memory."""
     steps = itertools.count(1)
 
     def held(images, labels, mark):

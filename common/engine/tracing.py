@@ -52,10 +52,7 @@ def phase_event(name: str, start: float, duration: float) -> dict:
 
 
 def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
-    """Return what every rank did after the warm-up: the phases of its steps, its exchanges, its GPUs' kernels.
-
-    They are on one clock, which begins when the last rank has warmed up.
-    """
+    """Return what every rank did after the warm-up, on one clock, which begins when the last one has warmed up."""
     spans, warm, base = [], [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
         late = (trace.base - base) / 1e6
