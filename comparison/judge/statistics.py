@@ -6,6 +6,7 @@ The critical values of Student, Dunnett and O'Brien and Fleming are by quadratur
 import functools
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,6 +24,7 @@ LEAST_ERROR = 1e-6  # that a look may take, however early it is
 SHARED_FREEDOM = 0.5  # how much the mean noise of all columns counts beside a column's own: see _variances
 WIDEST = math.log(1000)  # half of an interval, of logarithms, that is as good as none
 ROUNDING = 1e-9  # singular values below this are zeros
+RESAMPLES = 999  # of a self-test
 FASTER, SLOWER, EQUAL, UNDECIDED = say("faster"), say("slower"), say("practically equal"), say("undecided")
 DISTURBED, TOO_FEW = say("disturbed"), say("no interval: too few runs")
 
@@ -391,3 +393,44 @@ def resolution(deviation: float, blocks: int, columns: int, comparisons: int, co
         return math.inf
     errors = dunnett_quantile(comparisons, freedom, confidence) + t_quantile(freedom, 0.60)
     return math.expm1(errors * deviation * math.sqrt(2 / blocks))
+
+
+def block_dependence(times: Array) -> tuple[float, float] | None:
+    """Return the lag-1 autocorrelation of the rows' residuals over the blocks, and how often chance gives as much.
+
+    times: as for `ratios`, in the order of measurement. Blocks are shuffled RESAMPLES times, all rows together: if they
+    are independent, the chance is below 1 % in 1 % of comparisons. None below five blocks, or without noise.
+    """
+    fit = _fit(np.log(times))
+    if len(times) < 5 or not fit.squares.sum():
+        return None
+    blocks, columns = np.nonzero(np.isfinite(fit.values))
+    rows = np.zeros(times.shape)
+    rows[blocks, columns] = fit.to_residuals @ fit.values[blocks, columns]
+    rows /= np.sqrt(np.maximum((rows**2).sum(axis=0), sys.float_info.min))
+    random, own = np.random.default_rng(0), (rows[1:] * rows[:-1]).sum()
+    shuffled = [rows[random.permutation(len(rows))] for _ in range(RESAMPLES)]
+    above = sum((other[1:] * other[:-1]).sum() >= own for other in shuffled)
+    return float(own / (fit.squares > 0).sum()), (1 + above) / (1 + RESAMPLES)
+
+
+def two_modes(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return which part of the variance lies between two groups of numbers, and how often normal noise gives as much.
+
+    The groups are those that share the values best, of two or more each. None below six values, or without noise.
+    """
+    if len(values) < 6 or min(values) == max(values):
+        return None
+    normal = np.random.default_rng(0).normal(size=(RESAMPLES, len(values)))
+    own, *others = _between(np.vstack([(np.array(values) - statistics.fmean(values)), normal]))
+    return float(own), (1 + sum(other >= own for other in others)) / (1 + RESAMPLES)
+
+
+def _between(samples: Array) -> Array:
+    """The largest part of the variance of each sample, (samples, values), that two of its groups leave between them."""
+    ordered = np.sort(samples - samples.mean(axis=1, keepdims=True), axis=1)
+    first = np.arange(2, samples.shape[1] - 1)
+    sums = ordered.cumsum(axis=1)[:, first - 1]
+    between = sums**2 * samples.shape[1] / first / (samples.shape[1] - first)
+    parts: Array = between.max(axis=1) / (ordered**2).sum(axis=1)
+    return parts
