@@ -223,10 +223,11 @@ STEPS = 10
 JITTER = (1.0, 1.002, 0.998)  # of three blocks
 
 
-def rank(phases, cpu=0.95, queued=0.01):
+def rank(phases, cpu=0.95, queued=0.01, waits=None):
     """One rank's epoch: cpu and queued as shares of it."""
     seconds = STEPS * sum(phases.values()) / 1000
-    return RankTimes(seconds, PhaseTimes(**phases), cpu * seconds, None if queued is None else queued * seconds)
+    queued = None if queued is None else queued * seconds
+    return RankTimes(seconds, PhaseTimes(**phases), cpu * seconds, queued, waits)
 
 
 def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
@@ -242,6 +243,7 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
                 longer(own.phases),
                 factor * own.cpu_seconds,
                 own.queue_seconds and factor * own.queue_seconds,
+                own.waits,
             )
             for own in ranks
         )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.place import ParallelContext
-from common.engine.shares import Evaluation, Training, merge, once_each
+from common.engine.shares import Evaluation, Training, merge, once_each, series_of
 from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
@@ -69,9 +69,18 @@ def train_one_epoch(
             place.after_batch()
             if told() and place.all_end_after(step):
                 break
-    loss, phases = done.loss_sum if loss_sum is None else loss_sum.item(), timer.milliseconds()
+    loss = done.loss_sum if loss_sum is None else loss_sum.item()
     training = Training(
-        done.data_rank, watch.seconds, loss, samples, step, phases, cores.cpu_seconds, cores.queue_seconds, start
+        done.data_rank,
+        watch.seconds,
+        loss,
+        samples,
+        step,
+        timer.milliseconds(),
+        cores.cpu_seconds,
+        cores.queue_seconds,
+        start,
+        series_of(timer.phases()),
     )
     return training.after(begun) if begun else training
 

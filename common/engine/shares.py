@@ -1,8 +1,17 @@
 """One rank's share of an epoch of training or of an evaluation, and those of all ranks as one record."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common.files.results import EpochRecord, PhaseTimes, RankTimes
+import numpy as np
+
+from common.files.results import PHASES, EpochRecord, PhaseTimes, RankTimes, Waits
+
+RING = 500  # steps of an epoch that are kept, the last ones
+PLACES = {name: place for place, name in enumerate(PHASES)}
+EXCHANGE, BEFORE = PLACES["exchange"], [PLACES[name] for name in ("data", "transfer", "forward", "backward")]
+AFTER = [PLACES[name] for name in ("update", "rest")]
+Series = tuple[tuple[float, ...], ...]  # (steps, phases), milliseconds
 
 
 @dataclass(frozen=True)
@@ -10,6 +19,7 @@ class Training:
     """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase.
 
     cpu_seconds, queue_seconds: see CoreClock. start: when it began, by time.monotonic(); None if in another run.
+    series: its phases step by step, see series_of().
     """
 
     data_rank: int
@@ -21,6 +31,7 @@ class Training:
     cpu_seconds: float = 0.0
     queue_seconds: float | None = None
     start: float | None = None
+    series: Series = ()
 
     def after(self, earlier: "Training") -> "Training":
         """Return an epoch's second part with the times of the first, which another run did; sums have both already."""
@@ -49,7 +60,12 @@ class Evaluation:
 
 def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) -> EpochRecord:
     """Return one record for all ranks: sums of counts, the times of the slowest rank, and of each."""
-    ranks = tuple(RankTimes(part.seconds, _phases(part), part.cpu_seconds, part.queue_seconds) for part in trainings)
+    same_images = len({part.data_rank for part in trainings}) < len(trainings)
+    waits = waits_of([() if same_images else part.series for part in trainings])
+    ranks = tuple(
+        RankTimes(part.seconds, _phases(part), part.cpu_seconds, part.queue_seconds, waited)
+        for part, waited in zip(trainings, waits, strict=True)
+    )
     slowest = max(trainings, key=lambda part: part.seconds)
     start, evaluate_seconds = trainings[0].start, max(part.seconds for part in evaluations)
     trainings, evaluations = once_each(trainings), once_each(evaluations)
@@ -78,3 +94,42 @@ def _phases(part):
 def once_each(parts: list) -> list:
     """Return of all ranks' Trainings or Evaluations one for each share of the data: the last rank's that sees it."""
     return list({part.data_rank: part for part in parts}.values())
+
+
+def series_of(phases: Iterable[tuple[str, float]]) -> Series:
+    """Return the milliseconds of every phase in each of the last RING steps, each of which begins with its data."""
+    steps: list[list[float]] = []
+    for name, milliseconds in phases:
+        if name == "data":
+            steps.append([0.0] * len(PHASES))
+        if name and steps:
+            steps[-1][PLACES[name]] += milliseconds
+    return tuple(map(tuple, steps[-RING:]))
+
+
+def waits_of(ranks: Sequence[Series]) -> tuple[Waits | None, ...]:
+    """Return what each rank waited in the exchange, and the others for it; None where no step has one.
+
+    No clocks are compared: an all-reduce ends on all ranks at once, so that of each step the rank with the shortest
+    exchange came last. By what the others' are longer they waited for it; its own is what sending takes.
+    """
+    times = np.array(ranks) if len({len(series) for series in ranks}) == 1 else np.zeros(0)
+    if len(ranks) < 2 or times.ndim < 3 or not times[:, :, EXCHANGE].all():
+        return (None,) * len(ranks)
+    exchange, steps = times[:, :, EXCHANGE], times.shape[1]
+    waiting = exchange - exchange.min(axis=0)
+    last, lateness = exchange.argmin(axis=0), waiting.sum(axis=0) / (len(ranks) - 1)
+    before = np.roll(times, 1, axis=1)  # what follows an exchange delays the next one
+    before[:, 0] = 0.0
+    known = np.zeros_like(times)
+    known[:, :, BEFORE], known[:, :, AFTER] = times[:, :, BEFORE], before[:, :, AFTER]
+    mine = np.take_along_axis(known, last[None, :, None], axis=0)[0]
+    others = (known.sum(axis=0) - mine) / (len(ranks) - 1)
+    longer = np.maximum(0.0, mine - others)
+    shares = longer / np.maximum(longer.sum(axis=1, keepdims=True), 1e-9)
+    caused = shares * lateness[:, None] / steps
+    names = [name for name in PLACES if name != "exchange"]
+    return tuple(
+        Waits(float(waiting[rank].mean()), {name: float(caused[last == rank, PLACES[name]].sum()) for name in names})
+        for rank in range(len(ranks))
+    )

@@ -74,14 +74,25 @@ PHASES: dict[str, Phase] = {
 
 
 @dataclass(frozen=True)
+class Waits:
+    """What a rank waited in the exchange until the last of all came to it, and by phase what the others waited for it
+    because it was the last: milliseconds per step, over the last 500 steps of an epoch."""
+
+    waited: float
+    caused: dict[str, float]
+
+
+@dataclass(frozen=True)
 class RankTimes:
     """One rank's training in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers;
-    queue_seconds: how long they were ready to run and had no core, None where the kernel does not tell."""
+    queue_seconds: how long they were ready to run and had no core, None where the kernel does not tell; waits: None
+    where no exchange is told apart, or stages wait for one another."""
 
     train_seconds: float
     phases: PhaseTimes
     cpu_seconds: float
     queue_seconds: float | None
+    waits: Waits | None = None
 
 
 @dataclass(frozen=True)

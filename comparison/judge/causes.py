@@ -9,7 +9,7 @@ from common.files.results import RunResult
 from comparison.judge.fairness import Standing
 from comparison.judge.measures import Finding, Summary, run_seconds
 from comparison.judge.statistics import FASTER, UNDECIDED
-from comparison.judge.steps import Accounts
+from comparison.judge.steps import LATE, Accounts, Straggler
 from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import Row
@@ -20,6 +20,7 @@ STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
 QUEUED = 0.25  # of a step: ready to run, without a core
 QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
 IDLE_THREADS = 0.25  # of the threads, while they compute
+LATEST = 0.25  # of what the ranks waited: from there on, who caused it and where is named
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
 SAVED = 0.02  # of a step, by the resident loader
@@ -78,8 +79,29 @@ def _noise(case: Case) -> Iterator[Finding]:
         yield Finding("noise", {"n": spread})
 
 
+def _straggler_of(case: Case) -> Straggler | None:
+    """The rank that is proved to have more to do than the others, if one is."""
+    found = case.accounts.straggler
+    return found if found and found.longer.least(STRAGGLING * case.summary.step_milliseconds) else None
+
+
+def _late_ranks(case: Case) -> tuple[Finding, ...]:
+    """Who came last to the exchange, and in which phase it lost the time: what makes most of the others' waiting."""
+    caused = [
+        (milliseconds, number, phase)
+        for number, rank in enumerate(case.accounts.ranks)
+        for phase, milliseconds in rank.caused.items()
+    ]
+    least = LATEST * sum(milliseconds for milliseconds, *_ in caused)
+    return tuple(
+        Finding("late rank", {"n": number, "place": Finding(phase), "x": milliseconds})
+        for milliseconds, number, phase in sorted(caused, reverse=True)
+        if milliseconds > least
+    )
+
+
 def _parts_of_steps(case: Case) -> Iterator[Finding]:
-    steps = case.accounts.steps
+    steps, straggler = case.accounts.steps, _straggler_of(case)
     for part in steps.proved if steps else ():
         if steps and abs(part.value) >= WORTH * steps.value:
             place = part.name
@@ -89,6 +111,10 @@ def _parts_of_steps(case: Case) -> Iterator[Finding]:
                 place = "waiting for stages"
             values: dict[str, object] = {"x": part, "place": Finding(place)}
             told = "more in" if part.value > 0 else "less in"
+            if part.name == LATE:
+                values["place"] = Finding(LATE, {"ranks": _late_ranks(case)})
+            elif straggler and part.name == straggler.phase and not case.staged:
+                values["place"] = Finding("of a rank", {"place": values["place"], "n": straggler.rank})
             if part.name == "data" and part.value > 0:
                 told, values["advice"] = "more waiting", _loading_advice(case)
             yield Finding(part.name, values, "step", told)
@@ -128,8 +154,7 @@ def _loading_advice(case: Case) -> Finding:
 
 
 def _straggler(case: Case) -> Iterator[Finding]:
-    straggler = case.accounts.straggler
-    if straggler and straggler.longer.least(STRAGGLING * case.summary.step_milliseconds):
+    if straggler := _straggler_of(case):
         advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(straggler.phase)
         yield Finding("straggler", {"n": straggler.rank, "x": straggler.longer, "place": place, "advice": advice})
 

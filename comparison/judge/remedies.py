@@ -104,7 +104,8 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
     result, planned, more = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
     flags: tuple[str, ...] = ()
-    phase = kind
+    phase, place = kind, cause.values.get("place")
+    of_a_rank = isinstance(place, Finding) and place.kind == "of a rank"  # which no flag makes as fast as the others
     parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
     predicted = parts.get(kind) if cause.of == "step" else None
     if kind == "waiting for data":
@@ -117,7 +118,9 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
         change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
     elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
         change, flags = "no exchange", method.without_exchange
-    elif kind in COMPUTATION and more > 1 and not method.staged:  # a stage sees the whole batch already
+    elif (
+        kind in COMPUTATION and more > 1 and not method.staged and not of_a_rank
+    ):  # a stage sees the whole batch already
         batch = round(planned.batch_size * more)
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
     if not change or not predicted or predicted.value <= 0:

@@ -6,18 +6,18 @@ Of a step, an even share of the baseline's work is expected, phase by phase; of 
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
-from common.files.results import PHASES, PhaseTimes, RankTimes, RunResult
+from common.files.results import PHASES, PhaseTimes, RankTimes, RunResult, Waits
 from comparison.judge.fairness import Standing
 from comparison.judge.measures import done
 from comparison.judge.statistics import Excess, mean_excess
 from comparison.rows import Row
 
 T = TypeVar("T")
-OUTSIDE = "outside"
+OUTSIDE, LATE = "outside", "late ranks"
 COMPUTATION = ("forward", "backward", "update")
 
 
@@ -58,6 +58,8 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int
     (Bonferroni's inequality).
     """
     names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]
+    if LATE in names and not any(own.parts[LATE] for own, _ in pairs):  # one device beside another
+        names.remove(LATE)
 
     def outside(time: Time) -> float:
         return time.whole - math.fsum(time.parts[name] for name in names)
@@ -75,13 +77,15 @@ class RankMeans:
     """One rank in the mean step of a run, or of several, without the warm-up. Milliseconds.
 
     cpu: computing, all its threads together. queued: its threads were ready to run and had no core; None where the
-    kernel does not tell.
+    kernel does not tell. waited, caused: as in Waits; None and nothing where that is not told.
     """
 
     step: float
     cpu: float
     queued: float | None
     phases: dict[str, float]
+    waited: float | None = None
+    caused: dict[str, float] = field(default_factory=dict)
 
     @property
     def exchange(self) -> float:
@@ -116,7 +120,19 @@ def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
         per_step([epoch.cpu_seconds for epoch in times]),
         per_step(queues) if len(queues) == len(times) else None,
         _mean_phases([epoch.phases for epoch in times], steps),
+        *_mean_waits([epoch.waits for epoch in times], steps),
     )
+
+
+def _mean_waits(waits: Sequence[Waits | None], steps: Sequence[int]) -> tuple[float | None, dict[str, float]]:
+    """The means of what a rank waited, and of what the others waited for it, if every epoch tells it."""
+    told = [some for some in waits if some]
+    if len(told) < len(waits):
+        return None, {}
+    shares = [count / sum(steps) for count in steps]
+    weighted = list(zip(told, shares, strict=True))
+    caused = {name: sum(some.caused[name] * share for some, share in weighted) for name in told[0].caused}
+    return sum(some.waited * share for some, share in weighted), caused
 
 
 def _mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
@@ -141,6 +157,8 @@ def _mean_rank(runs: Ranks) -> RankMeans:
         statistics.mean(means.cpu for means in runs),
         statistics.mean(queues) if len(queues) == len(runs) else None,
         {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases},
+        statistics.mean(means.waited or 0.0 for means in runs) if runs[0].waited is not None else None,
+        {name: statistics.mean(means.caused.get(name, 0.0) for means in runs) for name in runs[0].caused},
     )
 
 
@@ -230,15 +248,17 @@ def _growth_of(result: RunResult) -> float:
 def step_time(result: RunResult) -> Time:
     """Return the milliseconds of a run's mean step, without the warm-up's, and of its phases.
 
-    The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. One
-    device exchanges nothing, in no time.
+    The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. What
+    it waited for a later one is a part of its own (LATE). One device exchanges nothing, in no time.
     """
     epochs, rank = result.timed_epochs, critical_rank(rank_means(result))
     steps = [epoch.steps for epoch in epochs]
     parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
-        parts = {"exchange": 0.0, **parts}
-    parts = {name: parts[name] for name in PHASES if name in parts}
+        parts = {"exchange": 0.0, LATE: 0.0, **parts}
+    elif rank and rank.waited is not None:
+        parts = {**parts, "exchange": rank.exchange - rank.waited, LATE: rank.waited}
+    parts = {name: parts[name] for name in (*PHASES, LATE) if name in parts}
     return Time(1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps), parts)
 
 

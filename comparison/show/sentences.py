@@ -37,9 +37,15 @@ def _words(name: str, value: object) -> object:
     if isinstance(value, dict):
         return join(", ", [f"{part} {number:.1f}" for part, number in value.items()])
     if isinstance(value, tuple):
-        texts = [item if isinstance(item, str) else format(item, ".2f" * isinstance(item, float)) for item in value]
+        texts = [_item(item) for item in value]
         return join("; " if name == "settings" else ", ", texts)
     return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, int) else value
+
+
+def _item(item: object) -> str:
+    if isinstance(item, Finding):
+        return tell(item)
+    return item if isinstance(item, str) else format(item, ".2f" * isinstance(item, float))
 
 
 def as_fast(ratio: Ratio, base: str = "") -> str:

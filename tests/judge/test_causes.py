@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.files.results import PhaseTimes, RankTimes
+from common.files.results import PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import Finding
 from comparison.show.figures import draw_all
@@ -102,10 +102,24 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
         values = causes["straggler"].values
         assert (values["n"], values["x"].value, values["place"].kind) == (number, pytest.approx(6.0), "forward")
         assert values["advice"] == Finding("slow rank")
+        assert causes["forward"].values["place"] == Finding("of a rank", {"place": Finding("forward"), "n": number})
     waits, works = rank(halves(exchange=0.5)), rank(halves(forward=5.5))
     assert "straggler" not in judged(single(), ddp(waits, works))
     stages = pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0)))
     assert judged(single(), stages)["straggler"].values["advice"] == Finding("uneven cut")
+
+
+def test_ranks_that_pause_out_of_step_wait_for_one_another_and_not_for_the_exchange():
+    """Each has an even share to do, and sends for 1 ms; each is late by 10 ms in every other step."""
+    paused = halves(exchange=6.0, data=halves()["data"] + 5.0)
+    ranks = rank(paused, waits=Waits(5.0, {"data": 5.0})), rank(paused, waits=Waits(5.0, {"data": 4.9, "forward": 0.1}))
+    causes = judged(single(), ddp(*ranks))
+    sizes = {kind: round(told(causes[kind])[0], 2) for kind in ("data", "late ranks", "exchange")}
+    assert sizes == {"data": 5.0, "late ranks": 5.0, "exchange": 1.0}
+    late = causes["late ranks"].values["place"].values["ranks"]
+    assert [(found.values["n"], found.values["place"].kind) for found in late] == [(0, "data"), (1, "data")]
+    words = verdict(analyse(report_of(single(), ddp(*ranks))))[1]
+    assert "5.0 ± 0.0 ms more in waiting for late ranks (rank 0, 5.0 ms in waiting for data, rank 1, 4.9 ms in" in words
 
 
 @pytest.mark.parametrize(

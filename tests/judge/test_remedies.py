@@ -100,6 +100,11 @@ def test_the_largest_cause_with_a_remedy_counts():
     assert remedy.cause == "update"  # the transfer is larger, and nothing takes it away
 
 
+def test_nothing_makes_a_straggler_as_fast_as_the_others():
+    waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
+    assert remedies(single(), ddp(waits, works)) == []
+
+
 # ---- the proof
 
 

@@ -12,6 +12,7 @@ from common.files.results import PhaseTimes, RankTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import (
+    LATE,
     Time,
     account_for_runs,
     account_for_steps,
@@ -143,7 +144,7 @@ def test_ranks_that_were_not_kept_in_every_epoch_do_not_count():
 
 def test_one_device_exchanges_nothing_and_an_older_result_does_not_tell():
     alone = dict(data=1.0, transfer=0.5, forward=20.0, backward=40.0, exchange=0.0, update=3.0)
-    assert step_time(make_result()).parts == alone
+    assert step_time(make_result()).parts == {**alone, LATE: 0.0}
     assert "exchange" not in step_time(make_result("ddp", devices=("cpu", "cpu"))).parts
     two_stages = PhaseTimes(1.0, update=3.0, rest=50.0)
     assert step_time(make_result("mp", phases=two_stages)).parts == {"data": 1.0, "update": 3.0}

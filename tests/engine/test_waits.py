@@ -1,0 +1,56 @@
+"""Who came last to the exchange, and where it lost the time: of planted steps, and of a real pause in a rank."""
+
+import pytest
+
+from common.engine.shares import RING, series_of, waits_of
+
+EVEN = {"data": 1.0, "transfer": 0.5, "forward": 5.0, "backward": 10.0, "exchange": 2.0, "update": 1.0}
+
+
+def series(*steps):
+    """Of steps, each an even one with other phases in some places."""
+    return series_of((name, value) for step in steps for name, value in {**EVEN, **step}.items())
+
+
+def caused(waits):
+    return {name: value for name, value in waits.caused.items() if value}
+
+
+def test_the_rank_with_the_shortest_exchange_came_last_in_the_phase_that_took_longer():
+    late, other = series({"forward": 9.0}, {}), series({"exchange": 6.0}, {})
+    first, second = waits_of([late, other])
+    assert (first.waited, second.waited) == (0.0, 2.0)  # 4 ms in one of two steps
+    assert caused(first) == {"forward": pytest.approx(2.0)} and caused(second) == {}
+
+
+def test_ranks_that_pause_out_of_step_both_wait_and_both_cause_it():
+    odd = series({"data": 5.0}, {"exchange": 6.0})
+    even = series({"exchange": 6.0}, {"backward": 14.0})
+    first, second = waits_of([odd, even])
+    assert first.waited == second.waited == 2.0
+    assert (caused(first), caused(second)) == ({"data": pytest.approx(2.0)}, {"backward": pytest.approx(2.0)})
+
+
+def test_what_follows_an_exchange_delays_the_next_one():
+    late, other = series({"update": 4.0}, {}), series({}, {"exchange": 5.0})
+    first, _ = waits_of([late, other])
+    assert caused(first) == {"update": pytest.approx(1.5)}
+
+
+def test_of_several_ranks_each_waits_for_the_last():
+    ranks = [series({"forward": 8.0}), *[series({"exchange": 5.0})] * 3]
+    waits = waits_of(ranks)
+    assert [rank.waited for rank in waits] == [0.0, 3.0, 3.0, 3.0]
+    assert caused(waits[0]) == {"forward": pytest.approx(3.0)}
+
+
+@pytest.mark.parametrize(
+    "ranks", [[series({})], [(), ()], [series({"exchange": 0.0})] * 2, [series({}), series({}, {})]]
+)
+def test_nothing_is_told_of_one_rank_or_of_ranks_without_an_exchange(ranks):
+    assert waits_of(ranks) == (None,) * len(ranks)
+
+
+def test_the_last_steps_are_kept():
+    kept = series(*[{"data": float(step)} for step in range(RING + 3)])
+    assert len(kept) == RING and kept[0][0] == 3.0
