@@ -81,9 +81,9 @@ def test_main_table():
     single, ddp, dp, mp, accelerate = ("|".join(row) for row in cells(main_table(report)))
     assert (
         single
-        == "SINGLE|synthetic-mnist|1|80.00 ± 0.00|2.00|1.98–2.02|3|500|1.00|1.67 [1.61, 1.73]|100%|9.0|0.0|baseline"
+        == "SINGLE|synthetic-mnist|1|80.00 ± 0.00|2.00|1.98–2.02|3|500|1.00|1.67 [1.60, 1.74]|100%|9.0|0.0|baseline"
     )
-    assert ddp.endswith("|2.00 [1.91, 2.10]|1.00|100% [95, 105]|9.0|0.0|faster")
+    assert ddp.endswith("|2.00 [1.90, 2.11]|1.00|100% [95, 105]|9.0|0.0|faster")
     assert mp == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
     assert dp.endswith("|–|–|–|9.0|0.0|simulated")
     assert accelerate.split("|")[6] == "2" and accelerate.endswith("|1 of 3 runs failed; undecided")

@@ -211,7 +211,7 @@ def test_what_is_said_of_the_row_to_use_and_of_the_others():
     skipped = (configuration("mp", skip="needs 2 GPUs"), [])
     assert recommendations(report_of(SINGLE, dp, (ddp(), two()), flaky, skipped)) == [
         "Recommendation: use “DP”, by the time of an epoch with its evaluation: “SINGLE” takes 1.67 times as long "
-        "(95 %: 1.65 to 1.69). Statistically tied with it: “DDP”. Faster, but not to be used: “ACCELERATE”, 2 of 3 "
+        "(95 %: 1.64 to 1.70). Statistically tied with it: “DDP”. Faster, but not to be used: “ACCELERATE”, 2 of 3 "
         "runs failed. Not measured here: “MP”."
     ]
     assert recommendations(report_of(SINGLE, (ddp(), two((2.02, 1.98, 1.99)))))[0].endswith(
