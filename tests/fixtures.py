@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -22,6 +23,7 @@ from common.data.image_set import ImageSet
 from common.engine.loop import fit
 from common.engine.place import ParallelContext, Place
 from common.engine.step import build_loss, build_optimizer, to_device
+from common.machine.cores import share_of
 from common.settings.config import RunConfig, script_parser
 from common.settings.schedules import build_schedule
 from comparison.methods import METHODS, Machine
@@ -222,3 +224,13 @@ KILL_A_WORKER = (  # of its data loader, by a process of a training
 EXTENDING = (PROJECT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXTENDING_BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", EXTENDING, re.DOTALL | re.MULTILINE)
 EXTENDING_FILES = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in EXTENDING_BLOCKS if block.startswith("# ")}
+
+
+OWN = Path("/proc/self/sched")  # since Linux 6.12 with a thread's slice, in nanoseconds
+HAS_SLICES = pytest.mark.skipif(not (OWN.exists() and "se.slice" in OWN.read_text()), reason="needs Linux 6.12")
+SHARES = [sorted(share_of(os.sched_getaffinity(0), rank, 2)) for rank in (0, 1)]
+
+
+def slice_of(thread: int) -> int:
+    """For so many nanoseconds the kernel lets a thread compute when another one waits."""
+    return int(re.search(r"se.slice\s+: *(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text())[1])

@@ -1,6 +1,7 @@
 """Before the first run: what the probe is to measure for these rows, what it says of them, and how long they take."""
 
 import json
+import math
 import shlex
 import statistics
 import time
@@ -43,6 +44,23 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     start = time.perf_counter()
     probe = as_record(json.loads(ask("common.programs.probe", *flags)), Probe)
     return replace(probe, wall_seconds=time.perf_counter() - start)
+
+
+def starved(report: Report) -> list[str]:
+    """Return for which models the workers deliver fewer images than a row's GPUs train, each as fast as one alone."""
+    assert report.probe
+    delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
+    sentences = []
+    for planned in (row.planned for row in report.plan if row.planned.device == "gpu"):
+        milliseconds = report.probe.step_milliseconds(planned.model).get(planned.per_device_batch_size, math.inf)
+        trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
+        if speed < trained:
+            sentences.append(
+                f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, and "
+                f"{count(planned.shares, 'GPU')} can train {trained:,.0f} ({planned.model}): these rows would compare "
+                "loaders; type --loader resident, or more --num-workers"
+            )
+    return list(dict.fromkeys(sentences))
 
 
 def guesses_of(report: Report, **changed: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
-from comparison.run.forecast import checks_maths, guesses_of, how_long, run_probe, seconds_left
+from comparison.run.forecast import checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
 from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
@@ -96,6 +97,8 @@ def _prepared(report, shared_flags, output):
     """The report with its probe, the batches that fit, how rows take turns and whether they compute the same."""
     if not report.probe:
         report = replace(report, probe=run_probe(report, shared_flags))
+        for sentence in starved(report):
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
     if report.fitted:
         report = fit_batches(report, output)
     if not report.outcomes:

@@ -2,11 +2,9 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,12 +13,9 @@ import torch
 
 from common.errors import MACHINE, SuiteError
 from common.machine import cores
-from common.machine.cores import SHORT_SLICE, share_of, short_slices
+from common.machine.cores import SHORT_SLICE, short_slices
 from common.ranks import meet
-from tests.fixtures import CPU, PROJECT, child_environment, make_config
-
-OWN = Path("/proc/self/sched")  # since Linux 6.12 with a thread's slice, in nanoseconds
-HAS_SLICES = pytest.mark.skipif(not (OWN.exists() and "se.slice" in OWN.read_text()), reason="needs Linux 6.12")
+from tests.fixtures import CPU, HAS_SLICES, PROJECT, SHARES, child_environment, make_config, slice_of
 
 
 @pytest.fixture
@@ -117,11 +112,6 @@ def test_every_thread_is_kept_on_the_cores_and_the_others_still_count():
     subprocess.run([sys.executable, "-c", KEEP], cwd=PROJECT, env=child_environment(), check=True)
 
 
-def slice_of(thread: int) -> int:
-    """For so many nanoseconds the kernel lets a thread compute when another one waits."""
-    return int(re.search(r"se.slice\s+: *(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text())[1])
-
-
 @HAS_SLICES
 @pytest.mark.parametrize("wanted, machine", [(True, None), (False, None), (True, "abacus")])
 def test_threads_that_are_started_inside_ask_for_short_slices(wanted, machine, monkeypatch):
@@ -138,7 +128,7 @@ def test_threads_that_are_started_inside_ask_for_short_slices(wanted, machine, m
 
 MODEL = """
 import os, pathlib
-from tests.machine.test_cores import slice_of
+from tests.fixtures import slice_of
 from torch import nn
 
 class Told(nn.Linear):
@@ -174,7 +164,6 @@ def told(tmp_path):
     return f"{tmp_path / 'told.py'}:build", told
 
 
-SHARES = [sorted(share_of(os.sched_getaffinity(0), rank, 2)) for rank in (0, 1)]
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
 
 

@@ -21,12 +21,12 @@ from common.machine.cores import SHORT_SLICE
 from common.models.build import block_names, build_network
 from common.programs import probe
 from common.programs.weights import difference
-from tests.machine.test_cores import HAS_SLICES, SHARES
+from tests.fixtures import HAS_SLICES, SHARES
 from tests.pretended_gpus import pretended_gpus
 
 OWN = """
 import json, os, pathlib
-from tests.machine.test_cores import slice_of
+from tests.fixtures import slice_of
 from torch import nn
 
 class Network(nn.Linear):

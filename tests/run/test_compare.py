@@ -16,7 +16,7 @@ from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
-from comparison.run.forecast import checks_maths, guesses_of, how_long, seconds_left
+from comparison.run.forecast import checks_maths, guesses_of, how_long, seconds_left, starved
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from comparison.show.report import write_markdown
@@ -218,3 +218,17 @@ def test_the_maths_is_checked_where_that_takes_little_of_the_time(asked, budget,
     row = configuration(method, per_device_batch_size=100 if method == "single" else 50)
     report = report_of((configuration(), []), (row, []), probe=probe, check_maths=asked, budget=budget)
     assert checks_maths(report) is checked
+
+
+def test_workers_that_starve_a_gpu_are_named():
+    def said(speed, **planned):
+        probe = {
+            "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}],  # 2,000 images/s
+            "loaders": [{"num_workers": 2, "images_per_second": speed, "cpu_seconds_per_image": 0.0}],
+        }
+        return starved(report_of((configuration(device="gpu", num_workers=2, **planned), []), probe=probe))
+
+    assert said(2001.0) == said(15_999.0, batch_size=100) == []
+    (one,), (eight,) = said(1500.0), said(15_999.0, batch_size=800)
+    assert "2 loader workers deliver 1,500 images/s, and 1 GPU can train 2,000 (lenet)" in one
+    assert "8 GPUs can train 16,000" in eight
