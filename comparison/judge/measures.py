@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
@@ -19,10 +19,13 @@ from comparison.judge.statistics import (
     Ratio,
     Table,
     adjusted_means,
+    block_dependence,
     look_confidence,
     mean_interval,
     residual_deviation,
+    residuals,
     resolution,
+    two_modes,
 )
 from comparison.methods import method_of
 from comparison.record import Report
@@ -32,6 +35,7 @@ UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on
 STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
 LONG_FIRST = 1.5  # times as long as the others does a first epoch take that is warned of
 PER_EPOCH, WHOLE_RUN, TO_TARGET = "epoch", "run", "target"
+CHANCE = 0.01  # below which what the noise looks like is no chance
 MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
 
 
@@ -118,11 +122,13 @@ class Resolution:
     """How small a difference the comparison can find, in four of five cases, as a share.
 
     deviation: the standard deviation of the times of runs, without what blocks and rows have in common, as a share.
-    differences: by number of blocks.
+    differences: by number of blocks. dependence: the correlation of a block's noise with the next one's, where that is
+    no chance: then the blocks tell less than as many independent ones.
     """
 
     deviation: float
     differences: dict[int, float]
+    dependence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,9 @@ def measure(report: Report) -> Measures:
     means = zip(*(adjusted_means(some.values) for some in (asked, images, training, total)), strict=True)
     columns = zip(rows, training.values.T, means, strict=True)
     summaries = {row.configuration.name: _summary(row, own, *map(float, numbers)) for row, own, numbers in columns}
+    for name, noise in zip(images.columns, residuals(images.values).T, strict=True):
+        found = _modes(noise[np.isfinite(noise)], CHANCE / len(rows))
+        summaries[name] = replace(summaries[name], warnings=(*summaries[name].warnings, *found))
     per_epoch = _wall_time(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
     kind = _what_decides(report)
     wall_time = per_epoch if kind == PER_EPOCH else _wall_time(kind, total)
@@ -260,7 +269,8 @@ def _resolution(asked: Table, comparisons: int) -> Resolution | None:
     numbers = sorted({measured, 10})
     shares = [resolution(deviation, blocks, columns, comparisons, asked.confidence) for blocks in numbers]
     found = {blocks: share for blocks, share in zip(numbers, shares, strict=True) if share < math.inf}
-    return Resolution(deviation, found)
+    dependence, chance = block_dependence(times) or (0.0, 1.0)
+    return Resolution(deviation, found, dependence if chance < CHANCE and dependence > 0 else None)
 
 
 def _summary(row: Row, trainings: Array, asked: float, per_image: float, training: float, total: float) -> Summary:
@@ -365,6 +375,12 @@ def unsteadiness(row: Row) -> list[Finding]:
     if held > MOST_HELD_DOWN:
         reasons.append(Finding("held down", {"n": held}))
     return reasons
+
+
+def _modes(noise: Array, chance: float) -> list[Finding]:
+    """That a row's times are of two kinds, where normal noise looks so with less than this chance."""
+    told = two_modes(list(noise))
+    return [Finding("two modes", {"n": told[0]})] if told and told[1] < chance else []
 
 
 def _odd_epochs(epochs: Sequence[EpochRecord]) -> Finding | None:

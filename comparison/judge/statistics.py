@@ -395,23 +395,29 @@ def resolution(deviation: float, blocks: int, columns: int, comparisons: int, co
     return math.expm1(errors * deviation * math.sqrt(2 / blocks))
 
 
+def residuals(times: Array) -> Array:
+    """Return the logarithms without what rows and blocks have in common, (blocks, columns) as `times`."""
+    fit, found = _fit(np.log(times)), np.full(times.shape, np.nan)
+    measured = np.nonzero(np.isfinite(fit.values))
+    found[measured] = fit.to_residuals @ fit.values[measured]
+    return found
+
+
 def block_dependence(times: Array) -> tuple[float, float] | None:
     """Return the lag-1 autocorrelation of the rows' residuals over the blocks, and how often chance gives as much.
 
     times: as for `ratios`, in the order of measurement. Blocks are shuffled RESAMPLES times, all rows together: if they
     are independent, the chance is below 1 % in 1 % of comparisons. None below five blocks, or without noise.
     """
-    fit = _fit(np.log(times))
-    if len(times) < 5 or not fit.squares.sum():
+    rows = np.nan_to_num(residuals(times))
+    squares = (rows**2).sum(axis=0)
+    if len(times) < 5 or not squares.sum():
         return None
-    blocks, columns = np.nonzero(np.isfinite(fit.values))
-    rows = np.zeros(times.shape)
-    rows[blocks, columns] = fit.to_residuals @ fit.values[blocks, columns]
-    rows /= np.sqrt(np.maximum((rows**2).sum(axis=0), sys.float_info.min))
+    rows /= np.sqrt(np.maximum(squares, sys.float_info.min))
     random, own = np.random.default_rng(0), (rows[1:] * rows[:-1]).sum()
     shuffled = [rows[random.permutation(len(rows))] for _ in range(RESAMPLES)]
     above = sum((other[1:] * other[:-1]).sum() >= own for other in shuffled)
-    return float(own / (fit.squares > 0).sum()), (1 + above) / (1 + RESAMPLES)
+    return float(own / (squares > 0).sum()), (1 + above) / (1 + RESAMPLES)
 
 
 def two_modes(values: Sequence[float]) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from comparison.judge.analysis import analyse
 from comparison.judge.measures import measure, run_seconds, unsteadiness
 from comparison.judge.statistics import (
     DISTURBED,
@@ -325,3 +326,21 @@ def test_the_time_of_a_target_has_an_interval_from_three_runs_on():
     assert np.log(mean_interval(seconds, math.exp(logs.mean()))) == pytest.approx(expected)
     assert mean_interval(seconds[:2], 8.5) is None
     assert np.log(summary_of(*runs(seconds=seconds, epochs=1)).training_interval) == pytest.approx(expected)
+
+
+def test_blocks_that_depend_on_one_another_and_rows_of_two_modes_are_warned_of():
+    random = np.random.default_rng(1)
+    slow = np.cumsum(random.normal(0, 0.05, (30, 2)), axis=0)  # of each row, from block to block
+    modes = np.column_stack([random.normal(0, 0.01, 30), 0.2 * (np.arange(30) % 3 == 0) + random.normal(0, 0.01, 30)])
+
+    def warned(noise):
+        times = np.exp(noise)
+        rows = (configuration(), runs(seconds=times[:, 0])), (configuration("ddp"), runs("ddp", times[:, 1]))
+        analysis = analyse(report_of(*rows))
+        return analysis.resolution.dependence, {found.kind for entry in analysis.rows for found in entry.warnings}
+
+    dependence, _ = warned(slow)
+    assert dependence > 0.5
+    independent, kinds = warned(modes)
+    assert independent is None and "two modes" in kinds
+    assert "two modes" not in warned(random.normal(0, 0.05, (30, 2)))[1]
