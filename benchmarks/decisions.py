@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from measure import Witness, arguments_of, as_table, write
+from measure import SETTINGS, Witness, arguments_of, as_table, write
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RunResult
@@ -33,12 +33,6 @@ SWEEPS = {"": [(BATCH, 0)], "workers": [(BATCH, 0), (BATCH, 2)], "batch": [(50, 
 MOST_REGRET = 0.03
 DOUBTS = ("failed", "points lower", "not shown", "refused", "disturbed", "simulated")
 PHASES = PhaseTimes(0.0, 0.0, 1.0, 1.0, update=1.0)  # which no decision asks for
-SETTINGS = {
-    **{"dataset": "synthetic-mnist", "train_size": None, "seed": 1, "loader": "resident", "baseline": "single"},
-    **{"scaling": "strong", "allow_unequal": False, "project": [], "check_maths": True, "fit_batch": False},
-    **dict.fromkeys(("link_gbps", "link_ms", "budget", "margin", "equal_within", "accuracy_margin", "predict")),
-    **{"prove": False, "timeline": False},
-}
 ENVIRONMENT = {
     **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
     **{"python": "3.12", "torch": "2.11", "system": "Linux", "cpu": "a CPU", "cores": 2, "gpus": [], "links": []},

@@ -42,6 +42,15 @@ PLANNED = {
     **{"nodes": [1], "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "methods": [("single", {})]},
 }
 
+# And what analyse() needs to know, for one that makes reports of its own.
+SETTINGS = {
+    **{"dataset": "synthetic-mnist", "seed": 1, "loader": "resident", "baseline": "single", "scaling": "strong"},
+    **dict.fromkeys(("allow_unequal", "check_maths", "fit_batch", "prove", "timeline"), False),
+    **dict.fromkeys(("train_size", "max_steps", "link_gbps", "link_ms", "repeats", "budget", "margin", "timeout")),
+    **dict.fromkeys(("equal_within", "accuracy_margin", "target_accuracy", "predict")),
+    **{"project": [], "batch_size": [128]},
+}
+
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
     """Parse the flags that every benchmark has, and those that more(parser) adds.

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from measure import PLANNED, PROJECT, Witness, arguments_of, as_table, write
+from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, as_table, write
 
 from common.errors import FAILED, SuiteError
 from common.files.plots import new_figure, save_figure
@@ -38,7 +38,6 @@ from comparison.run.turns import run_once
 
 TRAINING = "--dataset synthetic-mnist --train-size 6400".split()
 EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
-SETTINGS = {"scaling": "strong", "allow_unequal": True, "project": [], "link_gbps": None}
 BLOCKS = 5
 PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
 WITHIN = 0.05  # of what was planted
@@ -99,6 +98,7 @@ PLANTS = {
     "slow update": slowed("slow-update", 0.004, "update"),
     "slow all-reduce": slowed("slow-all-reduce", 0.008, "exchange", method="ddp"),
     "straggler": slowed("straggler", 0.006, "straggler", "forward", method="ddp"),
+    "pauses out of step": slowed("out-of-step", 0.012, "late ranks", "forward", size=6.0, method="ddp"),
     "ranks on one core": Plant("ddp", ("shared cores", *ANY_PHASE, *ANY_STAGE), prefix=("taskset", "--cpu-list", "0")),
     "too few threads": Plant(
         causes=("idle threads", *ANY_PHASE, *ANY_STAGE),
@@ -161,7 +161,8 @@ def try_plant(name: str, seed: int) -> Trial | None:
         outcomes = tuple(
             run_planted(plant, rows[row], block, 100 * seed + block, Path(directory)) for block, row in order
         )
-    settings = {**SETTINGS, "epochs": plant.epochs, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
+    own = {"allow_unequal": True, "epochs": plant.epochs, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
+    settings = {**SETTINGS, **own}
     report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
     plain, entry = analyse(report).rows
     if plain.row.disturbed or (entry.row.disturbed and not plant.burner):

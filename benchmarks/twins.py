@@ -17,7 +17,7 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from measure import PLANNED, PROJECT, Witness, arguments_of, write
+from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, write
 
 from common.files.probe import Probe
 from common.machine.entry import run_script
@@ -39,11 +39,6 @@ from comparison.show.verdict import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
 TRAINING = f"--dataset synthetic-mnist --train-size {128 * STEPS} --epochs {EPOCHS} --loader resident".split()
-SETTINGS = {
-    **{"scaling": "strong", "allow_unequal": False, "epochs": EPOCHS, "project": [], "baseline": "single"},
-    **{name: None for name in ("max_steps", "link_gbps", "repeats", "timeout")},
-    "check_maths": False,
-}
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,10 @@ def compare(seed: int, budget: float) -> Comparison | None:
     planted = SHARE * statistics.median(epoch.train_seconds for epoch in alone.epochs[1:]) / STEPS
     plan = rows_of(planted)
     order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
-    settings, probe = {**SETTINGS, "budget": budget, "seed": 1000 * seed}, Probe(128 * STEPS, 10_000, 5.0, (), (), ())
+    settings, probe = (
+        {**SETTINGS, "epochs": EPOCHS, "budget": budget, "seed": 1000 * seed},
+        Probe(128 * STEPS, 10_000, 5.0, (), (), ()),
+    )
     report = Report("", settings, describe_environment(), probe, tuple(plan), tuple(order), in_turns=True)
     with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         analysis = analyse(run_comparison(report, [], output_to(Path(directory))))

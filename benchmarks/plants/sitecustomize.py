@@ -7,6 +7,7 @@ A module is changed right after its import, in every process of the run; no file
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import os
 import sys
 import time
@@ -137,6 +138,19 @@ def straggler(distributed):
     wrapper.forward = forward_slowly
 
 
+def out_of_step(distributed):
+    """In every step one of two ranks has more to do in the forward pass, in turns."""
+    wrapper, steps = distributed.nn.parallel.DistributedDataParallel, itertools.count()
+    forward = wrapper.forward
+
+    def forward_slowly(self, *arguments, **values):
+        if next(steps) % 2 == int(os.environ["RANK"]):
+            spin(SECONDS)
+        return forward(self, *arguments, **values)
+
+    wrapper.forward = forward_slowly
+
+
 def slow_start(image_set):
     load = image_set.load_image_set
 
@@ -158,6 +172,7 @@ PLANTS = {
     "rude-workers": ("common.data.loaders", rude_workers),
     "slow-all-reduce": ("common.ranks.group", slow_all_reduce),
     "straggler": ("common.ranks.group", straggler),
+    "out-of-step": ("common.ranks.group", out_of_step),
     "slow-start": ("common.data.image_set", slow_start),
 }
 

@@ -20,7 +20,7 @@ STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
 QUEUED = 0.25  # of a step: ready to run, without a core
 QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
 IDLE_THREADS = 0.25  # of the threads, while they compute
-LATEST = 0.25  # of what the ranks waited: from there on, who caused it and where is named
+LATEST = 0.25  # of what the ranks waited: who causes more is named, or who causes most
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 WAITING = 0.20  # of a step that is compared with none, waiting for data
 SAVED = 0.02  # of a step, by the resident loader
@@ -92,12 +92,10 @@ def _late_ranks(case: Case) -> tuple[Finding, ...]:
         for number, rank in enumerate(case.accounts.ranks)
         for phase, milliseconds in rank.caused.items()
     ]
+    caused.sort(reverse=True)
     least = LATEST * sum(milliseconds for milliseconds, *_ in caused)
-    return tuple(
-        Finding("late rank", {"n": number, "place": Finding(phase), "x": milliseconds})
-        for milliseconds, number, phase in sorted(caused, reverse=True)
-        if milliseconds > least
-    )
+    most = [late for late in caused if late[0] > least] or caused[:1]
+    return tuple(Finding("late rank", {"n": n, "place": Finding(phase), "x": x}) for x, n, phase in most)
 
 
 def _parts_of_steps(case: Case) -> Iterator[Finding]:

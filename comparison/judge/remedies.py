@@ -15,7 +15,7 @@ from comparison.judge.causes import Case, find_causes
 from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess, mean_excess
-from comparison.judge.steps import COMPUTATION, account_for_steps, find_accounts, paired, rank_means, step_time
+from comparison.judge.steps import COMPUTATION, LATE, account_for_steps, find_accounts, paired, rank_means, step_time
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, SHAM, counterpart
 from comparison.plan.plan import make_order
@@ -161,7 +161,8 @@ def _proof(remedy: Remedy, rows: dict[str, Row], claims: int) -> Proof:
     account = account_for_steps(own, remedied, 1.0)
     if not measured or not account:
         return Proof(remedy)
-    others = [part for part in account.proved if part.name != remedy.phase]
+    gone = (remedy.phase, LATE) if remedy.phase in ("exchange", "backward") else (remedy.phase,)
+    others = [part for part in account.proved if part.name not in gone]  # without an exchange nobody waits in it
     moved = [part for part in others if abs(part.value) > SIDE_EFFECT * abs(measured.value)]
     return Proof(remedy, measured, _shorter(own, sham, remedy.phase, claims) if sham else None, tuple(moved))
 
