@@ -45,7 +45,7 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
     assert [row.label for row in report.rows] == [entry.label for entry in analysis.rows] == ["SINGLE", "DDP"]
     alone = analyse(report_of((SINGLE, runs(seconds=STEADY)), (DDP, runs("ddp", FAST))))
     assert analysis.rows[1].standing.speed_up.value == pytest.approx(alone.rows[1].standing.speed_up.value)
-    assert analysis.recommendations[0].best.label == "DDP" and "SINGLE, again" not in terminal_text(analysis)
+    assert analysis.decisions[0].best.label == "DDP" and "SINGLE, again" not in terminal_text(analysis)
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9

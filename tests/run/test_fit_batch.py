@@ -150,7 +150,7 @@ def compared(monkeypatch, tmp_path):
             sizes = {"global_batch_size": planned.batch_size, "per_device_batch_size": planned.per_device_batch_size}
             (result,) = runs(method, (seconds,), count=planned.shares, peak_memory_bytes=(needed * MIB,), **sizes)
             result = replace(result, epochs=tuple(replace(epoch, samples=ENOUGH) for epoch in result.epochs))
-            end = (ended[-1][2], "", "", "", 0, 1.0)
+            end = (ended[-1][2], "", "", "", 0, seconds)
             return Outcome(tested.name, block, *end, result=result if fits else None)
 
         for module in (fitting, session):
@@ -211,7 +211,7 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     lines = [" ".join(line.split()).lower() for line in trial_table(analysis, "simple").splitlines()[2:]]
     assert lines[:2] == ["single 128 228 fits", "single 256 – out of memory"] and len(lines) == 5
     target = analyse(run(target_accuracy=0.5))  # rows that train to one accuracy can be recommended
-    assert target.recommendations[0].kind == "use" and target.recommendations[0].best.label == "DDP"
+    assert target.decisions[0].kind == "use" and target.decisions[0].best.label == "DDP"
 
 
 def test_rows_that_differ_without_being_asked_are_still_refused(compared):
