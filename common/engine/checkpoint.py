@@ -58,7 +58,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         advice = "check its name, or give --checkpoint the same name to begin with it"
         raise SuiteError(what, "no such file", advice, USAGE) from None
     except OSError as error:
-        raise SuiteError(what, error.strerror or str(error), "check its rights", USAGE) from None
+        raise SuiteError(what, error.strerror or str(error), "name a checkpoint that can be read", USAGE) from None
     except DAMAGED as error:
         wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
     if wrong:
