@@ -97,9 +97,10 @@ def _proved_slower(beside: dict[str, Ratio], entry: RowAnalysis) -> bool:
 
 
 def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
-    """Whether one process with all cores, which may beat every row, was not timed beside rows that have a share."""
+    """Whether one process with all cores was not timed beside several methods that have a share, and may beat them."""
     shares = report.first.device == "cpu" and report.device_threads < report.environment["cores"]
-    return shares and not any(entry.row.all_cores for entry in timed)
+    methods = {entry.row.configuration.method for entry in timed}
+    return shares and len(methods) > 1 and not any(entry.row.all_cores for entry in timed)
 
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:

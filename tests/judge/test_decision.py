@@ -194,6 +194,11 @@ def test_values_of_a_sweep_of_workers_are_one_answer():
         for workers, seconds in ((0, SLOW), (2, FAST), (4, MIDDLE))
     ]
     assert decide(*rows).best.name == "single-num_workers=2"
+    report = report_of(*rows)
+    report.environment["cores"] = (
+        2  # of which one device has one: which number of workers is best is asked all the same
+    )
+    assert analyse(report).decisions[0].kind == "use"
 
 
 def test_without_the_baseline_the_rows_that_train_the_same_are_compared():
