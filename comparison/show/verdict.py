@@ -28,6 +28,7 @@ from comparison.show.sentences import (
 )
 from comparison.words import count, join, named, say
 
+REST = 0.1  # of a step's difference: what is in no part that is proved, and worth a word
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
     SLOWER: "slower, {fast}; {time}.",
@@ -263,6 +264,9 @@ def _mean_step(analysis, entry):
     if several_baselines(analysis):
         whose = quoted([entry.standing.baseline.label])
     key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
+    rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
+    if parts and abs(rest) >= REST * abs(steps.total.value):
+        parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])
     where = parts or say("where, is not proved")
     return [sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
 
