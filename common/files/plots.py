@@ -10,6 +10,7 @@ from common.files.writing import replacing
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
+NO_PHASES = {"late ranks": "#CC79A7"}  # of a step's account: of Okabe and Ito, apart from the colour map of phases
 BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
 
 
@@ -58,7 +59,7 @@ def phase_look(name: str) -> dict[str, Any]:
     import matplotlib
 
     phase = PHASES.get(name)
-    color = matplotlib.colormaps["cividis"](phase.shade) if phase else "#BBBBBB"
+    color = matplotlib.colormaps["cividis"](phase.shade) if phase else NO_PHASES.get(name, "#BBBBBB")
     return {"facecolor": color, "hatch": phase.hatch if phase else "", "edgecolor": "white"}
 
 

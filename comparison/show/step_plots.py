@@ -6,6 +6,8 @@ from comparison.judge.analysis import Analysis
 from comparison.show.plots import BELOW, bar_chart, finish
 from comparison.words import render, say
 
+MOST_IN_A_LINE = 7  # names of a legend
+
 
 def draw_phases(analysis: Analysis):
     """Draw bars of every row's mean step, phase by phase."""
@@ -65,7 +67,8 @@ def draw_excess(analysis: Analysis):
     )
     axis.set_xlabel(render(note))
     handles = [Patch(label=render(name), **phase_look(name)) for name in names]
-    figure.legend(handles=handles, loc=BELOW, ncols=len(handles))
+    lines = -(-len(handles) // MOST_IN_A_LINE)
+    figure.legend(handles=handles, loc=BELOW, ncols=-(-len(handles) // lines))
     return finish(figure, analysis, excess_finding(accounts), size=11)
 
 
