@@ -116,12 +116,11 @@ def test_a_signal(number, comparison, tmp_path):
     process, killed = comparison(flags), number == signal.SIGKILL
     wait_until(lambda: all(in_file(tmp_path / file, "epochs") for file in files), process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=5)
     assert not read_results(tmp_path / "results.json").outcomes
     assert process.returncode == (-number if killed else 128 + number)
-    assert killed or err == "Interrupted. The same command with --resume goes on.\n"
-    assert killed or "INCOMPLETE: interrupted after 0 of 2 runs" in out
+    assert killed or err.startswith("Interrupted before the first run had ended: there is nothing to show. ")
     again = comparison(f"{flags} --resume")
     _, err = again.communicate(timeout=300)  # three blocks, if another program disturbs them
     assert again.returncode == 0, err
