@@ -91,4 +91,4 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == f"# How long it takes is told once mnist is in {tmp_path}, whole"
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; it is empty, with the md5 ")
+    assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; ")

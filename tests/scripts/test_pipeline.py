@@ -197,7 +197,7 @@ def test_ranks_without_images_have_the_labels_of_the_same_batches():
 
 @pytest.mark.slow
 def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
-    flags = f"--starts 4 --steps 40 --load 2 --output-dir {tmp_path}".split()
+    flags = f"--starts 4 --steps 40 --load 2 --output {tmp_path}/hang-loop.json".split()
     done = project("benchmarks/hang_loop.py", *flags, tiny=False)
     assert done.returncode == 0, done.stderr
     starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
