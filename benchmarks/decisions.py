@@ -231,7 +231,7 @@ def _result(random, scenario: Scenario, truth: Truth, factor: float, level: floa
     )
 
 
-# ---- what came of it
+# ---- how good the recommendation is
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How far an epoch is, for who watches one that takes long."""
+"""How far a long epoch has come, as it is printed."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """One rank's share of an epoch of training or of an evaluation, and those of all ranks as one record."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -98,13 +99,13 @@ def once_each(parts: list) -> list:
 
 def series_of(phases: Iterable[tuple[str, float]]) -> Series:
     """Return the milliseconds of every phase in each of the last RING steps, each of which begins with its data."""
-    steps: list[list[float]] = []
+    steps: deque[list[float]] = deque(maxlen=RING)
     for name, milliseconds in phases:
         if name == "data":
             steps.append([0.0] * len(PHASES))
         if name and steps:
             steps[-1][PLACES[name]] += milliseconds
-    return tuple(map(tuple, steps[-RING:]))
+    return tuple(map(tuple, steps))
 
 
 def waits_of(ranks: Sequence[Series]) -> tuple[Waits | None, ...]:

@@ -96,6 +96,7 @@ def definitions(report: Report) -> list[str]:
     defined = [
         (True, sentence("time per epoch", warm=warm_up)),
         (True, sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within)),
+        (True, sentence("time beside best")),
         (True, sentence("in turns" if report.in_turns else "whole runs")),
         (True, sentence("accuracy")),
         (True, sentence("efficiency")),

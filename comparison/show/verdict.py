@@ -143,8 +143,9 @@ def _reasons(analysis, decision, names):
 def _wall_time(analysis, decision, entry):
     """By which time it was decided, and what a row takes, where that was measured whole."""
     kind, seconds = decision.wall_time.kind, decision.wall_time.means[entry.name]
+    steps = analysis.report.settings["max_steps"]
     if kind == PER_EPOCH:
-        return sentence("by an epoch")
+        return sentence("by a cut epoch", steps=count(steps, "step")) if steps else sentence("by an epoch")
     if kind == TO_TARGET:
         return sentence("by the time to target", s=seconds, n=100 * analysis.report.settings["target_accuracy"])
     return sentence("by a whole run", s=seconds, epochs=count(analysis.report.settings["epochs"], "epoch"))
