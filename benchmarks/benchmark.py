@@ -27,7 +27,7 @@ def commands(arguments) -> dict[str, list[str]]:
     if arguments.example:
         lines["peers"] += ["--example", arguments.example]
     for directory, flags in COMPARISONS.items():
-        typed = flags.replace("CORES", str(available_cores())).split()
+        typed = flags.replace("CORES", str(int(available_cores()))).split()
         place = ["--output-dir", f"figures/benchmark/{directory}"]
         lines[directory] = ["compare_parallel.py", *typed, *data, *place]
     return lines

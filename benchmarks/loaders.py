@@ -68,7 +68,7 @@ def images_per_second(config, device, threads: int):
 
 def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
     """Return data set → loader → images per second."""
-    device, cores, found = available_devices("auto")[0], available_cores(), {}
+    device, cores, found = available_devices("auto")[0], int(available_cores()), {}
     prepare_process(config_of(), device)
     ways = {f"{workers} workers": ("workers", workers, 1) for workers in (0, 1, 2)}
     ways |= {f"resident, {count(threads, 'thread')}": ("resident", 0, threads) for threads in (1, cores)}

@@ -116,7 +116,7 @@ def main() -> None:
     flags = {"usual": (), "memory returned": ["--glibc-defaults"]}
     if available_devices("auto")[0].type == "cuda":
         flags["cuDNN not tuned"] = ["--untuned"]
-    found = {"threads": available_cores(), "milliseconds_per_step": {}, "foreign_cores": 0.0}
+    found = {"threads": int(available_cores()), "milliseconds_per_step": {}, "foreign_cores": 0.0}
     if arguments.resume and Path(arguments.output).exists():
         found = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
     cases, foreign = found["milliseconds_per_step"], found["foreign_cores"] or 0.0

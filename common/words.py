@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def count(number: int, noun: str, ending: str = "s") -> str:
+def count(number: float, noun: str, ending: str = "s") -> str:
     """Return e.g. "3 runs" or "1 run"; ending: what the plural has."""
     return f"{number} {noun}" + ("" if number == 1 else ending)
 

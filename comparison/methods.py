@@ -26,7 +26,7 @@ class Machine:
     """
 
     gpus: int
-    cores: int
+    cores: float
     nodes: int = 1
 
 

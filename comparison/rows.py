@@ -154,7 +154,8 @@ class Outcome:
     wall_seconds: from its start to its exit, without what it waited for its turns. foreign_cores: how many cores
     processes other than the run's kept busy during its turns, on average, where that is known (see busy_seconds), and
     not on several nodes; for as long as the comparison itself was stopped, they count as having had all. cards: what
-    its GPUs did, where NVML is there to tell.
+    its GPUs did, where NVML is there to tell. stolen: the largest share of its turns in which another virtual machine
+    had one of the cores, where the hypervisor tells.
     """
 
     configuration: str
@@ -168,6 +169,7 @@ class Outcome:
     foreign_cores: float | None = None
     result: RunResult | None = None
     cards: tuple[CardUse, ...] = ()
+    stolen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -175,16 +177,18 @@ class Foreign:
     """The most that other programs used during any of some runs that ended well.
 
     busy: so many of the `cores`, on average. gpu: the share of the time in which one computed on a GPU of the run's.
+    taken: of a core that the run's own threads need, as others left it none; or that another virtual machine had.
     """
 
     busy: float
-    cores: int
+    cores: float
     gpu: float
+    taken: float
 
     @property
     def share(self) -> float:
-        """The larger of both shares."""
-        return max(self.busy / self.cores, self.gpu)
+        """The largest share: a rank that has to share one core delays all the others."""
+        return max(self.busy / self.cores, self.gpu, self.taken)
 
     @property
     def too_much(self) -> bool:
@@ -195,21 +199,35 @@ class Foreign:
     def words(self) -> str:
         """What those programs did, behind "other programs"."""
         template = "kept up to {n:.1f} of {cores} busy"
+        if self.taken > max(self.busy, self.gpu):
+            template = "took a core for {t:.0%} of the time"
         if self.gpu:
             template = "computed on a GPU for {m:.0%} of the time"
         if self.gpu and self.busy:
             template = "kept up to {n:.1f} of {cores} busy and computed on a GPU for {m:.0%} of the time"
-        return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu)
+        return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu, t=self.taken)
 
 
-def foreign_of(outcomes: Iterable[Outcome], cores: int) -> Foreign:
+def foreign_of(outcomes: Iterable[Outcome], cores: float) -> Foreign:
     """Return what other programs used during those of some runs that ended well, on so many cores."""
     whole = [outcome for outcome in outcomes if outcome.status == "ok"]
+    taken = [
+        max(0.0, (outcome.foreign_cores or 0.0) - max(0.0, cores - _needed(outcome.result)), outcome.stolen or 0.0)
+        for outcome in whole
+    ]
     return Foreign(
         max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0),
         cores,
         max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0),
+        min(1.0, max(taken, default=0.0)),
     )
+
+
+def _needed(result: RunResult | None) -> int:
+    """How many cores a run's threads need at once; of a GPU's process, the one that feeds it."""
+    if not result:
+        return 0
+    return result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
 
 
 @dataclass(frozen=True)
@@ -297,7 +315,7 @@ class Row:
         return [outcome for outcome in self.outcomes if outcome.status == "not reached"]
 
     @property
-    def cores(self) -> int:
+    def cores(self) -> float:
         """How many CPU cores the runs could use; needs a result."""
         return self.results[0].environment["cores"]
 

@@ -62,7 +62,7 @@ def join(mark: str, parts: Iterable[str]) -> Joined:
     return Joined(mark, parts)
 
 
-def count(number: int, noun: str, ending: str = "s") -> Sentence:
+def count(number: float, noun: str, ending: str = "s") -> Sentence:
     """Return e.g. "3 runs" or "1 run"; ending: what the plural has."""
     return say(f"{{n}} {noun}" + ("" if number == 1 else ending), n=number)
 

@@ -244,6 +244,8 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
                 factor * own.cpu_seconds,
                 own.queue_seconds and factor * own.queue_seconds,
                 own.waits,
+                own.long_steps,
+                own.throttled_seconds,
             )
             for own in ranks
         )

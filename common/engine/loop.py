@@ -79,6 +79,7 @@ def train_one_epoch(
         timer.milliseconds(),
         cores.cpu_seconds,
         cores.queue_seconds,
+        cores.throttled_seconds,
         start,
         series_of(timer.phases()),
     )

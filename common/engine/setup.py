@@ -43,7 +43,7 @@ def threads_of(config: RunConfig, processes: int) -> int:
     if config.threads and config.threads > most:
         what, advice = f"--threads {config.threads} cannot be had", f"unset it, or type --threads {limit}"
         raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)
-    return config.threads or max(1, min(available_cores() // processes, most))
+    return config.threads or max(1, min(int(available_cores() // processes), most))
 
 
 def keep_freed_memory() -> None:

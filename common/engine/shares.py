@@ -6,9 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from common.files.results import PHASES, EpochRecord, PhaseTimes, RankTimes, Waits
+from common.files.results import PHASES, EpochRecord, LongSteps, PhaseTimes, RankTimes, Waits
 
 RING = 500  # steps of an epoch that are kept, the last ones
+FEWEST_STEPS = 20  # among which some may be called long
+APART = 3.0  # times the short steps' standard deviation lies the shortest long one above their mean, in logarithms
+WORTH = 0.01  # of the mean step: by what long ones have to lengthen it to be kept
+REGULAR = 0.8  # of the gaps between long steps are equal where they have a period
 PLACES = {name: place for place, name in enumerate(PHASES)}
 EXCHANGE, BEFORE = PLACES["exchange"], [PLACES[name] for name in ("data", "transfer", "forward", "backward")]
 AFTER = [PLACES[name] for name in ("update", "rest")]
@@ -19,8 +23,8 @@ Series = tuple[tuple[float, ...], ...]  # (steps, phases), milliseconds
 class Training:
     """One rank's share of one epoch of training: seconds, sums over its images, milliseconds per phase.
 
-    cpu_seconds, queue_seconds: see CoreClock. start: when it began, by time.monotonic(); None if in another run.
-    series: its phases step by step, see series_of().
+    cpu_seconds, queue_seconds, throttled_seconds: see CoreClock. start: when it began, by time.monotonic(); None if in
+    another run. series: its phases step by step, see series_of().
     """
 
     data_rank: int
@@ -31,19 +35,24 @@ class Training:
     phase_milliseconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0
     queue_seconds: float | None = None
+    throttled_seconds: float | None = None
     start: float | None = None
     series: Series = ()
 
     def after(self, earlier: "Training") -> "Training":
         """Return an epoch's second part with the times of the first, which another run did; sums have both already."""
         phases, before = self.phase_milliseconds, earlier.phase_milliseconds
-        queued = [part.queue_seconds for part in (earlier, self) if part.queue_seconds is not None]
+        queued, throttled = (
+            [getattr(part, name) for part in (earlier, self) if getattr(part, name) is not None]
+            for name in ("queue_seconds", "throttled_seconds")
+        )
         return replace(
             self,
             seconds=earlier.seconds + self.seconds,
             phase_milliseconds={name: before.get(name, 0.0) + phases.get(name, 0.0) for name in {**before, **phases}},
             cpu_seconds=earlier.cpu_seconds + self.cpu_seconds,
             queue_seconds=None if self.queue_seconds is None else sum(queued),
+            throttled_seconds=None if self.throttled_seconds is None else sum(throttled),
             start=None,
         )
 
@@ -64,7 +73,15 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
     same_images = len({part.data_rank for part in trainings}) < len(trainings)
     waits = waits_of([() if same_images else part.series for part in trainings])
     ranks = tuple(
-        RankTimes(part.seconds, _phases(part), part.cpu_seconds, part.queue_seconds, waited)
+        RankTimes(
+            part.seconds,
+            _phases(part),
+            part.cpu_seconds,
+            part.queue_seconds,
+            waited,
+            long_steps_of(part.series),
+            part.throttled_seconds,
+        )
         for part, waited in zip(trainings, waits, strict=True)
     )
     slowest = max(trainings, key=lambda part: part.seconds)
@@ -134,3 +151,31 @@ def waits_of(ranks: Sequence[Series]) -> tuple[Waits | None, ...]:
         Waits(float(waiting[rank].mean()), {name: float(caused[last == rank, PLACES[name]].sum()) for name in names})
         for rank in range(len(ranks))
     )
+
+
+def long_steps_of(series: Series) -> dict[str, LongSteps]:
+    """Return by phase which of a rank's steps are much longer than the others, where some are."""
+    if len(series) < FEWEST_STEPS:
+        return {}
+    times = np.array(series)
+    least = WORTH * times.sum(axis=1).mean()
+    found = {name: _long_steps(times[:, place], least) for name, place in PLACES.items()}
+    return {name: long for name, long in found.items() if long and long.milliseconds >= least}
+
+
+def _long_steps(times, least):
+    """Splits one phase's times where the variance of their logarithms within both parts is least (Otsu 1979)."""
+    logs = np.sort(np.log(np.maximum(times, least)))
+    count = np.arange(1, len(logs))
+    below, above = np.cumsum(logs)[:-1] / count, np.cumsum(logs[::-1])[-2::-1] / count[::-1]
+    split = int(np.argmax(count * count[::-1] * (above - below) ** 2)) + 1
+    short = logs[:split]
+    if logs[split] - short.mean() <= APART * short.std() or logs[split] == short[-1]:
+        return None
+    long = np.flatnonzero(np.log(np.maximum(times, least)) >= logs[split])
+    gaps, counts = np.unique(np.diff(long), return_counts=True)
+    regular = len(gaps) > 0 and counts.max() >= REGULAR * counts.sum()
+    period = int(gaps[counts.argmax()]) if regular else None
+    rest = np.delete(times, long).mean()
+    share = len(long) / len(times)
+    return LongSteps(share, float(share * (times[long].mean() - rest)), period)

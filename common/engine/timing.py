@@ -13,6 +13,8 @@ import psutil
 import torch
 from torch import nn
 
+from common.machine.cores import throttled_seconds
+
 CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: alone, a GPU's would count with the host's launches
 JOINED = ("forward", "backward")
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
@@ -56,12 +58,15 @@ class CoreClock:
     """What cores this process, without its loader workers, had during a block: `with CoreClock() as cores: ...`
 
     cpu_seconds: its threads computed. queue_seconds: they waited for a core; None where the kernel does not tell.
+    throttled_seconds: see throttled_seconds().
     """
 
     cpu_seconds = 0.0
     queue_seconds: float | None = None
+    throttled_seconds: float | None = None
 
     def __enter__(self):
+        self._throttled = throttled_seconds()
         self._waited, self._computed = _queue_seconds(), time.process_time()
         return self
 
@@ -69,6 +74,8 @@ class CoreClock:
         self.cpu_seconds = time.process_time() - self._computed
         if waited := _queue_seconds():
             self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
+        if self._throttled is not None:
+            self.throttled_seconds = (throttled_seconds() or 0.0) - self._throttled
 
 
 def _queue_seconds():

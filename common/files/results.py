@@ -31,7 +31,7 @@ class Environment(TypedDict):
     numpy: str | None
     system: str
     cpu: str
-    cores: int
+    cores: int | float
     gpus: list[str]
     cuda: str | None
     cudnn: int | None
@@ -83,16 +83,32 @@ class Waits:
 
 
 @dataclass(frozen=True)
+class LongSteps:
+    """The steps of an epoch in which a phase takes much longer than in the others, of the last 500.
+
+    share: how many of the steps, 0..1. milliseconds: by what they lengthen the mean step. period: from each to the
+    next, in steps; None where that differs.
+    """
+
+    share: float
+    milliseconds: float
+    period: int | None
+
+
+@dataclass(frozen=True)
 class RankTimes:
     """One rank's training in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers;
     queue_seconds: how long they were ready to run and had no core, None where the kernel does not tell; waits: None
-    where no exchange is told apart, or stages wait for one another."""
+    where no exchange is told apart, or stages wait for one another. long_steps: by phase, where some take much longer.
+    throttled_seconds: how long its control group was stopped for its quota, summed over cores; None without one."""
 
     train_seconds: float
     phases: PhaseTimes
     cpu_seconds: float
     queue_seconds: float | None
     waits: Waits | None = None
+    long_steps: dict[str, LongSteps] = field(default_factory=dict)
+    throttled_seconds: float | None = None
 
 
 @dataclass(frozen=True)

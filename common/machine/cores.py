@@ -18,12 +18,16 @@ SHORT_SLICE = 100_000  # nanoseconds, the least that Linux grants
 SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2)
 ATTRIBUTES = "=IIQiIQQQ"  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 
-_unbound_cores = None  # how many this process might use before keep_on()
+_unbound_cores: float | None = None  # how many this process might use before keep_on()
 
 
-def available_cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside."""
-    return _unbound_cores or max(1, min([len(usable_cores()), *_quotas()]))
+def available_cores() -> float:
+    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside.
+
+    A quota may allow for a part of a core, such as 1.5.
+    """
+    least = min([len(usable_cores()), *(cores for _, cores in _quotas())])
+    return _unbound_cores or (int(least) if least == int(least) else least)
 
 
 def usable_cores() -> set[int]:
@@ -31,8 +35,22 @@ def usable_cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
-def _quotas():
-    """The whole cores that each control group allows in which this process is, or around that, if it has a quota.
+def throttled_seconds() -> float | None:
+    """Return for how long a quota has stopped its control group, summed over all cores: the most of those that this
+    process is in. None without a quota.
+
+    cpu.stat has it in microseconds (cgroup v2, throttled_usec) or nanoseconds (v1, throttled_time).
+    """
+    stopped = []
+    for group, _ in _quotas():
+        with contextlib.suppress(OSError, ValueError):  # it has just been removed
+            counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            stopped.append(int(counts.get("throttled_usec", 0)) / 1e6 + int(counts.get("throttled_time", 0)) / 1e9)
+    return max(stopped, default=None)
+
+
+def _quotas() -> Iterator[tuple[Path, float]]:
+    """Each control group with a quota in which this process is, or around that, and how many cores it allows.
 
     cgroup v2: cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two files,
     with a quota of -1 for none (kernel: scheduler/sched-bwc). A container's own group is the root of what it sees.
@@ -48,7 +66,7 @@ def _quotas():
             with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
                 quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
                 if quota > 0:
-                    yield quota // period
+                    yield directory, quota / period
 
 
 def bind(device, number: int = 0, processes: int = 1) -> None:

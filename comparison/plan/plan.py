@@ -36,7 +36,7 @@ def make_plan(
     together; one of several is skipped, unless nodes would wait for it in vain.
     """
     swept = _swept(arguments, machine)
-    share = arguments.threads_per_device or max(1, machine.cores // max(swept["nproc"]))
+    share = arguments.threads_per_device or max(1, int(machine.cores // max(swept["nproc"])))
     same = {**vars(arguments), "share": share, "blocks": blocks or {}, **{name: swept[name][0] for name in SWEEPS}}
     rows: dict[str, Configuration] = {}
     for method, own in arguments.methods or [(name, {}) for name in default_methods(machine)]:

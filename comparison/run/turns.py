@@ -21,7 +21,7 @@ import psutil
 from common.errors import OUT_OF_MEMORY, SuiteError
 from common.files.probe import Probe
 from common.files.results import read_result
-from common.machine.cores import available_cores
+from common.machine.cores import available_cores, usable_cores
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
 from comparison.plan.plan import file_name
@@ -33,6 +33,12 @@ GIB = 2**30
 GPU_BASE = 2 * GIB  # a process's CUDA context, the libraries' work space and NCCL's buffers, and a margin
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
 LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
+
+
+def stolen_seconds() -> dict[int, float]:
+    """Return how long other virtual machines have had each core on which this process may run."""
+    times = dict(enumerate(psutil.cpu_times(percpu=True)))
+    return {core: getattr(times[core], "steal", 0.0) for core in usable_cores() & times.keys()}
 
 
 def busy_seconds() -> float | None:
@@ -74,6 +80,7 @@ class Run(contextlib.ExitStack):
         self._command = (*configuration.launched, *own)
         self._here = configuration.nodes == 1
         self._wall_seconds = self._foreign_seconds = 0.0
+        self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
         self._child: subprocess.Popen | None = None
 
@@ -85,6 +92,7 @@ class Run(contextlib.ExitStack):
     def take_turn(self) -> Outcome | None:
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
         start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, children_seconds()
+        stolen = stolen_seconds()
         with self._cards.watching():
             if self._child is None:
                 self._begin()
@@ -94,6 +102,8 @@ class Run(contextlib.ExitStack):
         if exit_code is not None:
             self.close()  # what it left behind would use the others' time
         self._wall_seconds += time.perf_counter() - start
+        for core, now in stolen_seconds().items():
+            self._stolen_seconds[core] += now - stolen[core]
         if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
             self._foreign_seconds += (busy_seconds() or 0.0) - busy - (children_seconds() - own)
         if exit_code is None:
@@ -142,7 +152,8 @@ class Run(contextlib.ExitStack):
             status, reason = result.status, result.reason
         how = (self.configuration.name, self._block, status, reason, shlex.join(self._command), str(self._log))
         cards = self._cards.uses(result) if result else ()
-        return Outcome(*how, exit_code, self._wall_seconds, foreign_cores, result, cards)
+        stolen = max(self._stolen_seconds.values()) / self._wall_seconds if self._here else None
+        return Outcome(*how, exit_code, self._wall_seconds, foreign_cores, result, cards, stolen)
 
     def _end(self, exit_code):
         """Status and reason of a run that leaves no whole result."""

@@ -114,7 +114,7 @@ def test_evaluation_counts_exactly_what_it_is_given_and_never_makes_the_host_wai
 
 def training(data_rank, seconds, data, samples=10):
     phases = {"data": data, "transfer": 0.0, "forward": 1.0, "backward": 1.0, "update": 1.0}
-    return Training(data_rank, seconds, 3.0 * samples, samples, 5, phases, seconds / 2, data / 100)
+    return Training(data_rank, seconds, 3.0 * samples, samples, 5, phases, seconds / 2, data / 100, data / 10)
 
 
 def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
@@ -123,8 +123,9 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     assert (record.epoch, record.train_seconds, record.evaluate_seconds) == (7, 3.0, 2.0)
     assert (record.samples, record.steps, record.train_loss) == (20, 5, 3.0)
     assert (record.test_accuracy, record.test_loss, record.phases.data) == (0.5, 1.0, 10.0)
-    ranks = [(rank.train_seconds, rank.phases.data, rank.cpu_seconds, rank.queue_seconds) for rank in record.ranks]
-    assert ranks == [(3.0, 10.0, 1.5, 0.5), (2.0, 1.0, 1.0, 0.05)]
+    ranks = [(rank.train_seconds, rank.phases.data, rank.cpu_seconds) for rank in record.ranks]
+    assert ranks == [(3.0, 10.0, 1.5), (2.0, 1.0, 1.0)]
+    assert [(rank.queue_seconds, rank.throttled_seconds) for rank in record.ranks] == [(0.5, 5.0), (0.05, 0.5)]
     seen_twice = merge(
         7, [training(0, 3.0, 50.0, samples=0), training(0, 2.0, 5.0)], [EVALUATION, replace(EVALUATION, correct=[2])]
     )
@@ -136,13 +137,15 @@ def test_an_epoch_that_another_run_began_has_both_parts_times_and_no_start():
     part = train(linear(), SlowLoader(0.01))
     assert before <= part.start and part.start + part.seconds <= time.monotonic()
     assert merge(1, [part, replace(part, start=5.0)], [EVALUATION]).start == part.start
-    begun = Training(0, 100.0, 7.0, 12, 3, {"data": 1e6, "exchange": 5.0}, 50.0, 40.0)
+    begun = Training(0, 100.0, 7.0, 12, 3, {"data": 1e6, "exchange": 5.0}, 50.0, 40.0, 30.0)
     whole = train(linear(), [FOUR] * 5, begun=begun)
     assert merge(1, [whole], [EVALUATION]).start is None
     assert (whole.steps, whole.samples) == (5, 20) and whole.loss_sum > 7 and 100 < whole.seconds < 101
     assert 1e6 < whole.phase_milliseconds["data"] < 1e6 + 1000 and whole.phase_milliseconds["exchange"] == 5.0
     assert 50 < whole.cpu_seconds < 60 and (whole.queue_seconds is None or 40 <= whole.queue_seconds < 50)
-    assert replace(part, queue_seconds=None).after(begun).queue_seconds is None
+    unknown = replace(part, queue_seconds=None, throttled_seconds=None).after(begun)
+    assert unknown.queue_seconds is unknown.throttled_seconds is None
+    assert replace(part, throttled_seconds=2.0).after(begun).throttled_seconds == 32.0
 
 
 def test_a_phase_that_a_step_leaves_out_is_not_known():
@@ -264,23 +267,44 @@ V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
 @pytest.mark.parametrize(
     "groups, quotas, cores",
     [
-        ("0::/", {HERE: "50000 100000"}, 1),
+        ("0::/", {HERE: "50000 100000"}, 0.5),
         ("0::/a/b.service", {f"a/{HERE}": "300000 100000", f"a/b.service/{HERE}": "max 100000"}, 3),
         ("0::/../other", {HERE: "200000 100000"}, 2),
-        ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**MOST, **V1}, 2),
+        ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**MOST, **V1}, 2.5),
         ("1:cpu,cpuacct:/", MOST, 8),
         ("1:cpuset:/a", V1, 8),
         ("", {}, 8),
     ],
 )
 def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
-    files = {f"sys/fs/cgroup/{name}": content for name, content in quotas.items()}
-    for name, content in {"proc/self/cgroup": groups, **files}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(machine_cores, "Path", lambda *parts: tmp_path.joinpath(parts[0][1:], *parts[1:]))
-    monkeypatch.setattr(machine_cores.os, "sched_getaffinity", lambda _: set(range(8)))
+    of_files(tmp_path, monkeypatch, groups, quotas)
     assert machine_cores.available_cores() == cores
+
+
+def of_files(path, monkeypatch, groups, files):
+    """Let a process be in these control groups, which have these files, on a machine of eight cores."""
+    files = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in {"proc/self/cgroup": groups, **files}.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(content)
+    monkeypatch.setattr(machine_cores, "Path", lambda *parts: path.joinpath(parts[0][1:], *parts[1:]))
+    monkeypatch.setattr(machine_cores.os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.parametrize(
+    "groups, files, seconds",
+    [
+        ("0::/a", {"a/cpu.max": "150000 100000", "a/cpu.stat": "nr_throttled 7\nthrottled_usec 2500000"}, 2.5),
+        ("1:cpu:/a\n0::/", {**V1, "cpu/a/cpu.stat": "nr_throttled 7\nthrottled_time 1500000000"}, 1.5),
+        ("0::/a", {"a/cpu.max": "max 100000", "a/cpu.stat": "throttled_usec 2500000"}, None),
+    ],
+)
+def test_for_how_long_a_quota_has_stopped_it(groups, files, seconds, tmp_path, monkeypatch):
+    of_files(tmp_path, monkeypatch, groups, files)
+    assert machine_cores.throttled_seconds() == seconds
+    stopped = iter([10.0, 12.5])
+    monkeypatch.setattr(timing, "throttled_seconds", lambda: seconds and next(stopped))
+    assert seconds_of(spin, 0)[1].throttled_seconds == (seconds and 2.5)
 
 
 def test_every_twentieth_batch_of_training_is_sampled():

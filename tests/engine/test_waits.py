@@ -1,8 +1,10 @@
-"""Who came last to the exchange, and where it lost the time: of planted steps, and of a real pause in a rank."""
+"""Who came last to the exchange, and where it lost the time; which steps are long: of planted steps."""
+
+import random
 
 import pytest
 
-from common.engine.shares import RING, series_of, waits_of
+from common.engine.shares import FEWEST_STEPS, RING, long_steps_of, series_of, waits_of
 
 EVEN = {"data": 1.0, "transfer": 0.5, "forward": 5.0, "backward": 10.0, "exchange": 2.0, "update": 1.0}
 
@@ -54,3 +56,30 @@ def test_nothing_is_told_of_one_rank_or_of_ranks_without_an_exchange(ranks):
 def test_the_last_steps_are_kept():
     kept = series(*[{"data": float(step)} for step in range(RING + 3)])
     assert len(kept) == RING and kept[0][0] == 3.0
+
+
+def jittered(phase="forward", longer=lambda step: 0.0, steps=60):
+    """Steps whose phases differ by chance, as real ones do, and of which some are longer."""
+    chance = random.Random(7)
+    planned = [{name: value * chance.lognormvariate(0, 0.1) for name, value in EVEN.items()} for _ in range(steps)]
+    return series(*({**step, phase: step[phase] + longer(number)} for number, step in enumerate(planned)))
+
+
+@pytest.mark.parametrize(
+    "longer, share, milliseconds, period",
+    [
+        (lambda step: 8.0 * (step % 2), 1 / 2, 4.0, 2),
+        (lambda step: 40.0 * (step % 20 == 19), 1 / 20, 2.0, 20),
+        (lambda step: 40.0 * (step in (3, 10, 11, 29, 44, 58)), 1 / 10, 4.0, None),
+    ],
+)
+def test_long_steps_are_told_by_their_share_and_their_period(longer, share, milliseconds, period):
+    ((name, long),) = long_steps_of(jittered(longer=longer)).items()
+    assert (name, long.period) == ("forward", period)
+    assert (long.share, long.milliseconds) == (pytest.approx(share), pytest.approx(milliseconds, rel=0.1))
+
+
+def test_steps_that_differ_by_chance_or_too_few_have_no_long_ones():
+    assert long_steps_of(jittered()) == long_steps_of(series(*[{}] * 60)) == {}
+    assert long_steps_of(jittered(longer=lambda step: 8.0 * (step % 2), steps=FEWEST_STEPS - 1)) == {}
+    assert long_steps_of(jittered("data", longer=lambda step: 1.0 * (step % 20 == 19))) == {}  # 0.05 of 20 ms

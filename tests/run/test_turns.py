@@ -134,6 +134,15 @@ def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
     assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)
 
 
+def test_the_core_of_which_another_machine_took_most_counts(rows, monkeypatch):
+    turns = iter([number for turn in range(4) for number in (100 * turn, 100 * turn + turn)])
+    monkeypatch.setattr(turns_module, "stolen_seconds", lambda: {0: 0.0, 1: next(turns)})
+    monkeypatch.setattr(turns_module, "usable_cores", lambda: {0, 1})
+    runs, _ = rows
+    (outcome,) = take_turns(runs(a={}), seed=1)
+    assert outcome.stolen * outcome.wall_seconds == pytest.approx(0 + 1 + 2 + 3)
+
+
 def test_nothing_is_left_of_rows_that_wait(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
