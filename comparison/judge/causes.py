@@ -3,26 +3,18 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
-from common.files.results import RunResult
-from comparison.judge.fairness import Standing
-from comparison.judge.measures import Finding, Summary, run_seconds
+from comparison.judge.measures import Finding, run_seconds
 from comparison.judge.statistics import FASTER, UNDECIDED
-from comparison.judge.steps import LATE, Accounts, Straggler
+from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
 from comparison.methods import method_of
-from comparison.record import Report
-from comparison.rows import Row
 
 # From which size on a cause is worth a sentence.
-WORTH = 0.02  # of a step or run: a part of its difference
-STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
+THROTTLED = 0.05  # of the training: stopped for a quota
 QUEUED = 0.25  # of a step: ready to run, without a core
 QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
 IDLE_THREADS = 0.25  # of the threads, while they compute
-LATEST = 0.25  # of what the ranks waited: who causes more is named, or who causes most
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
-WAITING = 0.20  # of a step that is compared with none, waiting for data
 SAVED = 0.02  # of a step, by the resident loader
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the passes through the network, per device
@@ -30,35 +22,11 @@ IDLE = 0.10  # of the passes through the network, per device
 PARTS_OF_RUNS = ("start-up", "warm-up", "evaluation")  # which the speed-up does not contain
 
 
-@dataclass(frozen=True)
-class Case:
-    """A row with a run that ended well, and all from which its causes are found. summaries: of all rows, by name."""
-
-    report: Report
-    row: Row
-    standing: Standing
-    accounts: Accounts
-    summaries: dict[str, Summary]
-
-    @property
-    def result(self) -> RunResult:
-        return self.row.results[0]
-
-    @property
-    def summary(self) -> Summary:
-        return self.summaries[self.row.configuration.name]
-
-    @property
-    def staged(self) -> bool:
-        """Whether its devices are the stages of one network."""
-        return method_of(self.row.configuration.method).staged
-
-
 def find_causes(case: Case) -> tuple[Finding, ...]:
     """Return every cause that the measurements of a row show, in the order in which to read them.
 
-    First what makes its step longer or shorter than an even share of the baseline's, the largest part first. Nothing
-    of a row that other programs disturbed.
+    First what the machine withholds from it, then what makes its step longer or shorter than an even share of the
+    baseline's, the largest part first. Nothing of a row that other programs disturbed.
     """
     baseline = case.standing.baseline
     if case.row.disturbed or (baseline and baseline.disturbed):
@@ -79,82 +47,10 @@ def _noise(case: Case) -> Iterator[Finding]:
         yield Finding("noise", {"n": spread})
 
 
-def _straggler_of(case: Case) -> Straggler | None:
-    """The rank that is proved to have more to do than the others, if one is."""
-    found = case.accounts.straggler
-    return found if found and found.longer.least(STRAGGLING * case.summary.step_milliseconds) else None
-
-
-def _late_ranks(case: Case) -> tuple[Finding, ...]:
-    """Who came last to the exchange, and in which phase it lost the time: what makes most of the others' waiting."""
-    caused = [
-        (milliseconds, number, phase)
-        for number, rank in enumerate(case.accounts.ranks)
-        for phase, milliseconds in rank.caused.items()
-    ]
-    caused.sort(reverse=True)
-    least = LATEST * sum(milliseconds for milliseconds, *_ in caused)
-    most = [late for late in caused if late[0] > least] or caused[:1]
-    return tuple(Finding("late rank", {"n": n, "place": Finding(phase), "x": x}) for x, n, phase in most)
-
-
-def _parts_of_steps(case: Case) -> Iterator[Finding]:
-    steps, straggler = case.accounts.steps, _straggler_of(case)
-    for part in steps.proved if steps else ():
-        if steps and abs(part.value) >= WORTH * steps.value:
-            place = part.name
-            if place == "backward" and all(other.name != "exchange" for other in steps.parts):
-                place = "backward with exchange"
-            elif place == "exchange" and case.staged:
-                place = "waiting for stages"
-            values: dict[str, object] = {"x": part, "place": Finding(place)}
-            told = "more in" if part.value > 0 else "less in"
-            if part.name == LATE:
-                values["place"] = Finding(LATE, {"ranks": _late_ranks(case)})
-            elif straggler and part.name == straggler.phase and not case.staged:
-                values["place"] = Finding("of a rank", {"place": values["place"], "n": straggler.rank})
-            if part.name == "data" and part.value > 0:
-                told, values["advice"] = "more waiting", _loading_advice(case)
-            yield Finding(part.name, values, "step", told)
-
-
-def _waiting(case: Case) -> Iterator[Finding]:
-    """What an account cannot show, as the row is compared with none."""
-    own = case.summary
-    if not case.accounts.steps and own.waiting_share >= WAITING:
-        values = {"x": own.phases.data, "y": own.step_milliseconds, "n": own.waiting_share}
-        yield Finding("waiting for data", {**values, "advice": _loading_advice(case)})
-
-
-def _loading_advice(case: Case) -> Finding:
-    """What could shorten the wait for data: measured with more workers, or computed from the cores that are left."""
-    row, result, planned = case.row, case.result, case.row.configuration.planned
-    if result.config["loader"] == "resident":
-        return Finding("small network")
-    workers = result.loader_workers
-    more = [
-        (case.summaries[other.configuration.name].epoch_seconds or math.inf, other.configuration.planned.num_workers)
-        for other in case.report.rows
-        if other.results
-        and other.configuration.method == row.configuration.method
-        and other.configuration.planned.num_workers > planned.num_workers
-        and replace(other.configuration.planned, num_workers=planned.num_workers) == planned
-    ]
-    if more:
-        seconds, best = min(more)
-        return Finding("more workers", {"n": best, "m": workers, "s": seconds})
-    # on a CPU threads compute; beside a GPU, one for each process
-    threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
-    left = row.cores - workers - threads
-    if left > 0:
-        return Finding("a core left" if left == 1 else "cores left", {"cores": left, "n": row.cores})
-    return Finding("no core left", {"threads": threads, "workers": workers, "cores": row.cores})
-
-
-def _straggler(case: Case) -> Iterator[Finding]:
-    if straggler := _straggler_of(case):
-        advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(straggler.phase)
-        yield Finding("straggler", {"n": straggler.rank, "x": straggler.longer, "place": place, "advice": advice})
+def _throttled(case: Case) -> Iterator[Finding]:
+    share = case.accounts.throttled
+    if share and share.least(THROTTLED):
+        yield Finding("throttled", {"n": share.value, "m": share.margin, "cores": case.row.cores}, "machine")
 
 
 def _queued(case: Case) -> Iterator[Finding]:
@@ -164,21 +60,21 @@ def _queued(case: Case) -> Iterator[Finding]:
         return
     values = {"n": share.value, "m": share.margin, "threads": threads, "workers": workers, "cores": cores}
     if workers and threads + workers > cores:
-        yield Finding("too many workers", values)
+        yield Finding("too many workers", values, "machine")
     elif threads > cores:
-        yield Finding("shared cores", values, told="too many threads")
+        yield Finding("shared cores", values, "machine", "too many threads")
     else:
         advice = "other bindings"
         if result.world_size > 1 and result.devices[0] == "cpu":
             advice = "bound ranks" if result.config.get("bind") else "unbound ranks"
-        yield Finding("shared cores", {**values, "c": cores, "advice": Finding(advice)})
+        yield Finding("shared cores", {**values, "c": cores, "advice": Finding(advice)}, "machine")
 
 
 def _idle_threads(case: Case) -> Iterator[Finding]:
     threads, cores = case.result.threads_per_process, case.accounts.cores
     most = cores.high if cores and threads > 1 and case.result.devices[0] == "cpu" else None
     if most is not None and most <= (1 - IDLE_THREADS) * threads:
-        yield Finding("idle threads", {"x": cores, "n": threads})
+        yield Finding("idle threads", {"x": cores, "n": threads}, "machine")
 
 
 def _growth(case: Case) -> Iterator[Finding]:
@@ -271,11 +167,13 @@ def _pays_from(case: Case, extra: float) -> Finding | None:
 CAUSES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     _unequal,
     _noise,
-    _parts_of_steps,
-    _waiting,
-    _straggler,
+    _throttled,
     _queued,
     _idle_threads,
+    small_batch,
+    parts_of_steps,
+    waiting,
+    straggler,
     _growth,
     _resident,
     _overhead,

@@ -43,7 +43,8 @@ MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU'
 class Finding:
     """Something that measurements show. values: what stands in its sentence (comparison.show.sentences has the words).
 
-    of: "step" or "run" where it is a part of the account of one, and its sentence only a clause. told: which sentence
+    of: "step" or "run" where it is a part of the account of one, and its sentence only a clause; "machine" where it is
+    what the machine withholds. told: which sentence
     tells it, where its kind has several.
     """
 

@@ -30,7 +30,7 @@ class Link:
     gbps: float
     segments: int
     at_once: int
-    cores: int | None = None
+    cores: float | None = None
     delay: float = 0.0
     wire: float = math.inf
 
@@ -138,7 +138,7 @@ class _Basis:
     """
 
     planned: Planned
-    cores: int | None
+    cores: float | None
     steps: dict[int, float]
     buckets: tuple[Bucket, ...]
     ranks: int

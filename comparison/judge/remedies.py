@@ -9,13 +9,16 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import cast
 
+from common.files.probe import Probe
 from common.files.results import RunResult
 from comparison.judge.analysis import Analysis
-from comparison.judge.causes import Case, find_causes
+from comparison.judge.causes import find_causes
 from comparison.judge.measures import Finding
+from comparison.judge.ranks import COMPUTATION, rank_means
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess, mean_excess
-from comparison.judge.steps import COMPUTATION, LATE, account_for_steps, find_accounts, paired, rank_means, step_time
+from comparison.judge.step_causes import Case
+from comparison.judge.steps import LATE, account_for_steps, find_accounts, paired, step_time
 from comparison.methods import method_of
 from comparison.plan.counterparts import REMEDY, SHAM, counterpart
 from comparison.plan.plan import make_order
@@ -23,6 +26,7 @@ from comparison.record import Report, Settings
 from comparison.rows import Configuration, Row
 
 QUEUED = "queued"  # of no phase: the time in which threads wait for a core
+NEAR = 0.15  # so much less or more than predicted is still what was predicted
 SIDE_EFFECT = 0.25  # of what the blamed phase lost may another one change, before the remedy is no proof of the phase
 
 
@@ -81,13 +85,16 @@ class Proof:
             return "elsewhere"
         if predicted.low is None or predicted.high is None:
             return "proved"
-        return "less" if measured.high < predicted.low else "more" if measured.low > predicted.high else "proved"
+        if measured.high < (1 - NEAR) * predicted.low:
+            return "less"
+        return "more" if measured.low > (1 + NEAR) * predicted.high else "proved"
 
 
 def find_remedies(analysis: Analysis) -> list[Remedy]:
     """Return the remedy for the largest cause of each row that makes its step longer, where there is one."""
     rows = [_alone(analysis, entry) for entry in analysis.rows if entry.row.results]
-    remedies = (next(filter(None, (_remedy(entry, cause) for cause in entry.causes)), None) for entry in rows)
+    probe = analysis.report.probe
+    remedies = (next(filter(None, (_remedy(entry, cause, probe) for cause in entry.causes)), None) for entry in rows)
     return [remedy for remedy in remedies if remedy]
 
 
@@ -99,17 +106,20 @@ def _alone(analysis: Analysis, entry: RowAnalysis) -> RowAnalysis:
     return replace(entry, accounts=accounts, causes=find_causes(case))
 
 
-def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
+def _remedy(entry: RowAnalysis, cause: Finding, probe: Probe | None) -> Remedy | None:
     """What takes the cause away; None if nothing is known that does, or if it costs nothing."""
     result, planned, more = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
     flags: tuple[str, ...] = ()
-    phase, place = kind, cause.values.get("place")
+    place = cause.values.get("place")
     of_a_rank = isinstance(place, Finding) and place.kind == "of a rank"  # which no flag makes as fast as the others
+    if kind == "straggler" and entry.accounts.straggler:
+        kind = entry.accounts.straggler.phase
+    phase = kind
     parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
     predicted = parts.get(kind) if cause.of == "step" else None
-    if kind == "waiting for data":
-        phase, predicted = "data", Excess("data", entry.summary.phases.known["data"])
+    if kind in ("data", "waiting for data"):
+        phase, predicted = "data", _all_waiting(entry, probe)
     elif kind == "too many workers" and entry.accounts.queued:
         phase, predicted = QUEUED, entry.accounts.queued.times(entry.summary.step_milliseconds)
     if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
@@ -118,14 +128,19 @@ def _remedy(entry: RowAnalysis, cause: Finding) -> Remedy | None:
         change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
     elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
         change, flags = "no exchange", method.without_exchange
-    elif (
-        kind in COMPUTATION and more > 1 and not method.staged and not of_a_rank
-    ):  # a stage sees the whole batch already
+    elif kind in COMPUTATION and more > 1 and not method.staged and not of_a_rank:  # a stage sees the whole batch
         batch = round(planned.batch_size * more)
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
     if not change or not predicted or predicted.value <= 0:
         return None
     return Remedy(entry.row.configuration, entry.label, kind, change, flags, phase, predicted)
+
+
+def _all_waiting(entry: RowAnalysis, probe: Probe | None) -> Excess:
+    """What a step waits for its batch, of which the resident loader leaves no more than it needs to cut one."""
+    result, speed = entry.row.results[0], probe and probe.resident_images_per_second
+    needed = 1000 * result.global_batch_size / result.data_ranks / speed if speed else 0.0
+    return mean_excess("data", [step_time(run).parts["data"] - needed for run in entry.row.results])
 
 
 def plan_proof(analysis: Analysis) -> Report | None:

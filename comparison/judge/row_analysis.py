@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from comparison.judge.causes import Case, find_causes
+from comparison.judge.causes import find_causes
 from comparison.judge.fairness import NOT_SHOWN, Standing
 from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs
 from comparison.judge.statistics import DISTURBED, FASTER
+from comparison.judge.step_causes import Case
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.record import Report
 from comparison.rows import Row

@@ -1,4 +1,4 @@
-"""The mean step and the whole run of a row, and of each of its ranks: by themselves, and against the baseline's.
+"""The mean step and the whole run of a row: by themselves, and against the baseline's.
 
 Of a step, an even share of the baseline's work is expected, phase by phase; of a whole run, the baseline's own time.
 """
@@ -7,18 +7,29 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TypeVar
 
-from common.files.results import PHASES, PhaseTimes, RankTimes, RunResult, Waits
+from common.files.results import PHASES, RunResult
 from comparison.judge.fairness import Standing
 from comparison.judge.measures import done
+from comparison.judge.ranks import (
+    OUTSIDE,
+    RankMeans,
+    Straggler,
+    cores_computing,
+    critical_rank,
+    find_straggler,
+    mean_phases,
+    mean_ranks,
+    queued_share,
+    rank_means,
+    throttled_share,
+)
 from comparison.judge.statistics import Excess, mean_excess
 from comparison.rows import Row
 
 T = TypeVar("T")
-OUTSIDE, LATE = "outside", "late ranks"
-COMPUTATION = ("forward", "backward", "update")
+LATE = "late ranks"
 
 
 @dataclass(frozen=True)
@@ -72,159 +83,6 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int
     return Account(statistics.mean(whole), statistics.mean(expected), total, tuple(parts))
 
 
-@dataclass(frozen=True)
-class RankMeans:
-    """One rank in the mean step of a run, or of several, without the warm-up. Milliseconds.
-
-    cpu: computing, all its threads together. queued: its threads were ready to run and had no core; None where the
-    kernel does not tell. waited, caused: as in Waits; None and nothing where that is not told.
-    """
-
-    step: float
-    cpu: float
-    queued: float | None
-    phases: dict[str, float]
-    waited: float | None = None
-    caused: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exchange(self) -> float:
-        """The phase in which it waits for the other ranks."""
-        return self.phases.get("exchange", 0.0)
-
-    @property
-    def work(self) -> float:
-        """All but that."""
-        return self.step - self.exchange
-
-
-Ranks = Sequence[RankMeans]  # of one run
-
-
-def rank_means(result: RunResult) -> list[RankMeans]:
-    """Return every rank's means; nothing for an older result, which kept no ranks."""
-    epochs = result.timed_epochs
-    steps = [epoch.steps for epoch in epochs]
-    return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
-
-
-def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
-    """times: one rank's in each epoch; steps: how many each epoch had."""
-
-    def per_step(seconds: Sequence[float]) -> float:
-        return 1000 * sum(seconds) / sum(steps)
-
-    queues = [epoch.queue_seconds for epoch in times if epoch.queue_seconds is not None]
-    return RankMeans(
-        per_step([epoch.train_seconds for epoch in times]),
-        per_step([epoch.cpu_seconds for epoch in times]),
-        per_step(queues) if len(queues) == len(times) else None,
-        _mean_phases([epoch.phases for epoch in times], steps),
-        *_mean_waits([epoch.waits for epoch in times], steps),
-    )
-
-
-def _mean_waits(waits: Sequence[Waits | None], steps: Sequence[int]) -> tuple[float | None, dict[str, float]]:
-    """The means of what a rank waited, and of what the others waited for it, if every epoch tells it."""
-    told = [some for some in waits if some]
-    if len(told) < len(waits):
-        return None, {}
-    shares = [count / sum(steps) for count in steps]
-    weighted = list(zip(told, shares, strict=True))
-    caused = {name: sum(some.caused[name] * share for some, share in weighted) for name in told[0].caused}
-    return sum(some.waited * share for some, share in weighted), caused
-
-
-def _mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
-    """The mean over all steps of each phase that is known in every epoch."""
-    known = [epoch.known for epoch in phases]
-    names = [name for name in PHASES if name != "rest" and all(name in epoch for epoch in known)]
-    return {
-        name: sum(epoch[name] * weight for epoch, weight in zip(known, steps, strict=True)) / sum(steps)
-        for name in names
-    }
-
-
-def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
-    """Return every rank's means over several runs; nothing where one of them kept no ranks."""
-    return tuple(_mean_rank(means) for means in zip(*runs, strict=False))
-
-
-def _mean_rank(runs: Ranks) -> RankMeans:
-    queues = [means.queued for means in runs if means.queued is not None]
-    return RankMeans(
-        statistics.mean(means.step for means in runs),
-        statistics.mean(means.cpu for means in runs),
-        statistics.mean(queues) if len(queues) == len(runs) else None,
-        {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases},
-        statistics.mean(means.waited or 0.0 for means in runs) if runs[0].waited is not None else None,
-        {name: statistics.mean(means.caused.get(name, 0.0) for means in runs) for name in runs[0].caused},
-    )
-
-
-def critical_rank(ranks: Ranks) -> RankMeans | None:
-    """Return the means of the rank that the others wait for: the one with the most work.
-
-    Without an exchange, or where it is not told apart, it is the slowest. None in an older result.
-    """
-    return max(ranks, key=lambda rank: rank.work, default=None)
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """The rank that has most to do. longer: milliseconds per step more than the others' mean, with an interval.
-
-    phase: where most of that is.
-    """
-
-    rank: int
-    longer: Excess
-    phase: str
-
-
-def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
-    """Return the rank with the most work in the runs' mean step; None where there is one rank, or ranks were not kept.
-
-    As it is chosen among all ranks, its interval is that of one of so many claims.
-    """
-    ranks = min(map(len, runs), default=0)
-    if ranks < 2:
-        return None
-
-    def longer(rank: int, measure: Callable[[RankMeans], float]) -> list[float]:
-        values = [[measure(means) for means in run] for run in runs]
-        return [own[rank] - statistics.mean(own[:rank] + own[rank + 1 :]) for own in values]
-
-    work = attrgetter("work")
-    slowest = max(range(ranks), key=lambda rank: sum(longer(rank, work)))
-    known = [name for name in runs[0][0].phases if all(name in means.phases for means in runs[0])]
-    phases = [name for name in known if name != "exchange"]
-    phase = max(phases, default=OUTSIDE, key=lambda name: sum(longer(slowest, lambda means: means.phases[name])))
-    return Straggler(slowest, mean_excess("straggler", longer(slowest, work), ranks), phase)
-
-
-def queued_share(runs: Sequence[Ranks], threads: int) -> Excess | None:
-    """Return which part of a step the threads of a rank were ready to run and had no core, 0..1; None if not known."""
-    shares = [[means.queued / means.step for means in ranks if means.queued is not None] for ranks in runs]
-    if not all(shares) or any(len(own) < len(ranks) for own, ranks in zip(shares, runs, strict=True)):
-        return None
-    return mean_excess("queued", [statistics.mean(own) / threads for own in shares])
-
-
-def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
-    """Return how many cores the rank with the most work kept busy, at most, in forward, backward and update.
-
-    All that it computed is taken as done in these phases. None if they, or what it computed, are not known, or if ranks
-    may wait for one another in them, as no exchange is told apart.
-    """
-    ranks = [critical_rank(run) for run in runs]
-    for rank, run in zip(ranks, runs, strict=True):
-        needed = (*COMPUTATION, "exchange") if len(run) > 1 else COMPUTATION
-        if not rank or any(name not in rank.phases for name in needed):
-            return None
-    return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in COMPUTATION) for rank in ranks if rank])
-
-
 def growth(row: Row, other: Row | None = None) -> Excess | None:
     """Return by which share epochs got longer from a run's first timed epoch to its last, along a straight line.
 
@@ -253,7 +111,7 @@ def step_time(result: RunResult) -> Time:
     """
     epochs, rank = result.timed_epochs, critical_rank(rank_means(result))
     steps = [epoch.steps for epoch in epochs]
-    parts = rank.phases if rank else _mean_phases([epoch.phases for epoch in epochs], steps)
+    parts = rank.phases if rank else mean_phases([epoch.phases for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
         parts = {"exchange": 0.0, LATE: 0.0, **parts}
     elif rank and rank.waited is not None:
@@ -310,8 +168,9 @@ class Accounts:
 
     steps (milliseconds), runs (seconds): how its mean step and whole run differ from what the baseline lets expect;
     None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
-    were kept. straggler, queued, cores, growth: see the functions of this module. beside: the growth beside the
-    baseline's; of a row that is compared with none, its own.
+    were kept. straggler, queued, throttled, cores, growth: see the functions of this module. beside: the growth beside
+    the baseline's; of a row that is compared with none, its own. usual: by phase, an even share of the milliseconds by
+    which long steps lengthen the baseline's.
     """
 
     steps: Account | None = None
@@ -319,9 +178,11 @@ class Accounts:
     ranks: tuple[RankMeans, ...] = ()
     straggler: Straggler | None = None
     queued: Excess | None = None
+    throttled: Excess | None = None
     cores: Excess | None = None
     growth: Excess | None = None
     beside: Excess | None = None
+    usual: dict[str, float] = field(default_factory=dict)
 
 
 def find_accounts(row: Row, standing: Standing) -> Accounts:
@@ -330,8 +191,10 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         return Accounts()
     runs, alone = [rank_means(result) for result in row.results], growth(row)
     baseline = standing.baseline if standing.baseline is not row else None
-    steps = whole = None
+    steps, whole, usual = None, None, {}
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
+        for rank in mean_ranks([rank_means(result) for result in baseline.results])[:1]:
+            usual = {name: long.milliseconds / standing.devices for name, long in rank.long.items()}
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
         whole = account_for_runs(row, baseline, standing.accounts)
     return Accounts(
@@ -340,7 +203,9 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         mean_ranks(runs),
         find_straggler(runs),
         queued_share(runs, row.results[0].threads_per_process),
+        throttled_share(row.results),
         cores_computing(runs),
         alone,
         growth(row, baseline) if baseline and baseline.results else alone,
+        usual,
     )

@@ -39,7 +39,7 @@ def _words(name: str, value: object) -> object:
     if isinstance(value, tuple):
         texts = [_item(item) for item in value]
         return join("; " if name == "settings" else ", ", texts)
-    return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, int) else value
+    return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, (int, float)) else value
 
 
 def _item(item: object) -> str:

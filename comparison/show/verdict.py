@@ -198,8 +198,8 @@ def _paragraph(analysis, entry):
         return join(" ", broken or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
         return join(" ", [*broken, *_memory(analysis, entry)])
-    causes = [tell(cause) for cause in entry.causes if not cause.of]
-    step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *causes]
+    others = [tell(cause) for cause in entry.causes if not cause.of]
+    step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *others]
     return join(" ", [*broken, *step, *_whole_run(entry), *_costs(entry), *_memory(analysis, entry)])
 
 
@@ -257,10 +257,11 @@ def tell_trial(trial: Trial) -> str:
 
 
 def _mean_step(analysis, entry):
-    """By how much a step differs from an even share of the baseline's work, and which parts of that are proved."""
-    steps = entry.accounts.steps
+    """What the machine withholds; by how much a step differs from an even share of the baseline's work, and which parts
+    of that are proved."""
+    steps, machine = entry.accounts.steps, [tell(cause) for cause in entry.causes if cause.of == "machine"]
     if not steps:
-        return []
+        return machine
     whose = say("the baseline's")
     if several_baselines(analysis):
         whose = quoted([entry.standing.baseline.label])
@@ -269,7 +270,7 @@ def _mean_step(analysis, entry):
     if parts and abs(rest) >= REST * abs(steps.total.value):
         parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])
     where = parts or say("where, is not proved")
-    return [sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
+    return [*machine, sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
 
 
 def _whole_run(entry):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.files.results import PhaseTimes, RankTimes, Waits
+from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import Finding
 from comparison.show.figures import draw_all
@@ -78,6 +78,8 @@ def test_what_is_outside_of_the_phases_is_named_too():
 def test_little_is_not_worth_a_word_and_noise_proves_nothing():
     little = rank(halves(forward=5.3))
     assert judged(single(), ddp(little, little)) == {}
+    beside = rank(halves(forward=5.9, update=28.0))  # 0.9 of 45 ms, and less than a twentieth of the 24 in the update
+    assert [*judged(single(), ddp(beside, beside))] == ["update"]
     noisy = [run(rank(halves(forward=forward)), rank(halves(forward=forward))) for forward in (5.0, 25.0, 10.0)]
     rows = single(), row("ddp", noisy)
     assert [*judged(*rows)] == ["noise"] and "where, is not proved." in verdict(analyse(report_of(*rows)))[1]
@@ -98,15 +100,72 @@ def test_a_straggler_is_named_with_its_rank_and_its_phase():
     waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
     for ranks, number in (((waits, works), 1), ((works, waits), 0)):
         causes = judged(single(), ddp(*ranks))
-        assert [*causes] == ["forward", "straggler"]
-        values = causes["straggler"].values
-        assert (values["n"], values["x"].value, values["place"].kind) == (number, pytest.approx(6.0), "forward")
-        assert values["advice"] == Finding("slow rank")
-        assert causes["forward"].values["place"] == Finding("of a rank", {"place": Finding("forward"), "n": number})
+        ((kind, cause),) = causes.items()
+        assert kind == "straggler" and told(cause) == (pytest.approx(6.0), "of a rank", "more in")
+        assert cause.values["place"].values == {"place": Finding("forward"), "n": number}
     waits, works = rank(halves(exchange=0.5)), rank(halves(forward=5.5))
     assert "straggler" not in judged(single(), ddp(waits, works))
-    stages = pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0)))
-    assert judged(single(), stages)["straggler"].values["advice"] == Finding("uneven cut")
+    stages = judged(single(), pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0))))
+    values = stages["straggler"].values
+    assert (values["n"], values["x"].value, values["place"].kind) == (1, pytest.approx(6.0), "forward")
+    assert values["advice"] == Finding("uneven cut") and stages["forward"].values["place"] == Finding("forward")
+
+
+def test_a_straggler_comes_first_with_all_that_it_has_more():
+    waits, works = rank(halves(exchange=9.0, update=9.0)), rank(halves(forward=11.0, backward=13.0, update=9.0))
+    causes = judged(single(), ddp(waits, works))
+    assert next(iter(causes)) == "straggler" and {*causes} == {"straggler", "update", "backward"}
+    assert causes["straggler"].values["place"].values == {"place": Finding("forward"), "n": 1}
+    assert causes["backward"].values["place"].values == {"place": Finding("backward"), "n": 1}
+    assert causes["update"].values["place"] == Finding("update")
+
+
+@pytest.mark.parametrize("period, kind", [(20, "regular steps"), (None, "some steps"), (2, "regular steps")])
+def test_long_steps_are_named_where_they_bring_most_of_what_a_phase_takes_more(period, kind):
+    def place(more, long, baseline=0.0):
+        own = replace(rank(halves(forward=5.0 + more)), long_steps={"forward": LongSteps(0.05, long, period)})
+        usual = {"forward": LongSteps(0.05, baseline, period)} if baseline else {}
+        base = row("single", [run(replace(rank(STEP_MS), long_steps=usual), factors=3 * (f,)) for f in JITTER])
+        return judged(base, ddp(own, own))["forward"].values["place"]
+
+    found = place(6.0, 5.0)
+    expected = {"place": Finding("forward"), "share": 0.05, "milliseconds": 5.0, "period": period}
+    assert (found.kind, found.values) == (kind, pytest.approx(expected))
+    assert place(6.0, 2.9) == place(6.0, 5.0, baseline=5.0) == Finding("forward")
+
+
+def test_ranks_whose_long_steps_are_not_alike_have_no_period():
+    periods = iter([20, 20, 20, 7, 9, 11])
+    runs = [
+        run(*[replace(rank(halves(forward=11.0)), long_steps={"forward": LongSteps(0.05, 6.0, next(periods))})] * 2)
+        for _ in range(6)
+    ]
+    causes = judged(single(), row("ddp", runs[:3])), judged(single(), row("ddp", runs[3:]))
+    assert [told["forward"].values["place"].kind for told in causes] == ["regular steps", "some steps"]
+
+
+def test_a_quota_that_stops_threads_comes_first():
+    def named(throttled):
+        ranks = [replace(rank(halves(forward=11.0)), throttled_seconds=throttled)] * 2
+        return judged(single(), ddp(*ranks, environment={**ENVIRONMENT, "cores": 1.5}))
+
+    causes = named(0.13)  # of 0.26 s, of two threads
+    assert [*causes] == ["throttled", "forward"] and causes["throttled"].of == "machine"
+    assert causes["throttled"].values == pytest.approx({"n": 0.25, "m": 0.0, "cores": 1.5}, abs=0.01)
+    assert "A quota of 1.5 cores stopped" in tell(causes["throttled"])
+    assert [*named(0.02)] == [*named(None)] == ["forward"]
+
+
+@pytest.mark.parametrize("few, more", [(22.0, 2.0), (20.5, None), (26.0, 6.0)])
+def test_what_a_small_batch_costs_one_device_too_is_no_fault_of_the_method(few, more):
+    """DDP takes 6 ms more than an even share; one device takes 40 ms for 100 images, and `few` for 50."""
+    steps = [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, few))]
+    configured, runs = ddp(*[rank(halves(update=10.0))] * 2)
+    configured = replace(configured, planned=replace(configured.planned, per_device_batch_size=50))
+    causes = judged(single(), (configured, runs), probe={"steps": steps})
+    expected = {"x": few, "n": 50, "f": pytest.approx(more)} if more else None
+    assert [*causes] == (["small batch"] if more else []) + ["update"]
+    assert more is None or causes["small batch"].values == expected
 
 
 def test_ranks_that_pause_out_of_step_wait_for_one_another_and_not_for_the_exchange():
@@ -119,6 +178,7 @@ def test_ranks_that_pause_out_of_step_wait_for_one_another_and_not_for_the_excha
     late = causes["late ranks"].values["place"].values["ranks"]
     assert [(found.values["n"], found.values["place"].kind) for found in late] == [(0, "data"), (1, "data")]
     words = verdict(analyse(report_of(single(), ddp(*ranks))))[1]
+    assert next(iter(causes)) == "late ranks"
     assert "5.0 ± 0.0 ms more in waiting for late ranks (rank 0, 5.0 ms in waiting for data, rank 1, 4.9 ms in" in words
 
 

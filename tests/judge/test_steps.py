@@ -10,18 +10,9 @@ import pytest
 
 from common.files.results import PhaseTimes, RankTimes
 from comparison.judge.analysis import analyse
+from comparison.judge.ranks import critical_rank, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
-from comparison.judge.steps import (
-    LATE,
-    Time,
-    account_for_runs,
-    account_for_steps,
-    critical_rank,
-    make_account,
-    rank_means,
-    run_time,
-    step_time,
-)
+from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
 from tests.reports import configuration, make_result, report_of, runs
 

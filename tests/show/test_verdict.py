@@ -322,6 +322,21 @@ def test_a_tenth_of_the_cores_disturbs_nobody():
     assert not any(row.disturbed for row in replace(failed, outcomes=tuple(disturbed)).rows)  # it does not count
 
 
+@pytest.mark.parametrize(
+    "cores, busy, stolen, taken",
+    [(16, 1.0, 0.0, 1.0), (16, 0.09, 0.0, None), (17, 1.05, 0.0, None), (32, 1.0, 0.0, None), (32, 0.0, 0.3, 0.3)],
+)
+def test_a_program_disturbs_where_it_takes_a_core_that_a_rank_needs(cores, busy, stolen, taken):
+    """One core of 16 is less than a tenth, and delays all 16 ranks."""
+    environment = {**ENVIRONMENT, "cores": cores}
+    ranks = (ddp(), [replace(result, world_size=16, environment=environment) for result in two()])
+    report = report_of(SINGLE, ranks)
+    outcomes = [replace(outcome, foreign_cores=busy, stolen=stolen) for outcome in report.outcomes[3:]]
+    row = replace(report, outcomes=(*report.outcomes[:3], *outcomes)).rows[1]
+    assert row.disturbed == bool(taken) and (not taken or row.foreign.taken == pytest.approx(taken))
+    assert (row.foreign.words == "took a core for 30% of the time") == bool(stolen)
+
+
 def test_rows_without_results_say_why():
     report = report_of(SINGLE, (configuration("dp", skip="needs 2 GPUs, found 1"), []), (ddp(), ["failed"]))
     paragraphs = verdict(report)
