@@ -1,21 +1,23 @@
-"""Does the comparison name the cause where there is one, with the right number, and none where there is none?
+"""Does the comparison name the cause where there is one, first and with the right number, and none where there is none?
 
     python benchmarks/planted_causes.py
     python benchmarks/planted_causes.py --plants "slow loader" straggler --seeds 1
 
-For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants) run in blocks, and
-are judged as every comparison is. `--output` gets what was named, beside what was planted, for each plant and seed:
-those that are in it already are kept and not run again, and what another program disturbed is left out. The figure
-beside it has a line for each plant.
+For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants, or in the machine)
+run in blocks, in turns, and are judged as every comparison is. `--output` gets what was named, beside what was planted,
+for each plant and seed: those that are in it already are kept and not run again, and what another program disturbed is
+left out. The figure beside it has a line for each plant. Whoever adds a cause adds a plant.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,102 +25,184 @@ from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, as_table,
 
 from common.errors import FAILED, SuiteError
 from common.files.plots import new_figure, save_figure
+from common.files.probe import Probe
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import one_of
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import run_seconds
+from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess
+from comparison.judge.steps import LATE
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Report
-from comparison.rows import Configuration, Outcome
-from comparison.run.turns import run_once
+from comparison.rows import Configuration
+from comparison.run.forecast import run_probe
+from comparison.run.turns import Run, take_turns
 
-TRAINING = "--dataset synthetic-mnist --train-size 6400".split()
-EPOCH_STEPS, EPOCHS, LONGER = 50, 5, 10
-BLOCKS = 5
-PLANTED = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
-WITHIN = 0.05  # of what was planted
+BATCH, EPOCH_STEPS, EPOCHS, LONGER = 64, 50, 4, 9
+EVALUATED = 4  # batches of the test images
+BLOCKS = 4
+WITHIN = 0.15  # of what was planted: so far a size may be off
 SLOWER_STEP = 0.00004  # seconds by which a step of "growing slowness" is slower than the one before
-ANY_PHASE = ("data", "transfer", "forward", "backward", "exchange", "update", "outside")
-ANY_STAGE = ("start-up", "warm-up", "evaluation")
+QUOTA = 1.5  # cores
+GROUPS = Path("/sys/fs/cgroup")
+PROGRAMS = {  # which run beside the planted row
+    "all the time": "while True: pass",
+    "a third of the time": "import time\nwhile True:\n  if time.time() % 0.3 > 0.1: time.sleep(0.2)",
+    "memory traffic": "import numpy\na, b = numpy.zeros((2, 1 << 25))\nwhile True: b[:] = a",
+}
 
 
 @dataclass(frozen=True)
 class Plant:
     """What is planted in one of two equal rows.
 
-    method: of both rows. causes: all that may rightly be named then; the first must be. size: what is planted, as the
-    first cause counts it (milliseconds per step, seconds per run, or a share); None where it is not known beforehand.
-    variables, prefix: what comes before the row's command. settings: of both rows; workers: of the planted one alone.
-    burner: another program computes while the row runs. epochs: of a run, the first of which is
-    not timed.
+    method: of both rows. first: what is to be named first, as named() has it. also: the kinds of causes that follow
+    from it, and may be named after it. size: what is planted, as the first cause counts it (milliseconds per step,
+    seconds per run, or a share); None where it is not known beforehand. variables, prefix: what comes before the row's
+    command. settings: of both rows; workers: of the planted one alone. beside: one of PROGRAMS, which runs while the
+    row does. quota: the row has QUOTA cores. everywhere: it is planted in both rows, of which the plain one trains on
+    one device, and in the probe. epochs: of a run, the first of which is not timed.
     """
 
     method: str = "single"
-    causes: tuple[str, ...] = ()
+    first: str = ""
+    also: tuple[str, ...] = ()
     size: float | None = None
     variables: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
     settings: tuple[tuple[str, object], ...] = ()
     workers: int | None = None
-    burner: bool = False
+    beside: str = ""
+    quota: bool = False
+    everywhere: bool = False
     epochs: int = EPOCHS
+
+    @property
+    def batch(self) -> int:
+        """Of all devices together."""
+        return BATCH if self.method == "single" else 2 * BATCH
+
+    @property
+    def data(self) -> list[str]:
+        """The flags of the data set."""
+        return ["--dataset", "synthetic-mnist", "--train-size", str(EPOCH_STEPS * self.batch)]
 
     @property
     def rows(self) -> list[Configuration]:
         """The two rows' configurations, the plain one first."""
-        given = {**PLANNED, "loader": "resident", "methods": [(self.method, {})], **dict(self.settings)}
-        flags = [*TRAINING, "--epochs", str(self.epochs), "--loader", given["loader"]]
-        (plain,) = make_plan(argparse.Namespace(**given), Machine(gpus=0, cores=2), flags)
-        command = list(plain.command)
+        methods = [("single", {}), (self.method, {})] if self.everywhere else [(self.method, {})]
+        given = {**PLANNED, "loader": "resident", "batch_size": [self.batch], "methods": methods, **dict(self.settings)}
+        flags = [*self.data, "--epochs", str(self.epochs), "--loader", given["loader"]]
+        plan = make_plan(argparse.Namespace(**given), Machine(gpus=0, cores=2), flags)
+        before = ("env", *self.variables, *self.prefix)
+        if self.everywhere:
+            return [replace(row, command=(*before, *row.command)) for row in plan]
+        command = list(plan[0].command)
         if self.workers is not None:
             command[command.index("--num-workers") + 1] = str(self.workers)
-        planted = ("env", *self.variables, *self.prefix, *command)
-        return [plain, replace(plain, name="planted", label="planted", command=planted)]
+        return [plan[0], replace(plan[0], name="planted", label="planted", command=(*before, *command))]
+
+    def probe(self, report: Report) -> Probe | None:
+        """What the probe measures where the same is planted in it."""
+        if not self.everywhere:
+            return None
+        os.environ.update(variable.split("=", 1) for variable in self.variables)
+        try:
+            return run_probe(report, self.data)
+        finally:
+            for variable in self.variables:
+                del os.environ[variable.split("=", 1)[0]]
 
 
-def slowed(name: str, seconds: float, *causes: str, size: float | None = None, **others) -> Plant:
-    """Return a plant of benchmarks/plants that takes so many seconds each time; by default it does so in every step."""
-    return Plant(
-        causes=causes,
-        size=1000 * seconds if size is None else size,
-        variables=(PLANTED, f"PLANT={name}", f"SECONDS={seconds}"),
-        **others,
-    )
+def slowed(
+    name: str, seconds: float, first: str, *also: str, size: float | None = 0.0, how: str = "", **others
+) -> Plant:
+    """Return a plant of benchmarks/plants that takes so many seconds each time. size: 0 for as long in every step. how:
+    in which steps, and of which rank."""
+    path = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
+    variables = (path, f"PLANT={name}", f"PLANT_SECONDS={seconds}", *(f"PLANT_{word}" for word in how.split()))
+    return Plant(first=first, also=also, size=1000 * seconds if size == 0 else size, variables=variables, **others)
 
 
+PHASES = ("data", "transfer", "forward", "backward", "exchange", "update", "outside")
+WAITING = ("exchange", "late ranks")  # what follows where ranks wait for another
+RUN = ("start-up", "warm-up", "evaluation")
 PLANTS = {
     "nothing": Plant(),
     "nothing, two ranks": Plant("ddp"),
-    "slow loader": slowed("slow-loader", 0.004, "data"),
-    "slow transfer": slowed("slow-transfer", 0.004, "transfer"),
-    "slow update": slowed("slow-update", 0.004, "update"),
-    "slow all-reduce": slowed("slow-all-reduce", 0.008, "exchange", method="ddp"),
-    "straggler": slowed("straggler", 0.006, "straggler", "forward", method="ddp"),
-    "pauses out of step": slowed("out-of-step", 0.012, "late ranks", "forward", size=6.0, method="ddp"),
-    "ranks on one core": Plant("ddp", ("shared cores", *ANY_PHASE, *ANY_STAGE), prefix=("taskset", "--cpu-list", "0")),
-    "too few threads": Plant(
-        causes=("idle threads", *ANY_PHASE, *ANY_STAGE),
-        size=1.0,
-        variables=(PLANTED, "PLANT=few-threads"),
-        settings=(("threads_per_device", 2),),
+    "slow loader": slowed("loader", 0.004, "data"),
+    "disk": slowed("disk", 0.004, "data"),
+    "slow transfer": slowed("transfer", 0.004, "transfer"),
+    "slow forward": slowed("forward", 0.006, "forward", *WAITING, method="ddp"),
+    "slow backward": slowed("backward", 0.004, "backward"),
+    "slow update": slowed("update", 0.004, "update"),
+    "slow all-reduce": slowed("all-reduce", 0.008, "exchange", method="ddp"),
+    "every second step": slowed("forward", 0.008, "forward, 1 step of 2", size=4.0, how="EVERY=2"),
+    "every seventh step": slowed("loader", 0.028, "data, 1 step of 7", size=4.0, how="EVERY=7"),
+    "garbage collector": slowed("collector", 0.08, "update, 1 step of 20", size=4.0, how="EVERY=20"),
+    "some steps": slowed("forward", 0.04, "forward, some steps", size=4.0, how="SHARE=0.1"),
+    "growing slowness": slowed(
+        *("update", SLOWER_STEP, "update", "growing"),
+        how="GROWS=1",
+        epochs=LONGER,
+        size=1000 * SLOWER_STEP * EPOCH_STEPS * (LONGER + 1) / 2,
     ),
-    "too many workers": Plant(
-        causes=("too many workers", *ANY_PHASE, *ANY_STAGE),
+    "straggler": slowed("forward", 0.006, "forward of rank 1", *WAITING, how="RANK=1", method="ddp"),
+    "slow loader of a rank": slowed("loader", 0.006, "data of rank 0", *WAITING, how="RANK=0", method="ddp"),
+    "slow update of a rank": slowed("update", 0.006, "update of rank 1", *WAITING, how="RANK=1", method="ddp"),
+    "twice the images": slowed(
+        "twice", 0.0, "backward of rank 1", "forward of rank 1", *WAITING, size=None, how="RANK=1", method="ddp"
+    ),
+    "pauses in turns": slowed(
+        *("forward", 0.024, "late ranks, 1 step of 2", "forward", "exchange"), size=12.0, how="TURNS=1", method="ddp"
+    ),
+    "pauses at random": slowed(
+        *("backward", 0.04, "late ranks, some steps", "backward", "exchange"), size=None, how="SHARE=0.1", method="ddp"
+    ),
+    "ranks on one core": Plant("ddp", "shared cores", (*PHASES, *RUN, *WAITING), prefix=("taskset", "--cpu-list", "0")),
+    "quota": Plant("ddp", "throttled", (*PHASES, *RUN, *WAITING, "shared cores"), quota=True),
+    "too few threads": replace(
+        slowed("few-threads", 0.0, "idle threads", *PHASES, *RUN, size=1.0), settings=(("threads_per_device", 2),)
+    ),
+    "too many workers": replace(
+        slowed("rude-workers", 0.0, "too many workers", *PHASES, *RUN, size=None),
         workers=8,
         settings=(("loader", "workers"), ("num_workers", [1]), ("threads_per_device", 2)),
-        variables=(PLANTED, "PLANT=rude-workers"),
     ),
-    "foreign load": Plant(causes=("disturbed",), burner=True),
-    "slow start": slowed("slow-start", 2.0, "start-up", size=2.0),
-    "slow evaluation": slowed("slow-evaluation", 0.05, "evaluation", size=1.0),
-    "growing slowness": slowed(
-        "growing", SLOWER_STEP, "growing", "update", epochs=LONGER, size=SLOWER_STEP * EPOCH_STEPS**2 * (LONGER - 2)
+    "foreign program": Plant(first="disturbed", beside="all the time"),
+    "foreign program now and then": Plant("ddp", "disturbed", beside="a third of the time"),
+    "memory traffic": Plant(first="disturbed", beside="memory traffic"),
+    "every row slower": slowed(
+        *("update", 0.008, "small batch", "update", "exchange", "forward", "backward", *RUN, *WAITING),
+        size=None,
+        method="ddp",
+        everywhere=True,
     ),
+    "slow start": slowed("start", 2.0, "start-up", size=2.0),
+    "slow evaluation": slowed("evaluation", 0.1, "evaluation", size=0.1 * EVALUATED * EPOCHS),
 }
+
+
+def named(cause: Finding) -> str:
+    """Return what a cause is called here: its kind, or its phase; which rank's it is; and in which steps. "" for what
+    makes nothing slower."""
+    name, place, part = cause.kind, cause.values.get("place"), cause.values.get("x")
+    if name in ("noise", "unequal") or (cause.of in ("step", "run") and isinstance(part, Excess) and part.value < 0):
+        return ""
+    if name == LATE and isinstance(place, Finding):
+        place = place.values["ranks"][0].values["place"]
+    if isinstance(place, Finding) and place.kind == "of a rank":
+        name, place = f" of rank {place.values['n']}", place.values["place"]
+        phase = place.values["place"] if place.kind in ("regular steps", "some steps") else place
+        name = f"{phase.kind}{name}"
+    elif cause.kind == "straggler" and isinstance(place, Finding):
+        name = f"{place.kind} of rank {cause.values['n']}"
+    if isinstance(place, Finding) and place.kind == "regular steps":
+        return f"{name}, 1 step of {place.values['period']}"
+    return f"{name}, some steps" if isinstance(place, Finding) and place.kind == "some steps" else name
 
 
 @dataclass(frozen=True)
@@ -139,92 +223,120 @@ class Trial:
 
     @property
     def right(self) -> bool:
-        """Whether the cause that was planted is named, or none where none was."""
-        causes = PLANTS[self.plant].causes
-        return causes[0] in self.named if causes else not self.named
+        """Whether what was planted is named first, or nothing where nothing was."""
+        return self.named[:1] == ((PLANTS[self.plant].first,) if PLANTS[self.plant].first else ())
 
     @property
     def wrong(self) -> list[str]:
-        """The causes that are named and were not planted, nor follow from what was."""
-        return [name for name in self.named if name not in PLANTS[self.plant].causes]
+        """What is named and was not planted, nor follows from what was."""
+        plant = PLANTS[self.plant]
+        return [name for name in self.named if name != plant.first and name.partition(",")[0] not in plant.also]
+
+
+class PlantedRun(Run):
+    """A run with a program beside it, in its own turns."""
+
+    program = ""
+
+    def take_turn(self):
+        burner = subprocess.Popen([sys.executable, "-c", self.program])
+        try:
+            return super().take_turn()
+        finally:
+            burner.kill()
+            burner.wait()
+
+
+@contextlib.contextmanager
+def limited(wanted: bool) -> Iterator[tuple[str, ...]]:
+    """Make a control group with a quota of QUOTA cores (v1); yield what puts a command that follows into it."""
+    if not wanted:
+        yield ()
+        return
+    group = GROUPS / "cpu" / "planted"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_quota_us").write_text(str(round(QUOTA * 100_000)))
+        yield "sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"
+    finally:
+        group.rmdir()
 
 
 def try_plant(name: str, seed: int) -> Trial | None:
-    """Run both rows of a plant, BLOCKS times each, in shuffled order, and judge them.
+    """Run both rows of a plant, BLOCKS times each, in turns, and judge them.
 
     None if another program than a planted one disturbed them.
     """
     plant = PLANTS[name]
-    rows = {row.name: row for row in plant.rows}
-    order = make_order(list(rows), BLOCKS, seed)
-    with temporary_directory() as directory:
+    plan = {row.name: row for row in plant.rows}
+    order = make_order(list(plan), BLOCKS, seed)
+    with temporary_directory() as directory, limited(plant.quota) as prefix:
         outcomes = tuple(
-            run_planted(plant, rows[row], block, 100 * seed + block, Path(directory)) for block, row in order
+            outcome
+            for block in range(1, BLOCKS + 1)
+            for outcome in take_turns(
+                [run_of(plant, plan[row], block, Path(directory), prefix) for number, row in order if number == block],
+                100 * seed + block,
+            )
         )
-    own = {"allow_unequal": True, "epochs": plant.epochs, "baseline": plant.method, "repeats": BLOCKS, "seed": seed}
-    settings = {**SETTINGS, **own}
-    report = Report("", settings, outcomes[0].result.environment, None, tuple(rows.values()), tuple(order), outcomes)
-    plain, entry = analyse(report).rows
-    if plain.row.disturbed or (entry.row.disturbed and not plant.burner):
+    if bad := [outcome for outcome in outcomes if outcome.status != "ok"]:
+        raise SuiteError("a run failed", bad[0].reason, "read its log", FAILED)
+    own = {"allow_unequal": True, "epochs": plant.epochs, "repeats": BLOCKS, "seed": seed}
+    settings = {**SETTINGS, **own, "baseline": plant.rows[0].method}
+    report = Report("", settings, outcomes[0].result.environment, None, tuple(plan.values()), tuple(order), outcomes)
+    plain, entry = analyse(replace(report, probe=plant.probe(report))).rows
+    if plain.row.disturbed or (entry.row.disturbed and not plant.beside):
         return None
-    named = tuple(cause.kind for cause in entry.causes if cause.kind not in ("noise", "unequal"))
-    named = ("disturbed",) if entry.row.disturbed else named
-    size = measured_size(entry, plant.causes[0]) if plant.causes else None
-    found = (size.value, size.low, size.high) if size else (None, None, None)
-    return Trial(name, seed, named, plant.size, *found)
+    found = ("disturbed",) if entry.row.disturbed else tuple(filter(None, map(named, entry.causes)))
+    size = measured_size(entry, plant) if plant.first and not entry.row.disturbed else None
+    sizes = (size.value, size.low, size.high) if size else (None, None, None)
+    return Trial(name, seed, found, plant.size, *sizes)
 
 
-def run_planted(plant: Plant, row: Configuration, block: int, seed: int, directory: Path) -> Outcome:
-    """Run a row once, beside a program that burns a core if that is planted in it."""
-    with burning() if plant.burner and row.name == "planted" else contextlib.nullcontext():
-        outcome = run_once(row, block, seed, directory)
-    if outcome.status != "ok":
-        raise SuiteError("a run failed", outcome.reason, "read its log", FAILED)
-    return outcome
+def run_of(plant: Plant, row: Configuration, block: int, directory: Path, prefix: tuple[str, ...] = ()) -> Run:
+    """Return a run of one of a plant's two rows. prefix: what comes before the planted one's command."""
+    if row.name != "planted":
+        return Run(row, block, block, directory)
+    run = (PlantedRun if plant.beside else Run)(replace(row, command=(*prefix, *row.command)), block, block, directory)
+    run.program = PROGRAMS.get(plant.beside, "")
+    return run
 
 
-@contextlib.contextmanager
-def burning():
-    """Keep one core busy."""
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        burner.kill()
-        burner.wait()
-
-
-def measured_size(entry: RowAnalysis, cause: str) -> Excess | None:
-    """Return what a cause is named from; None where that is no such number."""
-    results, accounts = entry.row.results, entry.accounts
-    if cause == "straggler":
+def measured_size(entry: RowAnalysis, plant: Plant) -> Excess | None:
+    """Return what was found of what is planted; None where that is no such number."""
+    accounts, cause = entry.accounts, plant.first.partition(",")[0].partition(" of rank")[0]
+    if " of rank" in plant.first:
         return accounts.straggler.longer
-    if cause == "growing":
-        share = accounts.beside
-        seconds = sum(run_seconds(entry.row)) / len(results)
-        return replace(share, value=share.value * seconds, low=share.low * seconds, high=share.high * seconds)
     if cause in ("shared cores", "too many workers"):
         return accounts.queued
+    if cause == "throttled":
+        return accounts.throttled
     if cause == "idle threads":
         return accounts.cores
     if not accounts.steps:
         return None
-    return next(part for part in (*accounts.steps.parts, *accounts.runs.parts) if part.name == cause)
+    return next((part for part in (*accounts.steps.parts, *accounts.runs.parts) if part.name == cause), None)
 
 
 def scores(trials: list[Trial]) -> dict:
-    """Return how many of the planted causes were named (recall), and how many of the named were planted (precision).
-
-    A size is right if its interval reaches to within 5 % of what was planted: to spin for 4 ms takes a little longer.
-    """
-    planted = [trial for trial in trials if PLANTS[trial.plant].causes]
-    named, wrong = sum(len(trial.named) for trial in trials), sum(len(trial.wrong) for trial in trials)
-    sized = [trial for trial in trials if trial.planted is not None and trial.low is not None]
-    right = [t for t in sized if t.low <= (1 + WITHIN) * t.planted and t.high >= (1 - WITHIN) * t.planted]
+    """Return how many of the planted causes were named first, how many of the named were not planted, and how many
+    sizes are within WITHIN of what was planted."""
+    planted = [trial for trial in trials if PLANTS[trial.plant].first]
+    sized = [trial for trial in planted if trial.planted is not None]
+    near = [t for t in sized if t.found is not None and abs(t.found - t.planted) <= WITHIN * t.planted]
     return {
-        **{"trials": len(trials), "planted": len(planted), "planted_named": sum(trial.right for trial in planted)},
-        **{"named": named, "named_rightly": named - wrong, "sizes": len(sized), "sizes_right": len(right)},
+        **{"trials": len(trials), "planted": len(planted), "first": sum(trial.right for trial in planted)},
+        **{"named": sum(len(trial.named) for trial in trials), "wrong": sum(len(trial.wrong) for trial in trials)},
+        **{"sizes": len(sized), "sizes_right": len(near)},
     }
+
+
+def summary(trials: list[Trial]) -> str:
+    """Return the scores in words."""
+    return (
+        "{first} of {planted} planted causes are named first; {wrong} of {named} named causes were not planted and do "
+        "not follow from what was; {sizes_right} of {sizes} sizes are within {within:.0%} of what was planted."
+    ).format(**scores(trials), within=WITHIN)
 
 
 def draw(trials: list[Trial], path: Path) -> Path:
@@ -232,33 +344,28 @@ def draw(trials: list[Trial], path: Path) -> Path:
     from matplotlib.patches import Rectangle
 
     plants = [name for name in PLANTS if any(trial.plant == name for trial in trials)]
-    asked = [PLANTS[name].causes[0] for name in plants if PLANTS[name].causes]
+    asked = [PLANTS[name].first for name in plants if PLANTS[name].first]
     causes = list(dict.fromkeys([*asked, *(cause for trial in trials for cause in trial.named)]))
     figure, (axis,) = new_figure(width=max(9.0, 2.5 + 0.55 * len(causes)), height=2.2 + 0.36 * len(plants))
     for row, plant in enumerate(plants):
         tried = [trial for trial in trials if trial.plant == plant]
         for column, cause in enumerate(causes):
             share = sum(cause in trial.named for trial in tried) / len(tried)
-            expected = PLANTS[plant].causes
-            color = "#0072B2" if cause in expected[:1] else "#56B4E9" if cause in expected else "#D55E00"
+            first, wrong = cause == PLANTS[plant].first, any(cause in trial.wrong for trial in tried)
+            color = "#0072B2" if first else "#D55E00" if wrong else "#56B4E9"
             axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, alpha=share))
-            if share or cause in expected[:1]:
+            if share or first:
                 text, white = f"{round(share * len(tried))}/{len(tried)}", share > 0.5
                 axis.text(column, row, text, ha="center", va="center", color="white" if white else "black")
     axis.set(xlim=(-0.5, len(causes) - 0.5), ylim=(len(plants) - 0.5, -0.5))
     axis.set_xticks(range(len(causes)), causes, rotation=45, ha="right")
     axis.set_yticks(range(len(plants)), plants)
     axis.grid(visible=False)
-    score = scores(trials)
     axis.set_xlabel(
-        "cause that the comparison named, in so many of the trials\ndark: what was planted; pale: what "
-        "follows from it; orange: neither"
+        "cause that the comparison named, in so many of the trials\n"
+        "dark: what was planted; pale: what follows from it; orange: neither"
     )
-    figure.suptitle(
-        f"{score['planted_named']} of {score['planted']} planted causes were named; "
-        f"{score['named_rightly']} of {score['named']} named causes were planted, or follow",
-        fontsize=11,
-    )
+    figure.suptitle("\n".join(summary(trials).split("; ")), fontsize=11)
     return save_figure(figure, path)
 
 
@@ -272,23 +379,14 @@ def table(results: dict) -> str:
     for plant in PLANTS:
         if not (tried := [trial for trial in trials if trial.plant == plant]):
             continue
-        names = Counter(name for trial in tried for name in trial.named)
-        named = ", ".join(f"{name} {times}/{len(tried)}" for name, times in names.items()) or "nothing"
-        sizes = [f"{trial.found:.3g} [{trial.low:.3g}, {trial.high:.3g}]" for trial in tried if trial.low is not None]
+        orders = Counter("; ".join(trial.named) or "nothing" for trial in tried)
+        named = " / ".join(f"{names} ({times} of {len(tried)})" for names, times in orders.items())
+        sizes = [f"{trial.found:.3g} ± {trial.high - trial.found:.2g}" for trial in tried if trial.high is not None]
         planted = "–" if tried[0].planted is None else f"{tried[0].planted:.3g}"
         wrong = ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong))
         rows.append((plant, named, planted, "; ".join(sizes) or "–", wrong or "–"))
-    score = scores(trials)
-    recall, precision = (
-        score[part] / max(1, score[whole]) for part, whole in (("planted_named", "planted"), ("named_rightly", "named"))
-    )
-    header = "Planted | Named, in so many of the trials | Its size | As it was measured, in each [95 %] | Named wrongly"
-    return (
-        f"{as_table(header, rows, (0, 1, 3, 4))}\n\n{score['planted_named']} of {score['planted']} planted causes were "
-        f"named (recall {recall:.0%}); {score['named_rightly']} of {score['named']} named causes were planted, or "
-        f"follow from what was (precision {precision:.0%}); {score['sizes_right']} of {score['sizes']} intervals of "
-        "what was planted reach to within 5 % of its size."
-    )
+    header = "Planted | Named, in this order | Its size | As it was measured, ± 95 % | Named wrongly"
+    return f"{as_table(header, rows, (0, 1, 3, 4))}\n\n{summary(trials)}"
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class Comparison:
 def rows_of(seconds: float) -> list[Configuration]:
     """Return one device, the same again, and the same with an update that takes so many seconds longer."""
     (plain,) = make_plan(argparse.Namespace(**PLANNED | {"loader": "resident"}), Machine(gpus=0, cores=2), TRAINING)
-    plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=slow-update", f"SECONDS={seconds}")
+    plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=update", f"PLANT_SECONDS={seconds}")
     slower = replace(plain, name="slower", label="slower", command=(*plant, *plain.command))
     return [plain, *twin_of([plain], "single"), slower]
 

@@ -1,18 +1,39 @@
 """Slows a training down in one known place, from outside: Python imports a module of this name as it starts.
 
-    PYTHONPATH=benchmarks/plants PLANT=slow-loader SECONDS=0.005 python data_parallel_train.py --dataset mnist
+    PYTHONPATH=benchmarks/plants PLANT=forward PLANT_SECONDS=0.005 PLANT_RANK=1 python ddp_train.py --spawn 2
 
-A module is changed right after its import, in every process of the run; no file of the project knows of it.
+A module is changed right after its import, in every process of the run; no file of the project knows of it. Where
+steps are slow, PLANT_RANK slows one rank alone, PLANT_EVERY=N one step of every N, PLANT_TURNS=1 one rank after the
+other, PLANT_SHARE=0.1 a tenth of the steps, at random, and PLANT_GROWS=1 every step by PLANT_SECONDS more.
 """
 
+import gc
 import importlib.abc
 import importlib.machinery
 import itertools
 import os
+import random
 import sys
+import tempfile
 import time
 
-SECONDS = float(os.environ.get("SECONDS", 0))
+
+def told(name, kind=int):
+    """The value of an environment variable of that name behind PLANT_; None where there is none."""
+    value = os.environ.get(f"PLANT_{name}")
+    return kind(value) if value else None
+
+
+def seconds_in(step):
+    """How long this rank is to be held up in a step. It may have learnt its number only now."""
+    rank, every, seconds = int(os.environ.get("RANK", 0)), told("EVERY"), told("SECONDS", float)
+    if told("RANK") not in (None, rank) or (every and step % every != every - 1):
+        return 0.0
+    if told("TURNS") and step % int(os.environ["WORLD_SIZE"]) != rank:
+        return 0.0
+    if (share := told("SHARE", float)) and random.Random(1000 * step + rank).random() >= share:
+        return 0.0
+    return seconds * step if told("GROWS") else seconds
 
 
 def spin(seconds):
@@ -22,70 +43,111 @@ def spin(seconds):
         pass
 
 
+def collect(seconds):
+    """Let Python look for garbage for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        gc.collect()
+
+
+def write_to_disk(seconds):
+    """Write a file through to the disk until so much time is over."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        with tempfile.TemporaryFile(dir=".") as file:
+            file.write(bytes(1 << 18))
+            os.fsync(file.fileno())
+
+
 class SlowBatches:
     """A loader that takes longer for each batch."""
 
-    def __init__(self, loader):
-        self.loader = loader
+    def __init__(self, loader, hold):
+        self.loader, self.hold, self.steps = loader, hold, itertools.count()
 
     def __len__(self):
         return len(self.loader)
 
     def __iter__(self):
         for batch in self.loader:
-            spin(SECONDS)
+            self.hold(seconds_in(next(self.steps)))
             yield batch
 
 
-def slow_loader(loaders):
-    make = loaders.make_loaders
+def slow_loaders(training=None, test=None):
+    """Hold up the training loader, or the one of the evaluation, before each batch."""
 
-    def make_slow(*arguments):
-        train_loader, test_loader = make(*arguments)
-        return SlowBatches(train_loader), test_loader
+    def change(loaders):
+        make = loaders.make_loaders
 
-    loaders.make_loaders = make_slow
+        def make_slow(*arguments):
+            holds = zip(make(*arguments), (training, test), strict=True)
+            return tuple(SlowBatches(loader, hold) if hold else loader for loader, hold in holds)
 
+        loaders.make_loaders = make_slow
 
-def slow_evaluation(loaders):
-    make = loaders.make_loaders
-
-    def make_slow(*arguments):
-        train_loader, test_loader = make(*arguments)
-        return train_loader, SlowBatches(test_loader)
-
-    loaders.make_loaders = make_slow
+    return change
 
 
 def slow_transfer(engine):
-    move = engine.to_device
+    move, steps = engine.to_device, itertools.count()
 
     def move_slowly(images, device):
         if engine.torch.is_grad_enabled():  # not in evaluation
-            spin(SECONDS)
+            spin(seconds_in(next(steps)))
         return move(images, device)
 
     engine.to_device = move_slowly
 
 
-def slow_update(engine):
-    _after_every_step(engine, lambda step: SECONDS)
+def slow_update(hold):
+    """Hold up every step of the optimizer."""
+
+    def change(engine):
+        build = engine.build_optimizer
+
+        def build_slow(*arguments):
+            optimizer, steps = build(*arguments), itertools.count()
+            optimizer.register_step_post_hook(lambda *_: hold(seconds_in(next(steps))))
+            return optimizer
+
+        engine.build_optimizer = build_slow
+
+    return change
 
 
-def growing(engine):
-    """Every update takes SECONDS longer than the one before."""
-    _after_every_step(engine, lambda step: SECONDS * step)
+def slow_network(add_hooks):
+    """Change every network that is built."""
+
+    def change(build):
+        build_model = build.build_model
+
+        def build_slow(*arguments):
+            network = build_model(*arguments)
+            add_hooks(network, itertools.count())
+            return network
+
+        build.build_model = build_slow
+
+    return change
 
 
-def _after_every_step(engine, seconds):
-    build = engine.build_optimizer
+def slow_forward(network, steps):
+    network.register_forward_pre_hook(lambda *_: spin(seconds_in(next(steps))) if network.training else None)
 
-    def build_slow(*arguments):
-        optimizer, steps = build(*arguments), iter(range(10**9))
-        optimizer.register_step_post_hook(lambda *_: spin(seconds(next(steps))))
-        return optimizer
 
-    engine.build_optimizer = build_slow
+def slow_backward(network, steps):
+    network.register_full_backward_pre_hook(lambda *_: spin(seconds_in(next(steps))))
+
+
+def twice_the_images(network, _):
+    """The rank trains on every image twice, and the second time for nothing: all else stays as it is."""
+
+    def doubled():
+        return network.training and told("RANK") == int(os.environ.get("RANK", 0))
+
+    network.register_forward_pre_hook(lambda _, inputs: (inputs[0].repeat(2, 1, 1, 1),) if doubled() else inputs)
+    network.register_forward_hook(lambda *given: given[2][: len(given[2]) // 2] if doubled() else given[2])
 
 
 def few_threads(engine):
@@ -115,7 +177,7 @@ def slow_all_reduce(distributed):
 
     def late(future, bucket):
         if bucket.is_last():
-            time.sleep(SECONDS)
+            time.sleep(told("SECONDS", float))
         return future.value()[0]
 
     def build_slow(self, *arguments, **values):
@@ -125,37 +187,11 @@ def slow_all_reduce(distributed):
     wrapper.__init__ = build_slow
 
 
-def straggler(distributed):
-    """Rank 1 has more to do in the forward pass."""
-    wrapper = distributed.nn.parallel.DistributedDataParallel
-    forward = wrapper.forward
-
-    def forward_slowly(self, *arguments, **values):
-        if os.environ["RANK"] == "1":  # a rank that another process started knows its number only now
-            spin(SECONDS)
-        return forward(self, *arguments, **values)
-
-    wrapper.forward = forward_slowly
-
-
-def out_of_step(distributed):
-    """In every step one of two ranks has more to do in the forward pass, in turns."""
-    wrapper, steps = distributed.nn.parallel.DistributedDataParallel, itertools.count()
-    forward = wrapper.forward
-
-    def forward_slowly(self, *arguments, **values):
-        if next(steps) % 2 == int(os.environ["RANK"]):
-            spin(SECONDS)
-        return forward(self, *arguments, **values)
-
-    wrapper.forward = forward_slowly
-
-
 def slow_start(image_set):
     load = image_set.load_image_set
 
     def load_slowly(*arguments):
-        time.sleep(SECONDS)
+        time.sleep(told("SECONDS", float))
         return load(*arguments)
 
     image_set.load_image_set = load_slowly
@@ -163,17 +199,19 @@ def slow_start(image_set):
 
 # what is planted: (after which import, how)
 PLANTS = {
-    "slow-loader": ("common.data.loaders", slow_loader),
-    "slow-evaluation": ("common.data.loaders", slow_evaluation),
-    "slow-transfer": ("common.engine.step", slow_transfer),
-    "slow-update": ("common.engine.step", slow_update),
-    "growing": ("common.engine.step", growing),
+    "loader": ("common.data.loaders", slow_loaders(training=spin)),
+    "disk": ("common.data.loaders", slow_loaders(training=write_to_disk)),
+    "evaluation": ("common.data.loaders", slow_loaders(test=spin)),
+    "transfer": ("common.engine.step", slow_transfer),
+    "forward": ("common.models.build", slow_network(slow_forward)),
+    "backward": ("common.models.build", slow_network(slow_backward)),
+    "update": ("common.engine.step", slow_update(spin)),
+    "collector": ("common.engine.step", slow_update(collect)),
+    "twice": ("common.models.build", slow_network(twice_the_images)),
     "few-threads": ("common.engine.loop", few_threads),
     "rude-workers": ("common.data.loaders", rude_workers),
-    "slow-all-reduce": ("common.ranks.group", slow_all_reduce),
-    "straggler": ("common.ranks.group", straggler),
-    "out-of-step": ("common.ranks.group", out_of_step),
-    "slow-start": ("common.data.image_set", slow_start),
+    "all-reduce": ("common.ranks.group", slow_all_reduce),
+    "start": ("common.data.image_set", slow_start),
 }
 
 

@@ -1,8 +1,10 @@
 """What the benchmark of planted causes plants does slow a training down, where it says and by what it says."""
 
 import importlib.util
+import os
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from common.engine.step import LastGradient
-from comparison.judge.steps import cores_computing, find_straggler, queued_share, rank_means, step_time
+from comparison.judge.measures import Finding
+from comparison.judge.ranks import cores_computing, find_straggler, queued_share, rank_means, throttled_share
+from comparison.judge.statistics import Excess
+from comparison.judge.steps import step_time
+from comparison.run.turns import take_turns
 from tests.fixtures import PROJECT
 
 sys.path.insert(0, str(PROJECT / "benchmarks"))
@@ -26,11 +32,11 @@ SECONDS = 0.02
 def plants(monkeypatch):
     """The module that plants, as Python would import it at its start, with nothing to plant."""
     monkeypatch.delenv("PLANT", raising=False)
+    monkeypatch.setenv("PLANT_SECONDS", str(SECONDS))
     file = PROJECT / "benchmarks" / "plants" / "sitecustomize.py"
     spec = importlib.util.spec_from_file_location("plants", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.SECONDS = SECONDS
     return module
 
 
@@ -40,10 +46,43 @@ def seconds_of(call, *arguments):
     return time.perf_counter() - start
 
 
+@pytest.mark.parametrize(
+    "how, rank, held",
+    [
+        ({}, 0, [1, 1, 1, 1]),
+        ({"RANK": "1"}, 0, [0, 0, 0, 0]),
+        ({"RANK": "1"}, 1, [1, 1, 1, 1]),
+        ({"EVERY": "2"}, 1, [0, 1, 0, 1]),
+        ({"TURNS": "1"}, 0, [1, 0, 1, 0]),
+        ({"TURNS": "1"}, 1, [0, 1, 0, 1]),
+        ({"GROWS": "1"}, 0, [0, 1, 2, 3]),
+    ],
+)
+def test_which_steps_of_which_rank_are_held_up(plants, monkeypatch, how, rank, held):
+    for name, value in {"RANK": str(rank), "WORLD_SIZE": "2", **{f"PLANT_{key}": how[key] for key in how}}.items():
+        monkeypatch.setenv(name, value)
+    assert [plants.seconds_in(step) for step in range(4)] == [SECONDS * times for times in held]
+
+
+def test_a_share_of_the_steps_is_held_up_another_one_on_each_rank(plants, monkeypatch):
+    monkeypatch.setenv("PLANT_SHARE", "0.1")
+    held = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        held.append({step for step in range(1000) if plants.seconds_in(step)})
+    assert all(70 < len(steps) < 130 for steps in held) and len(held[0] & held[1]) < 30
+
+
+@pytest.mark.parametrize("hold", ["spin", "collect", "write_to_disk"])
+def test_what_holds_up_takes_as_long_as_it_is_told(plants, hold, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert seconds_of(getattr(plants, hold), SECONDS) >= SECONDS and not [*tmp_path.iterdir()]
+
+
 def test_loaders_transfers_and_starts_are_slow(plants):
-    for plant, slow, quick in ((plants.slow_loader, 0, 1), (plants.slow_evaluation, 1, 0)):
+    for kind, slow, quick in (("training", 0, 1), ("test", 1, 0)):
         loaders = SimpleNamespace(make_loaders=lambda *_: (["a", "b"], ["c"]))
-        plant(loaders)
+        plants.slow_loaders(**{kind: plants.spin})(loaders)
         made = loaders.make_loaders("images", "config")
         assert [*made[0]] == ["a", "b"] and [*made[1]] == ["c"] and list(map(len, made)) == [2, 1]
         assert seconds_of(list, made[slow]) >= (2, 1)[slow] * SECONDS and made[quick] in (["a", "b"], ["c"])
@@ -58,16 +97,51 @@ def test_loaders_transfers_and_starts_are_slow(plants):
     assert seconds_of(image_set.load_image_set, "config") >= SECONDS and image_set.load_image_set("config") == "config"
 
 
-@pytest.mark.parametrize("name, steps", [("slow_update", (1, 1, 1)), ("growing", (0, 1, 2))])
-def test_updates_are_slow_and_slower(plants, monkeypatch, name, steps):
+def test_updates_are_slow(plants):
+    asked = []
+    engine = SimpleNamespace(build_optimizer=lambda parameters, config: torch.optim.SGD(parameters, 0.1))
+    plants.slow_update(asked.append)(engine)
+    optimizer = engine.build_optimizer([nn.Parameter(torch.ones(1))], None)
+    for _ in range(3):
+        optimizer.step()
+    assert asked == [SECONDS] * 3
+
+
+def planted(plants, how):
+    """A network in which that is planted, as it is built."""
+    build = SimpleNamespace(build_model=lambda config, images: nn.Linear(3, 2))
+    plants.slow_network(getattr(plants, how))(build)
+    return build.build_model(None, None)
+
+
+def test_passes_are_slow_in_training_alone(plants, monkeypatch):
     asked = []
     monkeypatch.setattr(plants, "spin", asked.append)
-    engine = SimpleNamespace(build_optimizer=lambda parameters, config: torch.optim.SGD(parameters, 0.1))
-    getattr(plants, name)(engine)
-    optimizer = engine.build_optimizer([nn.Parameter(torch.ones(1))], None)
-    for _ in steps:
-        optimizer.step()
-    assert asked == [SECONDS * step for step in steps]
+    for how, before in (("slow_forward", 1), ("slow_backward", 0)):
+        asked.clear()
+        network = planted(plants, how)
+        outputs = network(torch.ones(4, 3))
+        assert len(asked) == before
+        outputs.sum().backward()
+        assert asked == [SECONDS]
+        network.eval()(torch.ones(4, 3))
+        assert asked == [SECONDS]
+
+
+def test_a_rank_trains_on_twice_the_images_and_learns_the_same(plants, monkeypatch):
+    monkeypatch.setenv("PLANT_RANK", "1")
+    seen = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        torch.manual_seed(0)
+        network = planted(plants, "twice_the_images")
+        network.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        outputs = network(torch.ones(4, 1, 1, 3))
+        outputs.sum().backward()
+        seen.append((outputs.shape, network.weight.grad.tolist()))
+        network.eval()(torch.ones(4, 1, 1, 3))
+    learnt = (torch.Size([4, 1, 1, 2]), [[4.0] * 3] * 2)
+    assert seen == [4, learnt, 4, 8, learnt, 4]
 
 
 def test_threads_are_few_while_it_trains(plants):
@@ -101,17 +175,6 @@ def test_the_exchange_is_slow_after_the_last_gradient_and_its_mean_is_right(plan
     assert model.weight.grad.tolist() == [[4.0] * 3] * 2
 
 
-def test_one_rank_straggles(plants, wrapper, monkeypatch):
-    plants.straggler(wrapper)
-    parallel = wrapper.nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
-    asked = []
-    monkeypatch.setattr(plants, "spin", asked.append)
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        parallel(torch.ones(4, 3))
-    assert asked == [SECONDS]
-
-
 def test_a_module_is_changed_once_it_is_imported(plants):
     sys.meta_path.insert(0, plants.Planter("colorsys", lambda module: setattr(module, "planted", True)))
     sys.modules.pop("colorsys", None)
@@ -121,14 +184,17 @@ def test_a_module_is_changed_once_it_is_imported(plants):
     del sys.modules["colorsys"]
 
 
-def run_once(name, tmp_path, planted=True):
-    """The outcome of one run of one of a plant's two rows."""
-    return planted_causes.run_planted(PLANTS[name], PLANTS[name].rows[planted], 1, 1, tmp_path)
+def run_once(name, tmp_path, row=1):
+    """The outcome of one run of one of a plant's two rows: of the planted one."""
+    plant = PLANTS[name]
+    with planted_causes.limited(plant.quota) as prefix:
+        (outcome,) = take_turns([planted_causes.run_of(plant, plant.rows[row], 1, tmp_path, prefix)], 1)
+    return outcome
 
 
 @pytest.mark.slow
 def test_the_planted_row_of_two_is_slow(tmp_path):
-    slow, plain = (step_time(run_once("slow loader", tmp_path, planted).result) for planted in (True, False))
+    slow, plain = (step_time(run_once("slow loader", tmp_path, row).result) for row in (1, 0))
     assert plain.parts["data"] < PLANTS["slow loader"].size < slow.parts["data"]
 
 
@@ -140,25 +206,52 @@ def test_what_is_planted_in_ranks_threads_and_workers(tmp_path):
     assert straggler.longer.value > 0.1 * PLANTS["straggler"].size  # other tests train on the same cores
     limited = run_once("too few threads", tmp_path).result
     assert limited.threads_per_process == 2 and cores_computing([rank_means(limited)]).value < 1.2
-    assert run_once("foreign load", tmp_path).foreign_cores > 0.4
+    assert run_once("foreign program", tmp_path).foreign_cores > 0.4
     for name in ("ranks on one core", "too many workers"):
         result = run_once(name, tmp_path).result
         assert queued_share([rank_means(result)], result.threads_per_process).value > 0.1
 
 
-def trial(plant, *named, planted=None, interval=(None, None)):
-    return Trial(plant, 1, named, planted, None, *interval)
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access(planted_causes.GROUPS / "cpu" / "cpu.cfs_quota_us", os.F_OK), reason="no cgroup v1")
+def test_a_quota_is_planted_and_nothing_is_left_of_it(tmp_path):
+    result = run_once("quota", tmp_path).result
+    assert result.environment["cores"] == 1.5 and throttled_share([result]).value > 0
+    assert not (planted_causes.GROUPS / "cpu" / "planted").exists()
+
+
+def trial(plant, *named, planted=None, found=None):
+    return Trial(plant, 1, named, planted, found, found, found)
 
 
 def test_scores_count_what_was_planted_and_what_was_named():
     trials = [
         trial("nothing"),
         trial("nothing, two ranks", "forward"),
-        trial("slow loader"),
-        trial("straggler", "forward", "straggler", "update", planted=6.0, interval=(5.0, 7.0)),
-        trial("slow update", "update", planted=4.0, interval=(4.1, 5.0)),
-        trial("slow transfer", "transfer", planted=4.0, interval=(4.3, 5.0)),
+        trial("slow loader", planted=4.0),
+        trial("straggler", "forward of rank 1", "late ranks, some steps", "update", planted=6.0, found=6.8),
+        trial("slow update", "data", "update", planted=4.0, found=4.7),
+        trial("slow transfer", "transfer", planted=4.0, found=3.5),
     ]
-    counted = {"trials": 6, "planted": 4, "planted_named": 3, "named": 6, "named_rightly": 4}
-    assert planted_causes.scores(trials) == {**counted, "sizes": 3, "sizes_right": 2}
-    assert [each.right for each in trials] == [True, False, False, True, True, True]
+    assert [each.right for each in trials] == [True, False, False, True, False, True]
+    assert [each.wrong for each in trials] == [[], ["forward"], [], ["update"], ["data"], []]
+    counted = {"trials": 6, "planted": 4, "first": 2, "named": 7, "wrong": 3}
+    assert planted_causes.scores(trials) == {**counted, "sizes": 4, "sizes_right": 2}
+
+
+def test_causes_are_called_by_their_phase_their_rank_and_their_steps():
+    more = Excess("forward", 6.0, 5.0, 7.0)
+    forward, steps = Finding("forward"), {"share": 0.5, "milliseconds": 6.0, "period": 2}
+    regular, some = (Finding(kind, {"place": forward, **steps}) for kind in ("regular steps", "some steps"))
+    late = Finding("late ranks", {"ranks": (Finding("late rank", {"n": 0, "place": regular, "x": 3.0}),)})
+    for kind, place, name in (
+        ("forward", forward, "forward"),
+        ("forward", regular, "forward, 1 step of 2"),
+        ("straggler", Finding("of a rank", {"n": 1, "place": some}), "forward of rank 1, some steps"),
+        ("late ranks", late, "late ranks, 1 step of 2"),
+    ):
+        assert planted_causes.named(Finding(kind, {"x": more, "place": place}, "step")) == name
+        less = {"x": replace(more, value=-6.0), "place": place}
+        assert planted_causes.named(Finding(kind, less, "step")) == ""
+    assert planted_causes.named(Finding("straggler", {"x": more, "place": forward, "n": 1})) == "forward of rank 1"
+    assert planted_causes.named(Finding("noise")) == "" and planted_causes.named(Finding("throttled")) == "throttled"

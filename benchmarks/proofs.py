@@ -1,0 +1,166 @@
+"""How often does `--prove` say "proved" where a remedy takes the cause away, and where it takes nothing away?
+
+    python benchmarks/proofs.py --scenarios 400 --output figures/benchmark/proofs.json
+
+Simulated: nothing is trained. In each scenario DDP takes longer than an even share in one phase; a comparison finds
+that and plans its proof, in which the remedy works, does nothing, or shortens another phase. Runs differ by noise of
+their own, phases by another, and blocks drift.
+"""
+
+import argparse
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from decisions import ENVIRONMENT
+from measure import SETTINGS, Witness, arguments_of, as_table, write
+
+from common.files.probe import Probe
+from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
+from common.machine.entry import run_script
+from common.settings.arguments import positive_int
+from comparison.judge.analysis import analyse
+from comparison.judge.remedies import find_proofs, plan_proof
+from comparison.record import Report
+from comparison.rows import Configuration, Outcome, Planned
+
+BATCH, STEPS, EPOCHS = 100, 100, 3
+ALONE = {"data": 1.0, "transfer": 0.5, "forward": 12.0, "backward": 24.0, "exchange": 0.0, "update": 2.0}  # ms
+KINDS = ("works", "does nothing", "shortens another phase")
+OTHER = {"exchange": "backward", "forward": "backward", "backward": "forward", "data": "backward"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """DDP takes `more` milliseconds per step in a phase, and the remedy does what its kind says. noise: of a run, and
+    of a phase in it, standard deviations as shares."""
+
+    kind: str
+    phase: str
+    more: float
+    blocks: int
+    run_noise: float
+    phase_noise: float
+
+
+def draw(random: np.random.Generator, kind: str) -> Scenario:
+    """Return a scenario of a kind."""
+    return Scenario(
+        kind,
+        str(random.choice([*OTHER])),
+        float(random.uniform(2, 12)),
+        int(random.choice([3, 5, 8])),
+        float(random.choice([0.003, 0.01, 0.02])),
+        float(random.choice([0.005, 0.01, 0.02])),
+    )
+
+
+def phases_of(scenario: Scenario, row: Configuration) -> dict[str, float]:
+    """Return the true phases of a row's step. What is longer in forward and backward is so for every batch, on one
+    device too: that is what a larger batch takes away."""
+    phase, more, batch = scenario.phase, scenario.more, row.planned.batch_size
+    fixed = 2 * more if phase in ("forward", "backward") else 0.0  # of which half is more than an even share
+    if row.method == "single":
+        return {**ALONE, phase: ALONE[phase] + fixed}
+    works = row.role == "remedy" and scenario.kind == "works"
+    even = {name: value / 2 for name, value in ALONE.items()}
+    own = {**even, phase: even[phase] + (fixed or more)}
+    if works and not fixed:
+        own[phase] = 0.0
+    elif row.role == "remedy" and scenario.kind == "shortens another phase":
+        other = OTHER[phase]
+        own[other] = max(0.1, own[other] - more)
+    if row.role == "remedy" and fixed:  # twice the batch, in which all but what is fixed takes twice as long
+        rest = {name: 2 * value for name, value in own.items()}
+        return {**rest, phase: 2 * even[phase] + fixed} if works else rest
+    return {name: value * batch / BATCH for name, value in own.items()}
+
+
+def run_all(report: Report, scenario: Scenario, random: np.random.Generator) -> Report:
+    """Return the report with every planned run."""
+    drift = np.exp(np.cumsum(random.normal(0, 0.02, report.wanted_blocks)))
+    plan = {row.name: row for row in report.plan}
+    outcomes = []
+    for block, name in report.order:
+        row, factor = plan[name], drift[block - 1] * math.exp(random.normal(0, scenario.run_noise))
+        phases = {
+            key: factor * value * math.exp(random.normal(0, scenario.phase_noise))
+            for key, value in phases_of(scenario, row).items()
+        }
+        result = _result(row, phases, 2 if "--batch-size" in row.command else 1)
+        outcomes.append(Outcome(name, block, "ok", "", "simulated", "", 0, 1.0, 0.0, result))
+    return replace(report, outcomes=tuple(outcomes))
+
+
+def _result(row: Configuration, phases: dict[str, float], batches: int) -> RunResult:
+    ranks = 1 if row.method == "single" else 2
+    seconds = STEPS * sum(phases.values()) / 1000
+    times = PhaseTimes(**phases)
+    kept = (RankTimes(seconds, times, 0.9 * seconds, 0.0),) * ranks
+    fixed = (0.1, STEPS * BATCH * batches, STEPS, 0.1, 0.1, 0.95, times, kept)
+    return RunResult(
+        method=row.method,
+        status="ok",
+        reason="",
+        simulated=False,
+        command="simulated",
+        config={"loader": "workers"},
+        environment=ENVIRONMENT,
+        world_size=ranks,
+        devices=("cpu",) * ranks,
+        parameters=1,
+        global_batch_size=BATCH * batches,
+        per_device_batch_size=BATCH * batches // ranks,
+        workers_per_process=0,
+        threads_per_process=1,
+        startup_seconds=1.0,
+        total_seconds=1.0 + EPOCHS * (seconds + 0.1),
+        epochs=tuple(EpochRecord(number, seconds, *fixed) for number in range(1, EPOCHS + 1)),
+        data_ranks=ranks,
+    )
+
+
+def outcome_of(kind: str, seed: int) -> str:
+    """Return what a proof says in a scenario; "no remedy" where the comparison names no cause that has one."""
+    random = np.random.default_rng((seed, KINDS.index(kind)))
+    scenario = draw(random, kind)
+    names = {"single": ("single", BATCH), "ddp": ("ddp", BATCH // 2)}
+    plan = tuple(
+        Configuration(name, method, name, {}, Planned("lenet", BATCH, 0, "cpu", 1, batch), ())
+        for name, (method, batch) in names.items()
+    )
+    settings = {**SETTINGS, "repeats": scenario.blocks, "epochs": EPOCHS, "loader": "workers", "batch_size": [BATCH]}
+    order = tuple((block, row.name) for block in range(1, scenario.blocks + 1) for row in plan)
+    report = Report("simulated", settings, ENVIRONMENT, Probe(1000, 100, 1.0, (), (), ()), plan, order)
+    analysis = analyse(run_all(report, scenario, random))
+    planned = plan_proof(analysis)
+    proofs = find_proofs(analysis, run_all(planned, scenario, random)) if planned else []
+    return next((proof.outcome for proof in proofs if proof.remedy.row.method == "ddp"), "no remedy")
+
+
+def table(results: dict) -> str:
+    """Return a line for each kind of remedy, as Markdown."""
+    lines = []
+    for kind, outcomes in results["outcomes"].items():
+        tried = sum(count for name, count in outcomes.items() if name != "no remedy")
+        others = [f"{name} {count}" for name, count in sorted(outcomes.items()) if name not in ("proved", "no remedy")]
+        proved = outcomes.get("proved", 0)
+        lines.append((kind, tried, f"{proved} ({proved / max(1, tried):.1%})", ", ".join(others) or "–"))
+    return as_table("The remedy … | Proofs | Proved | Otherwise", lines, (0, 3))
+
+
+def main() -> None:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--scenarios", type=positive_int, default=400, metavar="N", help="(%(default)s)")
+
+    arguments = arguments_of(__doc__, more=more)
+    with Witness() as witness:
+        outcomes = {kind: Counter(outcome_of(kind, seed) for seed in range(arguments.scenarios)) for kind in KINDS}
+    results = {"scenarios": arguments.scenarios, "outcomes": outcomes}
+    print(table(results))
+    write(arguments.output, results, witness)
+
+
+if __name__ == "__main__":
+    run_script(main)
