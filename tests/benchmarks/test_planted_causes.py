@@ -71,6 +71,8 @@ def test_a_share_of_the_steps_is_held_up_another_one_on_each_rank(plants, monkey
         monkeypatch.setenv("RANK", rank)
         held.append({step for step in range(1000) if plants.seconds_in(step)})
     assert all(70 < len(steps) < 130 for steps in held) and len(held[0] & held[1]) < 30
+    timed = range(planted_causes.EPOCH_STEPS, planted_causes.EPOCHS * planted_causes.EPOCH_STEPS)
+    assert planted_causes.held_share(0.1) == len(held[0] & {*timed}) / len(timed)
 
 
 @pytest.mark.parametrize("hold", ["spin", "collect", "write_to_disk"])
