@@ -1,0 +1,60 @@
+"""Fully sharded data parallelism (ZeRO-3): a rank keeps a share of all weights; a block's are whole while it works.
+
+    torchrun --standalone --nproc_per_node=2 -m lessons.fsdp
+
+Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy, pad
+
+from lessons.tiny import BACKEND, DEVICE, batches, network, save, sgd
+
+dist.init_process_group(BACKEND)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+
+class Shard:  # one rank's share of a block's weights, as one vector, and of their gradients
+    def __init__(self, block):
+        self.weights = [*block.parameters()]
+        self.share = self.flat(self.weights).chunk(ranks)[rank].clone().requires_grad_()
+        block.register_forward_pre_hook(lambda *_: self.gather())
+        block.register_forward_hook(lambda *_: self.free())
+        block.register_full_backward_pre_hook(lambda *_: self.gather())  # backward needs them again
+        _ = [weight.register_post_accumulate_grad_hook(lambda _: self.reduce()) for weight in self.weights]
+        self.free()
+
+    def flat(self, tensors):
+        vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        return pad(vector, (0, -len(vector) % ranks))
+
+    def gather(self):
+        whole = torch.empty(ranks * len(self.share), device=DEVICE)
+        dist.all_gather_into_tensor(whole, self.share.detach())
+        for weight in self.weights:
+            weight.untyped_storage().resize_(weight.nbytes)
+            weight.data.copy_(whole[: weight.numel()].view(weight.shape))
+            whole = whole[weight.numel() :]
+
+    def free(self):
+        for weight in self.weights:
+            weight.grad = None
+            weight.untyped_storage().resize_(0)
+
+    def reduce(self):
+        if all(weight.grad is not None for weight in self.weights):  # the block's last gradient is there
+            self.share.grad = torch.empty_like(self.share)
+            dist.reduce_scatter_tensor(self.share.grad, self.flat(weight.grad for weight in self.weights) / ranks)
+            self.free()
+
+
+model = network()
+shards = [Shard(block) for block in model]
+optimizer = sgd([shard.share for shard in shards])
+for images, labels in batches():
+    cross_entropy(model(images[rank::ranks]), labels[rank::ranks]).backward()
+    optimizer.step()  # of the shares
+_ = [shard.gather() for shard in shards]
+save(model.state_dict())
+# FSDP2 (fully_shard) fetches the next block's weights while one works: fsdp_train.py measures it, and its memory.

@@ -1,0 +1,128 @@
+"""Each lesson is short, says how it is run, and ends with the weights of data_parallel_train.py, or close to them."""
+
+import ast
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+
+from tests.fixtures import PROJECT, child_environment
+
+LESSONS = sorted(file.stem for file in (PROJECT / "lessons").glob("*.py") if file.stem not in ("__init__", "tiny"))
+ALONE = ("accumulate", "checkpointing", "data_parallel", "mixed_precision")
+MLP = ("ddp_buckets", "tensor_parallel")
+EQUAL = 1e-6  # the largest difference of any weight, of sums that are added up in another order
+
+
+@cache
+def source_of(lesson):
+    return (PROJECT / "lessons" / f"{lesson}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_is_short_and_has_one_import_of_the_suite(lesson):
+    text = source_of(lesson)
+    assert len(text.splitlines()) <= 60
+    imported = [node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    assert [name for name in imported if name.split(".")[0] not in ("torch", "functools")] == ["lessons.tiny"]
+    command = "python -m" if lesson in ALONE else "torchrun --standalone --nproc_per_node=2 -m"
+    assert f"\n    {command} lessons.{lesson}" in ast.get_docstring(ast.parse(text), clean=False)
+    ending = re.findall(r"^#.*$", text, re.MULTILINE)[-3:]
+    assert re.search(r"\w+(_train|_parallel)\.py|--\w+|no script", " ".join(ending)), "it names no script"
+
+
+def run(directory, *command):
+    environment = {**child_environment(), "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Where all lessons of this file run, and so share their data."""
+    return tmp_path_factory.mktemp("lessons")
+
+
+@pytest.fixture(scope="module")
+def reference(directory):
+    """The weights that the command in tiny.py's docstring leaves, with that network: called once for each."""
+
+    @cache
+    def weights(model):
+        typed = " ".join(
+            re.search(r"python (data_parallel_train\.py [^`]*?--save weights\.pth)", source_of("tiny"))[1].split()
+        )
+        script, *flags = shlex.split(typed.replace("\\", "").replace("lenet", model))
+        run(directory, PROJECT / script, *flags, "--device", "cpu", "--threads", "1", "--quiet", "--no-curves")
+        return torch.load(directory / "weights.pth", weights_only=True)
+
+    return weights
+
+
+def distance(lesson, weights, reference):
+    expected = reference("mlp" if lesson in MLP else "lenet")
+    assert weights.keys() == expected.keys()
+    return max((weights[name] - expected[name]).abs().max().item() for name in expected)
+
+
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in ("collectives", "mixed_precision")])
+def test_a_lesson_ends_with_the_weights_of_one_device(lesson, directory, reference, monkeypatch, tmp_path):
+    file = tmp_path / "weights.pth"
+    if lesson in ALONE:
+        run_here(lesson, directory, monkeypatch, file)
+    else:
+        run(
+            directory,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            "-m",
+            f"lessons.{lesson}",
+            file,
+        )
+    assert distance(lesson, torch.load(file, weights_only=True), reference) <= EQUAL
+
+
+def run_here(lesson, directory, monkeypatch, *arguments):
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "argv", [lesson, *map(str, arguments)])
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    runpy.run_module(f"lessons.{lesson}", run_name="__main__")
+
+
+@pytest.mark.parametrize("precision, least, most", [("bf16", 1e-5, 2e-3), ("fp16", 1e-6, 3e-4)])
+def test_half_precision_differs_by_its_rounding(precision, least, most, directory, reference, monkeypatch, tmp_path):
+    file = tmp_path / "weights.pth"
+    run_here("mixed_precision", directory, monkeypatch, file, precision)
+    assert least < distance("mixed_precision", torch.load(file, weights_only=True), reference) <= most
+
+
+def test_collectives_on_four_numbers(directory):
+    printed = run(
+        directory, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "lessons.collectives"
+    )
+    found = {line[:15].strip(): re.findall(r"\[.*?\]", line) for line in printed.splitlines()}
+    first, second, total = "[0.0, 1.0, 2.0, 3.0]", "[10.0, 11.0, 12.0, 13.0]", "[10.0, 12.0, 14.0, 16.0]"
+    assert found == {
+        "before": [first, second],
+        "broadcast": [first, first],
+        "all-reduce": [total, total],
+        "reduce-scatter": ["[10.0, 12.0]", "[14.0, 16.0]"],
+        "all-gather": [total, total],
+        "send and recv": [first, first],
+    }
+
+
+def test_nothing_is_written_where_no_file_is_named(directory, monkeypatch):
+    before = sorted(os.listdir(directory))
+    run_here("accumulate", directory, monkeypatch)
+    assert sorted({*os.listdir(directory)} - {*before}) in ([], ["data"])
