@@ -169,7 +169,7 @@ def seconds_of_recipes():
 
 def test_recipes_take_the_minutes_that_are_shown():
     recipes, measured = benchmark("recipes"), seconds_of_recipes()
-    shown = recipes.recipes(README.read_text(encoding="utf-8"))
+    shown = recipes.recipes(recipes.PAGE.read_text(encoding="utf-8"))
     assert shown == {flags: recipes.minutes(seconds) for flags, seconds in measured.items()}
     assert len(shown) >= 9 and max(shown.values()) < 15
     chinese = re.findall(r"\| `(--[^`]+)`[^|]* \| (\d+) 分钟 \|", CHINESE.read_text(encoding="utf-8"))
@@ -264,9 +264,23 @@ def test_no_result_names_a_home_directory():
         assert not re.search(r"/(home|root|Users)/", json.dumps(json.loads(file.read_text())))
 
 
-def test_both_readmes_name_the_same_commands_and_scripts():
-    english, chinese = (page.read_text(encoding="utf-8") for page in (README, CHINESE))
+def test_pages_in_two_languages_name_the_same_commands_and_scripts():
+    readmes, methods = (README, CHINESE), (PROJECT / "docs" / "methods.md", PROJECT / "docs" / "methods.zh-CN.md")
     scripts, commands = r"^\| `(\w+\.py)` \|", r"^    ((?:python|torchrun|accelerate) .*)$"
-    for pattern in (r"^    (make \w+)", r"^    (\.venv/\S+ .*)$", scripts, commands):
-        found, others = (re.findall(pattern, text, re.MULTILINE) for text in (english, chinese))
-        assert found == others and len(found) >= 3, pattern
+    for pages, patterns in (
+        (readmes, (r"^    (make \w+)", r"^    (\.venv/\S+ .*)$", commands)),
+        (methods, (scripts, commands)),
+    ):
+        for pattern in patterns:
+            found, others = (re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages)
+            assert found == others and len(found) >= 3, pattern
+
+
+def test_the_readme_is_short_and_its_questions_can_be_typed(monkeypatch):
+    text = README.read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    before = re.search(r"^\| Question \| `python compare_parallel.py (.*)` … \|$", text, re.MULTILINE)[1]
+    questions = re.findall(r"^\| [^|]+\? \| `(--[^`]+)` \|$", text, re.MULTILINE)
+    assert len(questions) == 6
+    for flags in questions:
+        type_(monkeypatch, f"{before} {flags}")
