@@ -171,10 +171,8 @@ def _loading_advice(case: Case) -> Finding:
 
 
 def straggler(case: Case) -> Iterator[Finding]:
-    straggler, steps = _straggler_of(case), case.accounts.steps
-    if not straggler:
-        return
-    told = [part for part in steps.proved if part.name == straggler.phase and _is_of(straggler, part)] if steps else []
-    if case.staged or not told:
+    """A rank that has more to do, where no part of the account is called its own."""
+    straggler = _straggler_of(case)
+    if straggler and all(part.kind != "straggler" for part in parts_of_steps(case)):
         advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(straggler.phase)
         yield Finding("straggler", {"n": straggler.rank, "x": straggler.longer, "place": place, "advice": advice})

@@ -81,8 +81,8 @@ def draw_speed_ups(analysis: Analysis):
     axis.axvline(1, color="#777777", linestyle="--")
     axis.set(xlim=(0, None))
     note = say(
-        "speed-up over the baseline ({what}; beyond the dashed line is faster)\nwhiskers: intervals that all hold the "
-        "truth in 95 %; across the dashed line: no difference proved{more}",
+        "speed-up over the baseline ({what}; beyond the dashed line is faster)\nwhiskers: simultaneous "
+        "95 % confidence intervals; across the dashed line: no difference proved{more}",
         what=analysis.report.asked,
         more=_left_out(count(len(analysis.done) - len(compared), "simulated or refused row")),
     )

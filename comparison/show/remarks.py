@@ -73,7 +73,7 @@ def notes(analysis: Analysis) -> list[str]:
     for reason, labels in missing.items():
         sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
     if report.settings["repeats"] == 1:
-        sentences.append(say("no interval: 1 run each. A difference between single runs may be chance."))
+        sentences.append(say("no interval with 1 run each: a difference between single runs may be chance."))
     for row in report.rows:
         if row.all_cores and row.results:
             threads = count(row.results[0].threads_per_process, "thread")
@@ -122,7 +122,7 @@ def not_measured(report: Report) -> list[str]:
             sentences.append(say("The speed of {row}{values}: it was simulated on one device.", **values))
     for method in map(method_of, methods):
         if method.parts and method.parts.no_exchange not in methods:
-            template = "What the exchange of gradients costs {name}: --methods ladder tells it."
+            template = "What exchanging gradients costs {name}: --methods ladder measures it."
             sentences.append(say(template, name=method.called))
     for row in report.rows:
         if row.out_of_memory and not row.results:
@@ -134,5 +134,5 @@ def not_measured(report: Report) -> list[str]:
     if all(outcome.foreign_cores is None for outcome in report.outcomes):
         sentences.append(sentence("unknown disturbance"))
     if not report.equivalence:
-        sentences.append(say("Whether every method computes the same: --check-maths tells it."))
+        sentences.append(say("Whether every method computes the same: --check-maths tests it."))
     return [*sentences, say("Other machines, and other programs at work on this one.")]

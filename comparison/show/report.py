@@ -27,7 +27,7 @@ from comparison.show import figures
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.show.tables import answer_rows, main_table, table_of
 from comparison.show.terminal import terminal_columns, terminal_text
-from comparison.show.verdict import answers
+from comparison.show.verdict import answers, recommendations
 from comparison.words import ENGLISH, render, say, speaking, spoken
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
@@ -137,7 +137,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
         report=analysis.report,
-        answers=answers(analysis, proofs),
+        answers=[*recommendations(analysis), *answers(analysis, proofs)],
         table=table_of(answer_rows(analysis), "html"),
         chart=_chart(analysis.done),
         sections=sections(analysis, figures, proofs, "html"),

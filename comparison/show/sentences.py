@@ -120,7 +120,7 @@ def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) ->
 def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
     if not sweep.fastest:
-        return say("disturbed, nothing can be claimed from its times")
+        return say("disturbed: nothing can be claimed from its times")
     *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
     if values:
         return say("fastest at {values} or {value} (not decided)", values=join(", ", values), value=last)

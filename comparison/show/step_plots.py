@@ -38,7 +38,7 @@ def phase_finding(entries) -> str:
 
 
 def draw_excess(analysis: Analysis):
-    """Draw where a step takes longer than an even share of the baseline's.
+    """Draw where a step takes longer than ideal scaling of the baseline's.
 
     Bars of what is longer grow to the right, of what is shorter to the left; each part has its own whiskers.
     """
@@ -62,8 +62,8 @@ def draw_excess(analysis: Analysis):
         axis.errorbar(total.value, position + 0.42, xerr=total.margin, marker="D", capsize=4, color="black")
     axis.axvline(0, color="#777777")
     note = say(
-        "milliseconds per step more than an even share of the baseline's\norange: each part's interval, all together "
-        "95 %; diamond: the difference, with its 95 %"
+        "milliseconds per step above ideal scaling\n"
+        "orange: simultaneous 95 % intervals of the parts; diamond: their sum"
     )
     axis.set_xlabel(render(note))
     handles = [Patch(label=render(name), **phase_look(name)) for name in names]
@@ -76,10 +76,10 @@ def excess_finding(accounts) -> str:
     """Return the largest part that is proved, in one line."""
     proved = [(part, label) for label, account in accounts.items() for part in account.proved if part.value > 0]
     if not proved:
-        return say("No phase is proved to take longer than an even share of the baseline's")
+        return say("No phase is proved to be above ideal scaling")
     part, label = max(proved, key=lambda pair: pair[0].value)
     values = {"row": label, "x": part, "y": accounts[label].total, "phase": part.name}
-    return say("“{row}”: {x} ms of the {y} ms more per step are in the phase {phase}", **values)
+    return say("“{row}”: {x} of {y} ms above ideal scaling are in: {phase}", **values)
 
 
 def draw_timelines(analysis: Analysis):

@@ -106,9 +106,9 @@ def main_table(analysis: Analysis) -> Rows:
 
 
 def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
-    """The table of what is judged; narrow: with intervals on lines of their own."""
+    """The table of what is judged, fastest first; narrow: with intervals on lines of their own."""
     target, before = _target(analysis.report), "\n[" if narrow else " ["
-    for entry in analysis.rows:
+    for entry in _fastest_first(analysis):
         numbers, memory = entry.summary, entry.summary.memory
         time = {"Images/s": cell(numbers.images_per_second, ",.0f")}
         if target is not None:
@@ -127,6 +127,18 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
             "Accuracy\n(%)": accuracy(numbers.accuracies),
             "Result": entry.result,
         }
+
+
+def _fastest_first(analysis):
+    """The rows of each training by the time that decides, and at the end those without it."""
+
+    def place(entry):
+        for number, decision in enumerate(analysis.decisions):
+            if entry.name in decision.ratios:
+                return number, decision.ratios[entry.name].value
+        return len(analysis.decisions), 0.0
+
+    return sorted(analysis.rows, key=place)
 
 
 def memory_matters(report: Report) -> bool:
@@ -232,13 +244,13 @@ before_table, projection_table = table(before_rows), table(projected_rows)
 
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
-    """Return where a step takes longer than an even share of the baseline's, and a run than the baseline's own."""
+    """Return where a step is above ideal scaling, and a run above the baseline's own."""
     steps, runs = {}, {}
     for entry in analysis.rows:
         if entry.accounts.steps:
             steps[entry.label], runs[entry.label] = entry.accounts.steps, entry.accounts.runs
     rows = (
-        _account_rows(steps, say("Step (ms)"), say("Even share (ms)")),
+        _account_rows(steps, say("Step (ms)"), say("Ideal (ms)")),
         _account_rows(runs, say("Start to end (s)"), say("Baseline's (s)")),
     )
     return [table_of(own, tablefmt) for own in rows] if steps else []

@@ -1,4 +1,4 @@
-"""What a comparison prints at its end, in as many columns as a terminal has: the table, what to use, what is doubtful.
+"""What a comparison prints at its end, in as many columns as a terminal has: what to use, the table, what is doubtful.
 
 All else, each row's causes and how every number is defined, stands in the report.
 """
@@ -10,15 +10,13 @@ import textwrap
 from collections.abc import Sequence
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
-from comparison.plan.plan import words_of
 from comparison.show.remarks import faults, warnings
 from comparison.show.sentences import tell
 from comparison.show.tables import answer_rows, before_rows, cells_of, lay_out, projected_rows, table_of
-from comparison.show.verdict import answers
-from comparison.words import NOTHING, join, narrowed, render, say, valued, widened
+from comparison.show.verdict import answers, recommendations
+from comparison.words import NOTHING, join, narrowed, render, say, widened
 
 MOST, FEWEST = 100, 60  # columns
 PARTING = "\v"  # for textwrap a space, between two characters that have none
@@ -45,7 +43,7 @@ def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int =
     before = cells_of(_narrowed(before_rows(analysis)))
     parts = [
         fill(analysis.report.title, width),
-        fill(_what_is_equal(analysis), width),
+        *(fill(sentence, width) for sentence in recommendations(analysis)),
         fitted_table(*cells_of(answer_rows(analysis, narrow=width < MOST)), width=width),
         f"{render(say('Now and before'))}\n\n{fitted_table(*before, width=width)}" if before else "",
         *(_projection(analysis, width) if analysis.report.settings["project"] else ()),
@@ -76,16 +74,6 @@ def fill(text: str, width: int, indent: str = "") -> str:
 def _with_breaks(text):
     """A text as long as its columns are, which has PARTING where a line of Chinese may end."""
     return re.sub(f"{NOTHING}(?![，。；：）”])", PARTING, widened(text))
-
-
-def _what_is_equal(analysis):
-    settings = [effective(entry.row.results[0]) for entry in analysis.done]
-    equal = [
-        valued(words_of(name), settings[0][name])
-        for name in EFFECTIVE
-        if len({values[name] for values in settings}) == 1
-    ]
-    return say("Equal in all rows: {settings}.", settings=join(", ", equal)) if equal else ""
 
 
 def fitted_table(header: list[str], *rows: list[str], width: int) -> str:

@@ -33,8 +33,8 @@ CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
     SLOWER: "slower, {fast}; {time}.",
     EQUAL: "practically as fast, {fast}; {time}.",
-    UNDECIDED: "{fast}, so that it may be faster or slower; {time}.",
-    TOO_FEW: "{fast}, which so few runs do not prove; {time}.",
+    UNDECIDED: "{fast}: it may be faster or slower; {time}.",
+    TOO_FEW: "{fast}, not proved by so few runs; {time}.",
 }
 
 
@@ -47,7 +47,7 @@ def verdict(analysis: Analysis) -> list[str]:
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
-    """Return what is said first: what was asked for by a flag of its own, then what to use, and where time goes."""
+    """Return what is said below the table: what was asked for by a flag of its own, and where time goes."""
     costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
         *_maths(analysis.report),
@@ -56,7 +56,6 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
         *sweep_sentences(analysis),
         *tell_proofs(analysis, proofs),
         *tell_guesses(analysis),
-        *recommendations(analysis),
         *where_time_goes(analysis),
     ]
 
@@ -66,7 +65,8 @@ def _maths(report):
     differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
     if not differences:
         return []
-    return [say("After 20 steps no weight differs from one device's by more than {x:.1e}.", x=max(differences))]
+    template = "Same weights in every row: after 20 steps none differs from one device's by more than {x:.1e}."
+    return [say(template, x=max(differences))]
 
 
 def _largest_batches(analysis):
@@ -102,7 +102,7 @@ def recommendations(analysis: Analysis) -> list[str]:
 def _recommend(analysis: Analysis, decision: Decision) -> str:
     kind = decision.kind
     if kind == "not measured":
-        return _unequal(analysis) or say("none, as no other row was measured that trains the same.")
+        return _unequal(analysis) or say("none: no other row was measured that trains the same.")
     if kind == "disturbed":
         return say("none. The comparison was disturbed.")
     if kind == "all cores":
@@ -112,7 +112,7 @@ def _recommend(analysis: Analysis, decision: Decision) -> str:
     if kind == "own batches":
         return sentence("own batches")
     if kind == "none sound":
-        return say("none, as no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))
+        return say("none: no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))
     if kind == "few runs":
         return sentence("few runs", row=decision.best.label, time=_wall_time(analysis, decision, decision.best))
     best, time = decision.best, _wall_time(analysis, decision, decision.best)
@@ -171,14 +171,14 @@ def _unequal(analysis):
             fast = as_fast(entry.standing.speed_up, entry.standing.baseline.label)
             unequal = join(", ", entry.standing.unequal)
             rows.append(say("“{row}” is {fast}, with {settings}", row=entry.label, fast=fast, settings=unequal))
-    return say("none, as the rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
+    return say("none: the rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
 
 
 # ---- a row
 
 
 def where_time_goes(analysis: Analysis) -> list[str]:
-    """Return where the fastest parallel row's step takes longer than an even share of the baseline's."""
+    """Return where the fastest parallel row's step is above ideal scaling."""
     rows = [
         entry
         for entry in analysis.rows
@@ -228,9 +228,9 @@ def _share(entry):
         return []
     percents = {"n": 100 * share.value, "units": units}
     if share.low is None:
-        return [say("It gives {n:.0f} % of {units}.", **percents)]
+        return [say("Scaling efficiency {n:.0f} % on {units}.", **percents)]
     bounds = {"low": 100 * share.low, "high": 100 * share.high}
-    return [say("It gives {n:.0f} % of {units} ({low:.0f} to {high:.0f} %).", **percents, **bounds)]
+    return [say("Scaling efficiency {n:.0f} % on {units} ({low:.0f} to {high:.0f} %).", **percents, **bounds)]
 
 
 def _largest_batch(report, row):
@@ -257,26 +257,25 @@ def tell_trial(trial: Trial) -> str:
 
 
 def _mean_step(analysis, entry):
-    """What the machine withholds; by how much a step differs from an even share of the baseline's work, and which parts
-    of that are proved."""
+    """What the machine withholds; by how much a step differs from ideal scaling, and which parts of that are proved."""
     steps, machine = entry.accounts.steps, [tell(cause) for cause in entry.causes if cause.of == "machine"]
     if not steps:
         return machine
-    whose = say("the baseline's")
+    whose = ""
     if several_baselines(analysis):
-        whose = quoted([entry.standing.baseline.label])
+        whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
     key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
     rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if parts and abs(rest) >= REST * abs(steps.total.value):
         parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])
-    where = parts or say("where, is not proved")
+    where = parts or say("the data cannot say in which phase")
     return [*machine, sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
 
 
 def _whole_run(entry):
     """What is proved to make a whole run longer or shorter, besides the training."""
     clauses = _clauses(entry, "run")
-    return [say("In no speed-up: {parts}.", parts=clauses)] if clauses else []
+    return [say("Not counted in the speed-up: {parts}.", parts=clauses)] if clauses else []
 
 
 def _clauses(entry, account):
@@ -363,7 +362,7 @@ def _beside(guess, speed_up):
     if not speed_up:
         return say("it has no speed-up")
     if speed_up.disturbed or speed_up.low is None:
-        return say("measured {ratio}, which proves nothing", ratio=speed_up)
+        return say("measured {ratio}, not proved", ratio=speed_up)
     inside = speed_up.low <= guess <= speed_up.high
     return sentence("right guess" if inside else "wrong guess", ratio=speed_up)
 
@@ -390,7 +389,7 @@ def _twins_stand(ratio: Ratio) -> str:
         return say("{ratio} times as fast", ratio=ratio)
     words = ratio.words
     if not ratio.disturbed:
-        words = say("TOLD APART, though equal" if told_apart(ratio) else "not told apart")
+        words = say("DIFFERENT, though equal" if told_apart(ratio) else "no significant difference")
     return say("{ratio} times as fast, {words}", ratio=ratio, words=words)
 
 

@@ -139,7 +139,9 @@ def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
 def test_the_verdict_tells_who_needs_much_more_or_less(peak, change):
     analysis = analyse(compared(peak, peak, peak))
     head, more = verdict(analysis)[:2]
-    told = f"a device needs {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters 2.0, gradients 2.0"
+    told = (
+        f"A device peaks at {peak} MiB of memory, {change} than the 100 MiB of “SINGLE”: parameters 2.0, gradients 2.0"
+    )
     assert "MiB" not in head and (told in more if change else "MiB" not in more)
     few = "No row needs 20% more or less memory than its baseline"
     assert memory_finding(analysis.done) == (

@@ -75,8 +75,8 @@ def test_a_guess_stands_beside_what_was_measured(tmp_path):
     analysis = analyse(report_of(*rows, predict=[f"ddp={inside}", "ddp=3", "dp=0.5", "fsdp=2"]))
     said = "“{}” was guessed to be {} times as fast as the baseline: {}."
     sentences = [
-        said.format("DDP", inside, f"measured {speed_up}, in which the guess lies"),
-        said.format("DDP", "3", f"measured {speed_up}, and so it is not"),
+        said.format("DDP", inside, f"measured {speed_up}: the guess is within the interval"),
+        said.format("DDP", "3", f"measured {speed_up}: the guess is outside the interval"),
         said.format("DP", "0.5", "it has no speed-up"),
     ]
     assert tell_guesses(analysis) == sentences and tell_guesses(analyse(report_of(*rows, predict=None))) == []
@@ -84,7 +84,7 @@ def test_a_guess_stands_beside_what_was_measured(tmp_path):
     write_markdown(analysis, tmp_path / "report.md", [])
     assert f"## What was guessed\n\n- {sentences[0]}" in (tmp_path / "report.md").read_text()
     (noisy,) = tell_guesses(analyse(report_of(*rows, predict=["ddp=2"], foreign_cores={"ddp": 0.9})))
-    assert noisy.endswith("which proves nothing.")
+    assert noisy.endswith("not proved.")
 
 
 # ---- one child

@@ -204,7 +204,7 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     single, ddp, recommendation = verdict(analysis)
     assert "It trains at a batch of 128, which fits, with 228 MiB at its peak; with 256: out of memory." in single
     assert "It trains at a batch of 256, 128 per device, which fits" in ddp
-    assert recommendation.startswith("Recommendation: none. Each row trains with a batch of its own")
+    assert recommendation.startswith("Recommendation: none. Each row trains with its own batch size")
     assert any("accuracies are those of different trainings" in text for text in definitions(report))
     write_markdown(analysis, tmp_path / "report.md", [])
     assert trial_table(analysis, "github") in (tmp_path / "report.md").read_text()

@@ -96,7 +96,7 @@ def test_whole_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
-    assert output.splitlines()[-1].startswith("After 2 blocks: This machine, this hour: the times of runs have a")
+    assert output.splitlines()[-1].startswith("After 2 blocks: Noise: runs vary by")
 
 
 def test_rows_of_a_block_take_turns_and_an_interrupted_block_is_repeated_for_those_without_a_result(
@@ -374,7 +374,7 @@ def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys)
     output = capsys.readouterr().out
     assert "The budget of 3 min is good for about 27 blocks, 3 at least; where the times of runs differ by 4%" in output
     assert "for the 6 runs planned so far" in output and "from here on" not in output
-    assert "to end the comparison once every row is decided: 1." in " ".join(definitions(report))
+    assert "to stop once every row is decided: 1." in " ".join(definitions(report))
     blocks(decided, repeats=None, budget=1.0)
     assert "less than the fewest blocks take" in capsys.readouterr().out
 

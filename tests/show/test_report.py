@@ -212,10 +212,10 @@ def test_bars_in_a_cell_do_not_end_it():
 
 def test_what_a_reader_must_know():
     analysis = analyse(report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1))
-    for words in ("no interval: 1 run", "is synthetic"):
+    for words in ("no interval with 1 run", "is synthetic"):
         assert any(words in note for note in notes(analysis))
     (warning,) = warnings(analysis)
-    assert warning.startswith("WARNING: SINGLE: its first epoch takes 4.0 times as long as the others: warm-up")
+    assert warning.startswith("WARNING: SINGLE: its first epoch takes 4.0 times as long as the others: that is warm-up")
     for in_turns, words in ((False, "Whole runs: "), (True, "In turns: ")):
         assert any(text.startswith(words) for text in definitions(replace(analysis.report, in_turns=in_turns)))
     interrupted = replace(full_report(), outcomes=full_report().outcomes[:2])
@@ -364,7 +364,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     table = tables.projection_table(analysis, "simple")
     assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
     for text in (
-        *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 ranks that train"),
+        *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 training ranks"),
         *(
             "8.00 Gbit/s",
             "share 8 cores",
