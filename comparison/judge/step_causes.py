@@ -70,8 +70,10 @@ def parts_of_steps(case: Case) -> Iterator[Finding]:
     steps, slowest = case.accounts.steps, _straggler_of(case)
     proved = steps.proved if steps else []
     least = max(WORTH * steps.value, MINOR * abs(proved[0].value)) if steps and proved else 0.0
-    parts = [part for part in proved if abs(part.value) >= least]
     slowest = None if case.staged else slowest  # whose larger stage is told apart
+    parts = [part for part in proved if abs(part.value) >= least]
+    if slowest:  # who is always the last waits for nobody: that follows
+        parts = [part for part in parts if part.name != LATE or part.value > 0]
     largest = max((part.value for part in parts), default=0.0)
 
     def order(part: Excess) -> tuple[bool, bool]:
@@ -96,7 +98,7 @@ def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Find
     values: dict[str, object] = {"x": part, "place": Finding(place)}
     told = "more in" if part.value > 0 else "less in"
     if part.name == LATE:
-        values["place"] = Finding(LATE, {"ranks": _late_ranks(case)})
+        values["place"] = Finding(LATE, {"ranks": _late_ranks(case)}) if part.value > 0 else Finding("waiting")
     else:
         long = [rank.long[part.name] for rank in case.accounts.ranks if part.name in rank.long]
         longest = max(long, key=lambda long: long.milliseconds, default=None)

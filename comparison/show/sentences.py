@@ -38,7 +38,7 @@ def _words(name: str, value: object) -> object:
         return join(", ", [f"{part} {number:.1f}" for part, number in value.items()])
     if isinstance(value, tuple):
         texts = [_item(item) for item in value]
-        return join("; " if name == "settings" else ", ", texts)
+        return join("; " if name in ("settings", "ranks") else ", ", texts)
     return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, (int, float)) else value
 
 

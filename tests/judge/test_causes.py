@@ -121,6 +121,23 @@ def test_a_straggler_comes_first_with_all_that_it_has_more():
     assert causes["update"].values["place"] == Finding("update")
 
 
+def test_ranks_that_wait_less_than_before_are_told_without_whose_fault_it_is_and_not_beside_a_straggler():
+    def waiting(forward, *waited):
+        exchanges = [halves(forward=forward[number], exchange=2.0 + own) for number, own in enumerate(waited)]
+        return [rank(phases, waits=Waits(own, {"data": own})) for phases, own in zip(exchanges, waited, strict=True)]
+
+    before = ddp(*waiting((5.0, 5.0), 3.0, 3.0))
+    for forward, waited, expected in (
+        ((5.0, 5.0), (0.5, 0.5), ["late ranks"]),
+        ((5.0, 13.0), (8.0, 0.5), ["straggler"]),
+    ):
+        now = ddp(*waiting(forward, *waited))
+        now = replace(now[0], name="now"), now[1]
+        causes = judged(before, now, baseline="ddp")
+        assert [*causes] == expected
+        assert expected == ["straggler"] or causes["late ranks"].values["place"] == Finding("waiting")
+
+
 @pytest.mark.parametrize("period, kind", [(20, "regular steps"), (None, "some steps"), (2, "regular steps")])
 def test_long_steps_are_named_where_they_bring_most_of_what_a_phase_takes_more(period, kind):
     def place(more, long, baseline=0.0):
@@ -184,7 +201,7 @@ def test_ranks_that_pause_out_of_step_wait_for_one_another_and_not_for_the_excha
     assert [(found.values["n"], found.values["place"].kind) for found in late] == [(0, "data"), (1, "data")]
     words = verdict(analyse(report_of(single(), ddp(*ranks))))[1]
     assert next(iter(causes)) == "late ranks"
-    assert "5.0 ± 0.0 ms more waiting for late ranks (rank 0, 5.0 ms waiting for data, rank 1, 4.9 ms" in words
+    assert "5.0 ± 0.0 ms more waiting for late ranks (rank 0, 5.0 ms waiting for data; rank 1, 4.9 ms" in words
 
 
 @pytest.mark.parametrize(
