@@ -103,7 +103,7 @@ class Run(contextlib.ExitStack):
             self.close()  # what it left behind would use the others' time
         self._wall_seconds += time.perf_counter() - start
         for core, now in stolen_seconds().items():
-            self._stolen_seconds[core] += now - stolen[core]
+            self._stolen_seconds[core] = self._stolen_seconds.get(core, 0.0) + now - stolen.get(core, now)
         if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
             self._foreign_seconds += (busy_seconds() or 0.0) - busy - (children_seconds() - own)
         if exit_code is None:
