@@ -98,7 +98,7 @@ def _proved_slower(beside: dict[str, Ratio], entry: RowAnalysis) -> bool:
 
 def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
     """Whether one process with all cores was not timed beside several methods that have a share, and may beat them."""
-    shares = report.first.device == "cpu" and report.device_threads < report.environment["cores"]
+    shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
     methods = {entry.row.configuration.method for entry in timed}
     return shares and len(methods) > 1 and not any(entry.row.all_cores for entry in timed)
 

@@ -83,7 +83,7 @@ def _configuration(method, choice, shown, own, machine, shared_flags):
     shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
     label, command, needed = kind.build(devices, replace(machine, nodes=nodes), choice["micro_batches"])
     label += "".join(f", {name.replace('_', ' ')}{'' if value is True else f' {value}'}" for name, value in own.items())
-    choice = {**choice, "threads": machine.cores if kind.all_cores else choice["share"], **own}
+    choice = {**choice, "threads": max(1, int(machine.cores)) if kind.all_cores else choice["share"], **own}
     batch = choice["batch_size"] * (shares if choice["scaling"] == "weak" else 1)
     choice |= {"batch_size": batch, "per_device_batch_size": -(-batch // shares)}
     choice["device"] = "gpu" if machine.gpus else "cpu"
@@ -119,7 +119,7 @@ def _obstacle(kind, choice, stages, needed, nodes, machine):
     if blocks < stages:
         few = f"{model} has {blocks} blocks, too few for {stages} stages"
         return few if blocks > 1 else f"{model} cannot be cut: it is no plain nn.Sequential of two parts or more"
-    if kind.all_cores and (gpus or choice["share"] == machine.cores):
+    if kind.all_cores and (gpus or choice["share"] == max(1, int(machine.cores))):
         return "it would be the same as one device, which has all cores"
     return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""
 
