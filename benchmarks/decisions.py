@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from measure import SETTINGS, Witness, arguments_of, as_table, write
+from measure import ENVIRONMENT, SETTINGS, Witness, arguments_of, as_table, simulated_run, write
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RunResult
@@ -33,10 +33,6 @@ SWEEPS = {"": [(BATCH, 0)], "workers": [(BATCH, 0), (BATCH, 2)], "batch": [(50, 
 MOST_REGRET = 0.03
 DOUBTS = ("failed", "points lower", "not shown", "refused", "disturbed", "simulated")
 PHASES = PhaseTimes(0.0, 0.0, 1.0, 1.0, update=1.0)  # which no decision asks for
-ENVIRONMENT = {
-    **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
-    **{"python": "3.12", "torch": "2.11", "system": "Linux", "cpu": "a CPU", "cores": 2, "gpus": [], "links": []},
-}
 
 
 @dataclass(frozen=True)
@@ -207,27 +203,13 @@ def _result(random, scenario: Scenario, truth: Truth, factor: float, level: floa
     accuracy = min(0.999, max(0.0, (truth.accuracy + level + random.normal(0, 0.2) + scenario.target) / 100))
     fixed = (factor * truth.evaluation, steps * truth.batch, steps, 0.1, 0.1, accuracy, PHASES)
     epochs = tuple(EpochRecord(number, float(value), *fixed) for number, value in enumerate(seconds, start=1))
-    ranks = 1 if truth.method.startswith("single") else 2
-    start = factor * truth.start
-    return RunResult(
-        method=truth.method,
-        status="ok",
-        reason="",
-        simulated=False,
-        command="simulated",
-        config={"loader": "resident"},
-        environment=ENVIRONMENT,
-        world_size=ranks,
-        devices=("cpu",) * ranks,
-        parameters=1,
-        global_batch_size=truth.batch,
-        per_device_batch_size=truth.batch // ranks,
-        workers_per_process=truth.workers // ranks,
+    return simulated_run(
+        truth.method,
+        truth.batch,
+        epochs,
+        factor * truth.start,
+        workers=truth.workers,
         threads_per_process=2 if METHODS[truth.method].all_cores else 1,
-        startup_seconds=start,
-        total_seconds=start + float(seconds.sum()) + count * factor * truth.evaluation,
-        epochs=epochs,
-        data_ranks=ranks,
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from common.engine.loop import fit  # noqa: E402
 from common.engine.place import ParallelContext, Place  # noqa: E402
 from common.engine.step import build_loss, build_optimizer, to_device  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
+from common.files.results import EpochRecord, RunResult  # noqa: E402
 from common.files.writing import write_json  # noqa: E402
 from common.machine.cores import available_cores  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
@@ -32,7 +34,7 @@ from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from common.settings.schedules import build_schedule  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
-from comparison.run.turns import busy_seconds, children_seconds  # noqa: E402
+from comparison.run.turns import busy_seconds, own_seconds  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
 
 # What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.
@@ -50,6 +52,38 @@ SETTINGS = {
     **dict.fromkeys(("equal_within", "accuracy_margin", "target_accuracy", "predict")),
     **{"project": [], "batch_size": [128]},
 }
+
+
+# The machine of runs that were simulated.
+ENVIRONMENT = {
+    **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
+    **{"python": "3.12", "torch": "2.11", "system": "Linux", "cpu": "a CPU", "cores": 2, "gpus": [], "links": []},
+}
+
+
+def simulated_run(
+    method: str, batch: int, epochs: tuple[EpochRecord, ...], start: float = 1.0, workers: int = 0, **values: Any
+) -> RunResult:
+    """Return a run that nobody made: of one device, or of two ranks, on a CPU. start: its start-up's seconds."""
+    ranks = 1 if method.startswith("single") else 2
+    fixed = {"parameters": 1, "threads_per_process": 1, "config": {"loader": "resident"}, "environment": ENVIRONMENT}
+    return RunResult(
+        method=method,
+        status="ok",
+        reason="",
+        simulated=False,
+        command="simulated",
+        world_size=ranks,
+        devices=("cpu",) * ranks,
+        global_batch_size=batch,
+        per_device_batch_size=batch // ranks,
+        workers_per_process=workers // ranks,
+        startup_seconds=start,
+        total_seconds=start + sum(epoch.train_seconds + epoch.evaluate_seconds for epoch in epochs),
+        epochs=epochs,
+        data_ranks=ranks,
+        **{**fixed, **values},
+    )
 
 
 def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
@@ -163,17 +197,13 @@ class Witness:
     foreign_cores: float | None = None
 
     def __enter__(self):
-        self._start, self._busy, self._own = time.perf_counter(), busy_seconds(), self._own_seconds()
+        self._start, self._busy, self._own = time.perf_counter(), busy_seconds(), own_seconds()
         return self
 
     def __exit__(self, *_):
         if self._busy is not None:
-            used = busy_seconds() - self._busy - (self._own_seconds() - self._own)
+            used = busy_seconds() - self._busy - (own_seconds() - self._own)
             self.foreign_cores = max(0.0, used / (time.perf_counter() - self._start))
-
-    @staticmethod
-    def _own_seconds():
-        return time.process_time() + children_seconds()
 
 
 def write(path: str | Path, measured: dict, witness: Witness) -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/proofs.py --scenarios 400 --output figures/benchmark/proofs.json
 
-Simulated: nothing is trained. In each scenario DDP takes longer than an even share in one phase; a comparison finds
-that and plans its proof, in which the remedy works, does nothing, or shortens another phase. Runs differ by noise of
-their own, phases by another, and blocks drift.
+Simulated: nothing is trained. In each scenario DDP is above ideal scaling in one phase; a comparison finds that, and
+plans its proof, in which the remedy works, does nothing, or shortens another phase. Runs differ by noise of their own,
+phases by another, and blocks drift.
 """
 
 import argparse
@@ -13,8 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from decisions import ENVIRONMENT
-from measure import SETTINGS, Witness, arguments_of, as_table, write
+from measure import ENVIRONMENT, SETTINGS, Witness, arguments_of, as_table, simulated_run, write
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
@@ -60,7 +59,7 @@ def phases_of(scenario: Scenario, row: Configuration) -> dict[str, float]:
     """Return the true phases of a row's step. What is longer in forward and backward is so for every batch, on one
     device too: that is what a larger batch takes away."""
     phase, more, batch = scenario.phase, scenario.more, row.planned.batch_size
-    fixed = 2 * more if phase in ("forward", "backward") else 0.0  # of which half is more than an even share
+    fixed = 2 * more if phase in ("forward", "backward") else 0.0  # of which half is above ideal scaling
     if row.method == "single":
         return {**ALONE, phase: ALONE[phase] + fixed}
     works = row.role == "remedy" and scenario.kind == "works"
@@ -94,31 +93,12 @@ def run_all(report: Report, scenario: Scenario, random: np.random.Generator) -> 
 
 
 def _result(row: Configuration, phases: dict[str, float], batches: int) -> RunResult:
-    ranks = 1 if row.method == "single" else 2
     seconds = STEPS * sum(phases.values()) / 1000
     times = PhaseTimes(**phases)
-    kept = (RankTimes(seconds, times, 0.9 * seconds, 0.0),) * ranks
+    kept = (RankTimes(seconds, times, 0.9 * seconds, 0.0),) * (1 if row.method == "single" else 2)
     fixed = (0.1, STEPS * BATCH * batches, STEPS, 0.1, 0.1, 0.95, times, kept)
-    return RunResult(
-        method=row.method,
-        status="ok",
-        reason="",
-        simulated=False,
-        command="simulated",
-        config={"loader": "workers"},
-        environment=ENVIRONMENT,
-        world_size=ranks,
-        devices=("cpu",) * ranks,
-        parameters=1,
-        global_batch_size=BATCH * batches,
-        per_device_batch_size=BATCH * batches // ranks,
-        workers_per_process=0,
-        threads_per_process=1,
-        startup_seconds=1.0,
-        total_seconds=1.0 + EPOCHS * (seconds + 0.1),
-        epochs=tuple(EpochRecord(number, seconds, *fixed) for number in range(1, EPOCHS + 1)),
-        data_ranks=ranks,
-    )
+    epochs = tuple(EpochRecord(number, seconds, *fixed) for number in range(1, EPOCHS + 1))
+    return simulated_run(row.method, BATCH * batches, epochs, config={"loader": "workers"})
 
 
 def outcome_of(kind: str, seed: int) -> str:
