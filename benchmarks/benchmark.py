@@ -14,7 +14,7 @@ import sys
 from measure import PROJECT
 
 from common.errors import FAILED, SuiteError
-from common.machine.cores import available_cores
+from common.machine.cores import whole_cores
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser, one_of
 from docs import COMPARISONS, SCRIPTS, write
@@ -27,7 +27,7 @@ def commands(arguments) -> dict[str, list[str]]:
     if arguments.example:
         lines["peers"] += ["--example", arguments.example]
     for directory, flags in COMPARISONS.items():
-        typed = flags.replace("CORES", str(int(available_cores()))).split()
+        typed = flags.replace("CORES", str(whole_cores())).split()
         place = ["--output-dir", f"figures/benchmark/{directory}"]
         lines[directory] = ["compare_parallel.py", *typed, *data, *place]
     return lines

@@ -25,7 +25,7 @@ from common.data.synthetic import synthetic_cifar10
 from common.engine.setup import prepare_process
 from common.engine.timing import synchronize
 from common.errors import FAILED, SuiteError
-from common.machine.cores import available_cores
+from common.machine.cores import available_cores, whole_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.settings.arguments import positive_int
@@ -68,7 +68,7 @@ def images_per_second(config, device, threads: int):
 
 def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
     """Return data set → loader → images per second."""
-    device, cores, found = available_devices("auto")[0], int(available_cores()), {}
+    device, cores, found = available_devices("auto")[0], whole_cores(), {}
     prepare_process(config_of(), device)
     ways = {f"{workers} workers": ("workers", workers, 1) for workers in (0, 1, 2)}
     ways |= {f"resident, {count(threads, 'thread')}": ("resident", 0, threads) for threads in (1, cores)}

@@ -27,7 +27,7 @@ from common.engine.compiled import has_compiler, replace_network
 from common.engine.place import Place
 from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
-from common.machine.cores import available_cores
+from common.machine.cores import whole_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.models.build import build_network
@@ -116,7 +116,7 @@ def main() -> None:
     flags = {"usual": (), "memory returned": ["--glibc-defaults"]}
     if available_devices("auto")[0].type == "cuda":
         flags["cuDNN not tuned"] = ["--untuned"]
-    found = {"threads": int(available_cores()), "milliseconds_per_step": {}, "foreign_cores": 0.0}
+    found = {"threads": whole_cores(), "milliseconds_per_step": {}, "foreign_cores": 0.0}
     if arguments.resume and Path(arguments.output).exists():
         found = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
     cases, foreign = found["milliseconds_per_step"], found["foreign_cores"] or 0.0

@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from common.engine.setup import prepare_process
-from common.machine.cores import available_cores
+from common.machine.cores import whole_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.models.build import build_network
@@ -176,7 +176,7 @@ def main() -> None:
 
     arguments = arguments_of(__doc__, 3, more)
     if arguments.rival:
-        torch.set_num_threads(int(available_cores()))
+        torch.set_num_threads(whole_cores())
         seconds, accuracy = RIVALS[arguments.rival](arguments)
         print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
         return
@@ -197,7 +197,7 @@ def main() -> None:
 
     with Witness() as witness:
         runs = interleave({name: partial(run, name) for name in able}, arguments.blocks, warm_up=False)
-    measured = {"batch": BATCH, "epochs": arguments.epochs, "threads": int(available_cores()), "runs": runs}
+    measured = {"batch": BATCH, "epochs": arguments.epochs, "threads": whole_cores(), "runs": runs}
     measured["left_out"] = [name for name in RIVALS if name not in able]
     write(arguments.output, measured, witness)
     print(table(measured))

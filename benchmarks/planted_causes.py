@@ -24,7 +24,7 @@ from pathlib import Path
 
 from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, as_table, write
 
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, MACHINE, SuiteError
 from common.files.plots import new_figure, save_figure
 from common.files.probe import Probe
 from common.machine.entry import run_script
@@ -170,7 +170,7 @@ PLANTS = {
         *("backward", 0.04, "late ranks, some steps", "backward", "exchange"), size=None, how="SHARE=0.1", method="ddp"
     ),
     "ranks on one core": Plant("ddp", "shared cores", (*PHASES, *RUN, *WAITING), prefix=("taskset", "--cpu-list", "0")),
-    "quota": Plant("ddp", "throttled", (*PHASES, *RUN, *WAITING, "shared cores"), quota=True),
+    "quota": Plant("ddp", "throttled", (*PHASES, *RUN, *WAITING), quota=True),
     "too few threads": replace(
         slowed("few-threads", 0.0, "idle threads", *PHASES, *RUN, size=1.0), settings=(("threads_per_device", 2),)
     ),
@@ -261,7 +261,9 @@ def limited(wanted: bool) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     group = GROUPS / "cpu" / "planted"
-    group.mkdir()
+    if not (GROUPS / "cpu" / "cpu.cfs_quota_us").exists() and not (GROUPS / "cpu" / "cpu.shares").exists():
+        raise SuiteError("a quota cannot be planted", f"no {GROUPS / 'cpu'} (cgroup v1)", "leave it out", MACHINE)
+    group.mkdir(exist_ok=True)  # of a run that was killed
     try:
         (group / "cpu.cfs_quota_us").write_text(str(round(QUOTA * 100_000)))
         yield "sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"

@@ -177,18 +177,19 @@ class Foreign:
     """The most that other programs used during any of some runs that ended well.
 
     busy: so many of the `cores`, on average. gpu: the share of the time in which one computed on a GPU of the run's.
-    taken: of a core that the run's own threads need, as others left it none; or that another virtual machine had.
+    taken: of a core that the run's own threads need, as others left it none; stolen: that another virtual machine had.
     """
 
     busy: float
     cores: float
     gpu: float
     taken: float
+    stolen: float
 
     @property
     def share(self) -> float:
         """The largest share: a rank that has to share one core delays all the others."""
-        return max(self.busy / self.cores, self.gpu, self.taken)
+        return max(self.busy / self.cores, self.gpu, self.taken, self.stolen)
 
     @property
     def too_much(self) -> bool:
@@ -199,27 +200,28 @@ class Foreign:
     def words(self) -> str:
         """What those programs did, behind "other programs"."""
         template = "kept up to {n:.1f} of {cores} busy"
-        if self.taken > max(self.busy, self.gpu):
-            template = "took a core for {t:.0%} of the time"
         if self.gpu:
             template = "computed on a GPU for {m:.0%} of the time"
         if self.gpu and self.busy:
             template = "kept up to {n:.1f} of {cores} busy and computed on a GPU for {m:.0%} of the time"
-        return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu, t=self.taken)
+        taken = max(self.taken, self.stolen)
+        if taken > MOST_FOREIGN >= max(self.busy / self.cores, self.gpu):
+            template = "took a core for {t:.0%} of the time"
+            if self.stolen > self.taken:
+                template = ", or another virtual machine, took a core for {t:.0%} of the time"
+        return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu, t=taken)
 
 
 def foreign_of(outcomes: Iterable[Outcome], cores: float) -> Foreign:
     """Return what other programs used during those of some runs that ended well, on so many cores."""
     whole = [outcome for outcome in outcomes if outcome.status == "ok"]
-    taken = [
-        max(0.0, (outcome.foreign_cores or 0.0) - max(0.0, cores - _needed(outcome.result)), outcome.stolen or 0.0)
-        for outcome in whole
-    ]
+    beyond = [(outcome.foreign_cores or 0.0) - max(0.0, cores - _needed(outcome.result)) for outcome in whole]
     return Foreign(
         max((outcome.foreign_cores or 0.0 for outcome in whole), default=0.0),
         cores,
         max((card.foreign or 0.0 for outcome in whole for card in outcome.cards), default=0.0),
-        min(1.0, max(taken, default=0.0)),
+        min(1.0, max([0.0, *beyond])),
+        max((outcome.stolen or 0.0 for outcome in whole), default=0.0),
     )
 
 

@@ -53,5 +53,5 @@ elif rank == 1:
 show("send and recv", values)
 save({})
 
-# NCCL and gloo do these round a ring or along a tree, in pieces: in an all-reduce of b bytes, a rank sends about 2 b,
-# whatever their number. How long that takes between the ranks of this machine: compare_parallel.py --project 2 4 8.
+# NCCL and gloo do these round a ring or along a tree, in pieces: of an all-reduce of b bytes, each of N ranks in a ring
+# sends 2 (N - 1) / N x b. How long it takes between the ranks of this machine: compare_parallel.py --project 2 4 8.

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc_per_node=2 -m lessons.one_f_one_b
 
-Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+On CPUs (gloo): NCCL does what two ranks exchange in one order, and wants both in one batch here (batch_isend_irecv).
 """
 
 import torch
@@ -13,6 +13,7 @@ from lessons.tiny import BACKEND, DEVICE, batches, network, save, sgd
 
 MICRO_BATCHES, CUT = 4, 2
 
+assert BACKEND == "gloo", "type CUDA_VISIBLE_DEVICES= before the command"
 dist.init_process_group(BACKEND)
 rank = dist.get_rank()
 model = network()
@@ -53,7 +54,6 @@ for images, labels in batches():
     _ = [work.wait() for work in sending]
     optimizer.step()
     optimizer.zero_grad()
-
 states = [None, None]
 dist.all_gather_object(states, {name: weight.cpu() for name, weight in stage.state_dict().items()})
 save({**states[0], **states[1]})

@@ -56,5 +56,5 @@ def whole(part, dimension):
 hidden.weight.data, hidden.bias.data = whole(hidden_weight, 0), whole(hidden_bias, 0)
 head.weight.data = whole(head_weight, 1)
 save(model.state_dict())
-# Activations are exchanged in every layer, gradients never: for large weights and fast links, such as NVLink. torch has
-# plans for it (torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel); no script here measures it yet.
+# Activations are exchanged in every layer, and in backward their gradients, but none of the weights'. It is for large
+# weights and fast links. torch has plans for it (ColwiseParallel, RowwiseParallel); no script of the suite measures it.

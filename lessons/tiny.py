@@ -1,4 +1,4 @@
-"""No lesson: a small network, ten batches, and where the weights go. This ends with the same weights:
+"""No lesson: a small network, ten batches, and where the weights go. This ends with the same (or with mlp):
 
     python data_parallel_train.py --dataset synthetic-mnist --train-size 480 --batch-size 48 --model lenet \
         --loader resident --no-augment --optimizer sgd --lr 0.01 --epochs 1 --save weights.pth
@@ -22,7 +22,8 @@ CONFIG = RunConfig(
     dataset="synthetic-mnist", train_size=480, batch_size=48, loader="resident", num_workers=0, augment=False
 )
 NUMBER = int(os.environ.get("LOCAL_RANK", 0))
-DEVICE = torch.device("cuda", NUMBER) if torch.cuda.is_available() else torch.device("cpu")
+ENOUGH = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+DEVICE = torch.device("cuda", NUMBER) if ENOUGH else torch.device("cpu")
 BACKEND = "nccl" if DEVICE.type == "cuda" else "gloo"
 if DEVICE.type == "cuda":
     torch.cuda.set_device(DEVICE)  # NCCL's

@@ -174,8 +174,9 @@ def _long_steps(times, least):
         return None
     long = np.flatnonzero(np.log(np.maximum(times, least)) >= logs[split])
     gaps, counts = np.unique(np.diff(long), return_counts=True)
-    regular = len(gaps) > 0 and counts.max() >= REGULAR * counts.sum()
-    period = int(gaps[counts.argmax()]) if regular else None
+    gap = int(gaps[counts.argmax()]) if len(gaps) and counts.max() >= REGULAR * counts.sum() else 0
+    throughout = long[0] < gap and len(times) - long[-1] <= gap  # from the epoch's first steps to its last
+    period = gap if gap > 1 and throughout else None
     rest = np.delete(times, long).mean()
     share = len(long) / len(times)
     return LongSteps(share, float(share * (times[long].mean() - rest)), period)

@@ -58,7 +58,7 @@ class CoreClock:
     """What cores this process, without its loader workers, had during a block: `with CoreClock() as cores: ...`
 
     cpu_seconds: its threads computed. queue_seconds: they waited for a core; None where the kernel does not tell.
-    throttled_seconds: see throttled_seconds().
+    throttled_seconds: a quota stopped its control group, summed over cores; of several, the one that was stopped most.
     """
 
     cpu_seconds = 0.0
@@ -74,8 +74,8 @@ class CoreClock:
         self.cpu_seconds = time.process_time() - self._computed
         if waited := _queue_seconds():
             self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
-        if self._throttled is not None:
-            self.throttled_seconds = (throttled_seconds() or 0.0) - self._throttled
+        stopped = [seconds - self._throttled.get(group, seconds) for group, seconds in throttled_seconds().items()]
+        self.throttled_seconds = max(stopped, default=None)
 
 
 def _queue_seconds():

@@ -24,10 +24,15 @@ _unbound_cores: float | None = None  # how many this process might use before ke
 def available_cores() -> float:
     """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside.
 
-    A quota may allow for a part of a core, such as 1.5.
+    A quota may allow for a part of a core, such as 1.5; to two decimals, at least 0.01.
     """
-    least = min([len(usable_cores()), *(cores for _, cores in _quotas())])
+    least = max(0.01, round(min([len(usable_cores()), *(cores for _, cores in _quotas())]), 2))
     return _unbound_cores or (int(least) if least == int(least) else least)
+
+
+def whole_cores() -> int:
+    """Return how many threads find a core each: available_cores() without a part of one, but one at least."""
+    return max(1, int(available_cores()))
 
 
 def usable_cores() -> set[int]:
@@ -35,18 +40,17 @@ def usable_cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
-def throttled_seconds() -> float | None:
-    """Return for how long a quota has stopped its control group, summed over all cores: the most of those that this
-    process is in. None without a quota.
+def throttled_seconds() -> dict[Path, float]:
+    """Return for how long each control group with a quota in which this process is was stopped, summed over all cores.
 
     cpu.stat has it in microseconds (cgroup v2, throttled_usec) or nanoseconds (v1, throttled_time).
     """
-    stopped = []
+    stopped = {}
     for group, _ in _quotas():
         with contextlib.suppress(OSError, ValueError):  # it has just been removed
             counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            stopped.append(int(counts.get("throttled_usec", 0)) / 1e6 + int(counts.get("throttled_time", 0)) / 1e9)
-    return max(stopped, default=None)
+            stopped[group] = int(counts.get("throttled_usec", 0)) / 1e6 + int(counts.get("throttled_time", 0)) / 1e9
+    return stopped
 
 
 def _quotas() -> Iterator[tuple[Path, float]]:

@@ -25,8 +25,8 @@ PARTS_OF_RUNS = ("start-up", "warm-up", "evaluation")  # which the speed-up does
 def find_causes(case: Case) -> tuple[Finding, ...]:
     """Return every cause that the measurements of a row show, in the order in which to read them.
 
-    First what the machine withholds from it, then what makes its step longer or shorter than an even share of the
-    baseline's, the largest part first. Nothing of a row that other programs disturbed.
+    First what the machine withholds from it, then what makes its step longer or shorter than ideal
+    scaling, the largest part first. Nothing of a row that other programs disturbed.
     """
     baseline = case.standing.baseline
     if case.row.disturbed or (baseline and baseline.disturbed):
@@ -54,6 +54,8 @@ def _throttled(case: Case) -> Iterator[Finding]:
 
 
 def _queued(case: Case) -> Iterator[Finding]:
+    if any(_throttled(case)):
+        return  # the kernel counts that as waiting for a core
     share, result, cores = case.accounts.queued, case.result, case.row.cores
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
     if not share or not share.least(QUEUED_BESIDE_WORKERS if workers > cores else QUEUED):

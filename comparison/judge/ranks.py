@@ -10,7 +10,7 @@ from comparison.judge.statistics import Excess, mean_excess
 
 OUTSIDE = "outside"
 COMPUTATION = ("forward", "backward", "update")
-AGREE = 0.8  # of the epochs with long steps have the same period where the row has it
+AGREE = 0.8  # of the epochs have the same period where the row has it
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _mean_long_steps(parts: Sequence[Mapping[str, LongSteps]]) -> dict[str, Long
 def _pooled(told: Sequence[LongSteps], of: int) -> LongSteps:
     ((period, times),) = Counter(part.period for part in told).most_common(1)
     share, milliseconds = (sum(getattr(part, name) for part in told) / of for name in ("share", "milliseconds"))
-    return LongSteps(share, milliseconds, period if times >= AGREE * len(told) else None)
+    return LongSteps(share, milliseconds, period if times >= AGREE * of else None)
 
 
 def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
@@ -173,12 +173,16 @@ def throttled_share(results: Sequence[RunResult]) -> Excess | None:
 
 
 def _throttled(result: RunResult) -> float | None:
-    """The kernel adds up for how long each core was not to be used; at most as many as threads wanted one."""
+    """The kernel adds up for how long each core was not to be used: at most as many as something on the node wanted."""
     ranks = [rank for epoch in result.timed_epochs for rank in epoch.ranks[:1]]
     stopped = [rank.throttled_seconds for rank in ranks if rank.throttled_seconds is not None]
     if not ranks or len(stopped) < len(ranks):
         return None
-    return sum(stopped) / sum(rank.train_seconds for rank in ranks) / (result.world_size * result.threads_per_process)
+    wanted = (
+        result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1) + result.loader_workers
+    )
+    nodes = len(result.environment.get("nodes", ())) or 1
+    return min(1.0, sum(stopped) / sum(rank.train_seconds for rank in ranks) / (wanted / nodes))
 
 
 def queued_share(runs: Sequence[Ranks], threads: int) -> Excess | None:

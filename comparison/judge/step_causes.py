@@ -166,7 +166,7 @@ def _loading_advice(case: Case) -> Finding:
         return Finding("more workers", {"n": best, "m": workers, "s": seconds})
     # on a CPU threads compute; beside a GPU, one for each process
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
-    left = row.cores - workers - threads
+    left = int(row.cores - workers - threads)
     if left > 0:
         return Finding("a core left" if left == 1 else "cores left", {"cores": left, "n": row.cores})
     return Finding("no core left", {"threads": threads, "workers": workers, "cores": row.cores})

@@ -49,10 +49,10 @@ def busy_seconds() -> float | None:
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
-def children_seconds() -> float:
-    """Return the CPU seconds that this process's children used which have ended."""
+def own_seconds() -> float:
+    """Return the CPU seconds that this process used, and its children which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return time.process_time() + used.ru_utime + used.ru_stime
 
 
 def oom_kills() -> int:
@@ -91,7 +91,7 @@ class Run(contextlib.ExitStack):
 
     def take_turn(self) -> Outcome | None:
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
-        start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, children_seconds()
+        start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, own_seconds()
         stolen = stolen_seconds()
         with self._cards.watching():
             if self._child is None:
@@ -105,7 +105,7 @@ class Run(contextlib.ExitStack):
         for core, now in stolen_seconds().items():
             self._stolen_seconds[core] = self._stolen_seconds.get(core, 0.0) + now - stolen.get(core, now)
         if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
-            self._foreign_seconds += (busy_seconds() or 0.0) - busy - (children_seconds() - own)
+            self._foreign_seconds += (busy_seconds() or 0.0) - busy - (own_seconds() - own)
         if exit_code is None:
             return None
         return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)

@@ -61,12 +61,17 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 
 
 def _maths(report):
-    """How far the rows' weights are from one device's, if that was asked; who is too far says so in the table."""
-    differences = [check.difference for check in report.equivalence.values() if check.difference is not None]
-    if not differences:
+    """In how many rows the weights are one device's, if that was asked; who is too far says so in the table."""
+    checks = report.equivalence.values()
+    same = [check.difference for check in checks if check.status == "ok" and check.difference is not None]
+    if not same:
         return []
     template = "Same weights in every row: after 20 steps none differs from one device's by more than {x:.1e}."
-    return [say(template, x=max(differences))]
+    if len(same) < len(report.rows):
+        template = (
+            "Same weights in {n} of {m} rows: after 20 steps none differs from one device's by more than {x:.1e}."
+        )
+    return [say(template, x=max(same), n=len(same), m=len(report.rows))]
 
 
 def _largest_batches(analysis):

@@ -268,6 +268,7 @@ V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
     "groups, quotas, cores",
     [
         ("0::/", {HERE: "50000 100000"}, 0.5),
+        ("0::/", {HERE: "500000 300000"}, 1.67),
         ("0::/a/b.service", {f"a/{HERE}": "300000 100000", f"a/b.service/{HERE}": "max 100000"}, 3),
         ("0::/../other", {HERE: "200000 100000"}, 2),
         ("4:memory:/a\n1:cpu,cpuacct:/a\n0::/", {**MOST, **V1}, 2.5),
@@ -278,7 +279,7 @@ V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
 )
 def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
     of_files(tmp_path, monkeypatch, groups, quotas)
-    assert machine_cores.available_cores() == cores
+    assert machine_cores.available_cores() == cores and machine_cores.whole_cores() == max(1, int(cores))
 
 
 def of_files(path, monkeypatch, groups, files):
@@ -294,17 +295,28 @@ def of_files(path, monkeypatch, groups, files):
 @pytest.mark.parametrize(
     "groups, files, seconds",
     [
-        ("0::/a", {"a/cpu.max": "150000 100000", "a/cpu.stat": "nr_throttled 7\nthrottled_usec 2500000"}, 2.5),
-        ("1:cpu:/a\n0::/", {**V1, "cpu/a/cpu.stat": "nr_throttled 7\nthrottled_time 1500000000"}, 1.5),
-        ("0::/a", {"a/cpu.max": "max 100000", "a/cpu.stat": "throttled_usec 2500000"}, None),
+        ("0::/a", {"a/cpu.max": "150000 100000", "a/cpu.stat": "nr_throttled 7\nthrottled_usec 2500000"}, [2.5]),
+        ("1:cpu:/a\n0::/", {**V1, "cpu/a/cpu.stat": "nr_throttled 7\nthrottled_time 1500000000"}, [1.5]),
+        ("0::/a", {"a/cpu.max": "max 100000", "a/cpu.stat": "throttled_usec 2500000"}, []),
     ],
 )
 def test_for_how_long_a_quota_has_stopped_it(groups, files, seconds, tmp_path, monkeypatch):
     of_files(tmp_path, monkeypatch, groups, files)
-    assert machine_cores.throttled_seconds() == seconds
-    stopped = iter([10.0, 12.5])
-    monkeypatch.setattr(timing, "throttled_seconds", lambda: seconds and next(stopped))
-    assert seconds_of(spin, 0)[1].throttled_seconds == (seconds and 2.5)
+    assert [*machine_cores.throttled_seconds().values()] == seconds
+
+
+@pytest.mark.parametrize(
+    "before, after, most",
+    [
+        ({"pod": 900.0, "own": 1.0}, {"pod": 900.0, "own": 3.5}, 2.5),  # what was long ago hides nothing
+        ({"gone": 900.0, "own": 1.0}, {"own": 1.0}, 0.0),
+        ({}, {}, None),
+    ],
+)
+def test_the_group_that_is_stopped_most_meanwhile_counts(before, after, most, monkeypatch):
+    stopped = iter([before, after])
+    monkeypatch.setattr(timing, "throttled_seconds", lambda: next(stopped))
+    assert seconds_of(spin, 0)[1].throttled_seconds == most
 
 
 def test_every_twentieth_batch_of_training_is_sampled():

@@ -71,6 +71,10 @@ def jittered(phase="forward", longer=lambda step: 0.0, steps=60):
         (lambda step: 8.0 * (step % 2), 1 / 2, 4.0, 2),
         (lambda step: 40.0 * (step % 20 == 19), 1 / 20, 2.0, 20),
         (lambda step: 40.0 * (step in (3, 10, 11, 29, 44, 58)), 1 / 10, 4.0, None),
+        (lambda step: 40.0 * (step in (0, 1, 2)), 3 / 60, 2.0, None),  # at the start alone
+        (lambda step: 40.0 * (step in (5, 22)), 2 / 60, 4 / 3, None),  # one gap is no period
+        (lambda step: 8.0 * (step >= 30), 1 / 2, 4.0, None),  # the second half
+        (lambda step: 40.0 * (step in (25, 55)), 2 / 60, 4 / 3, 30),  # all that fits into so few steps
     ],
 )
 def test_long_steps_are_told_by_their_share_and_their_period(longer, share, milliseconds, period):

@@ -8,6 +8,7 @@ import pytest
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import Finding
+from comparison.judge.ranks import mean_ranks, rank_means
 from comparison.show.figures import draw_all
 from comparison.show.report import write_markdown
 from comparison.show.sentences import tell
@@ -158,8 +159,11 @@ def test_ranks_whose_long_steps_are_not_alike_have_no_period():
         run(*[replace(rank(halves(forward=11.0)), long_steps={"forward": LongSteps(0.05, 6.0, next(periods))})] * 2)
         for _ in range(6)
     ]
+    without = [run(*[rank(halves(forward=11.0))] * 2)] * 2
     causes = judged(single(), row("ddp", runs[:3])), judged(single(), row("ddp", runs[3:]))
     assert [told["forward"].values["place"].kind for told in causes] == ["regular steps", "some steps"]
+    (pooled,) = {rank.long["forward"].period for rank in mean_ranks(list(map(rank_means, [runs[0], *without])))}
+    assert pooled is None  # two runs of three have no such steps
 
 
 def test_a_quota_that_stops_threads_comes_first():
@@ -176,6 +180,20 @@ def test_a_quota_that_stops_threads_comes_first():
     words = verdict(analyse(report_of(*rows(0.13))))[1]
     assert words.index("A quota of 1.5 cores throttled it for 25% ± ") < words.index("A step takes 26.0 ms")
     assert [*named(0.02)] == [*named(None)] == ["forward"]
+
+
+def test_of_what_a_quota_stops_all_that_wanted_a_core_counts_and_what_waits_for_it_lacks_none():
+    def share(queued=0.01, **values):
+        ranks = [replace(rank(halves(), queued=queued), throttled_seconds=0.15)] * 2  # of 0.2 s
+        causes = judged(single(), ddp(*ranks, **values), allow_unequal=True)
+        return causes.get("throttled") and causes["throttled"].values["n"], [*causes]
+
+    assert share(queued=0.9) == (pytest.approx(0.375, rel=1e-4), ["throttled"])
+    gpus = {"devices": ("cuda:0 (A)", "cuda:1 (A)"), "threads_per_process": 8}
+    assert share(**gpus)[0] == pytest.approx(0.375, rel=1e-4)  # a thread feeds each, whatever they may have
+    two_nodes = {"environment": {**ENVIRONMENT, "nodes": ["a", "b"]}}
+    assert share(**two_nodes)[0] == pytest.approx(0.75, rel=1e-4)
+    assert share(workers_per_process=1)[0] == pytest.approx(0.1875, rel=1e-4)
 
 
 @pytest.mark.parametrize("few, more", [(22.0, 2.0), (21.0, None), (26.0, 6.0)])

@@ -128,7 +128,7 @@ def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
     turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
     monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
     own = iter([*7 * [20], 33])  # of this process's children: the row's 13 are known when it has ended
-    monkeypatch.setattr(turns_module, "children_seconds", lambda: next(own))
+    monkeypatch.setattr(turns_module, "own_seconds", lambda: next(own))
     runs, _ = rows
     (outcome,) = take_turns(runs(a={}), seed=1)
     assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)

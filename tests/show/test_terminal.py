@@ -28,8 +28,20 @@ def test_no_line_is_wider_than_the_terminal(name, width):
         assert re.search(rf"^{re.escape(entry.label)}  +{times}", text, re.MULTILINE)
 
 
+def checked(status):
+    """Checks of one device's weights and of DDP's."""
+    return {"single": Equivalence(0.0, "ok", ""), "ddp": Equivalence(1.5e-8 if status == "ok" else 0.3, status, "")}
+
+
+@pytest.mark.parametrize("status", ["failed", "expected"])
+def test_rows_with_other_weights_are_not_called_the_same(status):
+    text = terminal_text(analyse(report_of(SINGLE, DDP, equivalence=checked(status))))
+    assert "Same weights in 1 of 2 rows: after 20 steps none differs from one device's by more than 0.0e+00." in text
+    assert "Same weights" not in terminal_text(analyse(report_of(SINGLE, DDP)))
+
+
 def test_the_order_and_what_is_in_it():
-    report = report_of(SINGLE, DDP, equivalence={"ddp": Equivalence(1.5e-8, "ok", "")}, project=[2, 4])
+    report = report_of(SINGLE, DDP, equivalence=checked("ok"), project=[2, 4])
     title, advice, table, projection, *_, maths, where = terminal_text(analyse(report)).split("\n\n")
     assert title == report.title
     header, again, _, ddp, single = table.splitlines()
