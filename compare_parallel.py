@@ -75,7 +75,7 @@ def plan_comparison(
 def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[str]:
     """Set --loader where it was left out; return the flags that all rows get, with it.
 
-    Workers starve a GPU; but a folder may be larger than its memory, and who speaks of workers wants them.
+    Workers starve a GPU. But a folder may be larger than its memory, and workers that were asked for are wanted.
     """
     if arguments.loader:
         return shared_flags

@@ -54,6 +54,6 @@ for images, labels in batches():
 
 save(model.state_dict())
 
-# DistributedDataParallel does this in C++. It closes a bucket behind the gradient that fills it: it would have one here.
+# DistributedDataParallel does this in C++. It closes a bucket behind the gradient that fills it: here it has one.
 # With gradient_as_bucket_view, gradients lie in their buckets and are not copied. The phase "exchange" of ddp_train.py
 # is the waiting in work.wait(); --compress sends 16 bits of each number.
