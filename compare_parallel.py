@@ -32,10 +32,11 @@ from common.words import count
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
-from comparison.methods import Machine, default_baseline, python
+from comparison.methods import SCRIPT, Machine, default_baseline, python
 from comparison.plan.counterparts import before, twin_of
 from comparison.plan.flags import parse_comparison, settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan, type_flags
+from comparison.plan.scripts import script_rows
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
@@ -87,12 +88,16 @@ def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags:
 
 def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
     """Return all rows, those that stand beside others last; raise SuiteError (USAGE) for what is no comparison."""
+    if arguments.script and not arguments.methods:
+        plan = script_rows(arguments.script, machine)
+        return plan + (twin_of(plan, SCRIPT) if arguments.twin else [])
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)
     refuse_impossible(arguments, machine, plan)
     if not arguments.allow_unequal:
         refuse_unequal(plan, arguments.baseline, arguments.scaling)
+    plan += script_rows(arguments.script, machine)
     wants_twin = arguments.repeats != 1 and not arguments.methods if arguments.twin is None else arguments.twin
     plan += twin_of(plan, arguments.baseline) if wants_twin else []
     if arguments.against:

@@ -226,6 +226,7 @@ METHODS = {
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }
 UNKNOWN = Method(None)
+SCRIPT = "script"  # instead of a method: of rows that are anybody's own training scripts
 
 
 def method_of(name: str) -> Method:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.files.results import Environment, Span
+from comparison.methods import SCRIPT
 from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial, baseline_of, foreign_of
 from comparison.words import Sentence, count, say
 
@@ -46,6 +47,7 @@ class Settings(TypedDict):
     predict: list[str] | None
     prove: bool | None
     timeline: bool | None
+    warmup: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,12 @@ class Report:
 
     def baseline(self, row: Row) -> Row | None:
         """Return the row that `row` is compared with (itself, if it is the baseline), if there is one."""
-        return self.partner(row, self.settings["baseline"])
+        return self.partner(row, SCRIPT if row.configuration.is_script else self.settings["baseline"])
+
+    @property
+    def only_scripts(self) -> bool:
+        """Whether all rows are somebody's own training scripts."""
+        return all(row.is_script for row in self.plan)
 
     @property
     def failed(self) -> bool:
@@ -192,12 +199,23 @@ class Report:
     def asked(self) -> Sentence:
         """What the rows are compared by."""
         target = self.settings["target_accuracy"]
+        if self.only_scripts:
+            return say("time per sample")
         return say("time per image") if target is None else say("training time to {n:g} %", n=100 * target)
 
     @property
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
+        runs = count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run")
+        if self.only_scripts:
+            scripts = count(len(self.rows), "training script")
+            return say(
+                "{scripts} ({names}), {runs} each",
+                scripts=scripts,
+                names=", ".join(row.configuration.label for row in self.rows),
+                runs=runs,
+            )
         models = "/".join(dict.fromkeys(str(configuration.planned.model) for configuration in self.plan))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
@@ -216,5 +234,5 @@ class Report:
             data=data,
             batch=scaling,
             epochs=epochs,
-            runs=count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run"),
+            runs=runs,
         )

@@ -11,7 +11,7 @@ from common.errors import OUT_OF_MEMORY
 from common.files.results import RunResult
 from common.ranks.slurm import srun
 from common.settings.config import FLAGS
-from comparison.methods import method_of
+from comparison.methods import SCRIPT, method_of
 from comparison.words import count, join, named, say, valued
 
 # Flags that make a sweep when they get several values, and how their column is headed.
@@ -87,6 +87,11 @@ class Configuration:
     against: str = ""
     nodes: int = 1
     tasks: int = 1
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is somebody's own training script, of which nothing is planned."""
+        return self.method == SCRIPT
 
     @property
     def launched(self) -> tuple[str, ...]:
@@ -345,3 +350,8 @@ class Row:
     def times_only(self) -> bool:
         """Whether the method trains something else on purpose, so that its accuracy says nothing."""
         return method_of(self.configuration.method).times_only
+
+    @property
+    def learns(self) -> bool:
+        """Whether its accuracy is known, and says something."""
+        return not self.times_only and not self.configuration.is_script

@@ -1,5 +1,6 @@
 """One rank's share of an epoch of training or of an evaluation, and those of all ranks as one record."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +70,10 @@ class Evaluation:
 
 
 def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) -> EpochRecord:
-    """Return one record for all ranks: sums of counts, the times of the slowest rank, and of each."""
+    """Return one record for all ranks: sums of counts, the times of the slowest rank, and of each.
+
+    What nothing is known of, as without evaluations, is NaN.
+    """
     same_images = len({part.data_rank for part in trainings}) < len(trainings)
     waits = waits_of([() if same_images else part.series for part in trainings])
     ranks = tuple(
@@ -85,17 +89,17 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
         for part, waited in zip(trainings, waits, strict=True)
     )
     slowest = max(trainings, key=lambda part: part.seconds)
-    start, evaluate_seconds = trainings[0].start, max(part.seconds for part in evaluations)
+    start, evaluate_seconds = trainings[0].start, max((part.seconds for part in evaluations), default=math.nan)
     trainings, evaluations = once_each(trainings), once_each(evaluations)
     samples = sum(part.samples for part in trainings)
-    tested = sum(sum(part.counts) for part in evaluations)
+    tested = sum(sum(part.counts) for part in evaluations) or math.nan
     return EpochRecord(
         epoch=epoch,
         train_seconds=slowest.seconds,
         evaluate_seconds=evaluate_seconds,
         samples=samples,
         steps=slowest.steps,
-        train_loss=sum(part.loss_sum for part in trainings) / samples,
+        train_loss=sum(part.loss_sum for part in trainings) / (samples or math.nan),
         test_loss=sum(part.loss_sum for part in evaluations) / tested,
         test_accuracy=sum(sum(part.correct) for part in evaluations) / tested,
         phases=_phases(slowest),

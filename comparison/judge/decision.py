@@ -48,7 +48,9 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
     for entry in rows:
         if entry.row.results and not (entry.row.simulated or entry.row.times_only):
             values = [item for item in entry.row.configuration.values.items() if item[0] in settings]
-            words = [valued(SWEEPS[name].lower(), value) for name, value in values]
+            words: list[str] = [valued(SWEEPS[name].lower(), value) for name, value in values]
+            if entry.row.configuration.is_script and not report.only_scripts:
+                words = [say("your scripts")]
             groups.setdefault(join(", ", words), []).append(entry)
     compared = {words: entries for words, entries in groups.items() if len(entries) > 1}
     if not compared:
@@ -98,13 +100,16 @@ def _proved_slower(beside: dict[str, Ratio], entry: RowAnalysis) -> bool:
 
 def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
     """Whether one process with all cores was not timed beside several methods that have a share, and may beat them."""
+    if timed[0].row.configuration.is_script:
+        return False
     shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
     methods = {entry.row.configuration.method for entry in timed}
     return shares and len(methods) > 1 and not any(entry.row.all_cores for entry in timed)
 
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
-    return method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds or math.inf
+    processes = entry.row.results[0].world_size if entry.row.configuration.is_script else 1
+    return method_of(entry.row.configuration.method).complexity, processes, entry.summary.total_seconds or math.inf
 
 
 # ---- what must not be used
@@ -128,7 +133,7 @@ def _not_to_be_used(report: Report, timed: Sequence[RowAnalysis], measures: Meas
 def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     """Why a row must not be used, whatever it learns; nothing if it may."""
     row, unequal = entry.row, entry.standing.unequal
-    if not (entry.standing.baseline and entry.standing.baseline.results):
+    if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
     check = report.equivalence.get(row.configuration.name)

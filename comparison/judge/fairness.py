@@ -109,7 +109,8 @@ class Standing:
 
     unequal: the settings that should be equal and are not. devices: how many times as many (on a CPU, threads) as the
     baseline the row has; efficiency: the speed-up ÷ that. accuracy: why its accuracy keeps it from being recommended,
-    if so. accounts: how many are told of the times of all rows: of a step and of a run of each.
+    if so. accounts: how many are told of the times of all rows: of a step and of a run of each. unlike: of a script, in
+    what it is seen to differ, which it may.
     """
 
     baseline: Row | None
@@ -120,6 +121,27 @@ class Standing:
     efficiency: Ratio | None = None
     accuracy: str = ""
     accounts: int = 1
+    unlike: tuple[str, ...] = ()
+
+
+# What is seen of a script, and may differ from another one's without a reason to compare them.
+SEEN: dict[str, Callable[[RunResult], object]] = {
+    "samples per step": lambda run: run.global_batch_size,
+    "parameters": lambda run: run.parameters,
+    "type of the parameters": lambda run: run.precision,
+    "optimizer": lambda run: run.config["optimizer"],
+    "torch": lambda run: run.environment["torch"],
+}
+
+
+def seen_differences(result: RunResult, reference: RunResult) -> tuple[str, ...]:
+    """Return how a script is seen to differ from another one, each with both values."""
+    values = {name: (see(result), see(reference)) for name, see in SEEN.items()}
+    return tuple(
+        say("{setting} instead of {other}", setting=valued(name, mine), other=theirs)
+        for name, (mine, theirs) in values.items()
+        if mine != theirs
+    )
 
 
 def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:
@@ -201,10 +223,13 @@ def _before_times(report: Report, row: Row) -> Standing:
     """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
     baseline = report.baseline(row)
     unequal: tuple[str, ...] = ()
-    if baseline and baseline.results and row.results:
+    if baseline and baseline.results and row.results and not row.configuration.is_script:
         may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
         unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
-    return Standing(baseline, None, _why_not(report, row, baseline, unequal), unequal)
+    unlike: tuple[str, ...] = ()
+    if row.configuration.is_script and row.results and baseline and baseline.results:
+        unlike = seen_differences(row.results[0], baseline.results[0])
+    return Standing(baseline, None, _why_not(report, row, baseline, unequal), unequal, unlike=unlike)
 
 
 def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str, ...]) -> str:

@@ -34,7 +34,8 @@ from comparison.rows import Outcome, Row
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share, from which on it is warned of
 STALLED = 0.05  # by which a run's mean epoch and its median one differ, from which on it is warned of
 LONG_FIRST = 1.5  # times as long as the others does a first epoch take that is warned of
-PER_EPOCH, WHOLE_RUN, TO_TARGET = "epoch", "run", "target"
+PER_EPOCH, WHOLE_RUN, TO_TARGET, PER_SAMPLES = "epoch", "run", "target", "samples"
+A_THOUSAND = 1000  # samples, by whose time scripts are compared: they have no epochs in common
 CHANCE = 0.01  # below which what the noise looks like is no chance
 MOST_HELD_DOWN = 0.1  # of the time may heat or a limit of the power hold a GPU's clocks down, before that is warned of
 
@@ -135,7 +136,7 @@ class Resolution:
 @dataclass(frozen=True)
 class WallTime:
     """The wall time to what is wanted, in seconds, of every row. kind: PER_EPOCH, with the evaluation; WHOLE_RUN, from
-    the command to its end; or TO_TARGET, the same where the target accuracy ends it.
+    the command to its end; TO_TARGET, the same where the target accuracy ends it; or PER_SAMPLES, of A_THOUSAND.
 
     means: by configuration's name, geometric, adjusted to all blocks.
     """
@@ -213,7 +214,7 @@ def measure(report: Report) -> Measures:
     images, training = table(rows, image_seconds), table(rows, lambda _, result: training_seconds(result))
     total = table(rows, lambda outcome, _: outcome.wall_seconds)
     asked = images if settings.get("target_accuracy") is None else training
-    learning = [row for row in report.rows if not row.times_only]
+    learning = [row for row in report.rows if row.learns]
     accuracies = table(learning, lambda _, result: 100 * result.epochs[-1].test_accuracy)
     means = zip(*(adjusted_means(some.values) for some in (asked, images, training, total)), strict=True)
     columns = zip(rows, training.values.T, means, strict=True)
@@ -223,7 +224,7 @@ def measure(report: Report) -> Measures:
         summaries[name] = replace(summaries[name], warnings=(*summaries[name].warnings, *found))
     per_epoch = _wall_time(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
     kind = _what_decides(report)
-    wall_time = per_epoch if kind == PER_EPOCH else _wall_time(kind, total)
+    wall_time = _wall_time(kind, per_epoch.times if kind in (PER_EPOCH, PER_SAMPLES) else total)
     resolved = _resolution(asked, len(report.rows) - 1)
     return Measures(asked, images, accuracies, wall_time, per_epoch, summaries, resolved)
 
@@ -233,22 +234,27 @@ def _wall_time(kind: str, times: Table) -> WallTime:
 
 
 def _images_of_epoch(report: Report) -> int:
-    """How many images a whole epoch has, also where --max-steps cut the ones that were run."""
+    """How many images a whole epoch has, also where --max-steps cut the ones that were run; of scripts, A_THOUSAND."""
+    if report.only_scripts:
+        return A_THOUSAND
     trained = (result.epochs[-1].samples for row in report.all_rows for result in row.results)
     return report.probe.train_images if report.probe else max(trained, default=0)
 
 
 def _epoch_seconds(images: int, outcome: Outcome, result: RunResult) -> float:
-    evaluation = statistics.fmean(epoch.evaluate_seconds for epoch in result.epochs)
-    return images * image_seconds(outcome, result) + evaluation
+    known = [epoch.evaluate_seconds for epoch in result.epochs if not math.isnan(epoch.evaluate_seconds)]
+    return images * image_seconds(outcome, result) + (statistics.fmean(known) if known else 0.0)
 
 
 def _what_decides(report: Report) -> str:
     """Whole runs, but where their epochs were cut, as a sample of a longer training, or are so many that the rest of
     the run takes no longer than times may differ and be practically equal."""
+    if report.only_scripts:
+        return PER_SAMPLES
     if report.settings.get("target_accuracy") is not None:
         return TO_TARGET
-    fixed = [_fixed_share(result) for row in report.rows if not row.simulated for result in row.results]
+    rows = [row for row in report.rows if not (row.simulated or row.configuration.is_script)]
+    fixed = [_fixed_share(result) for row in rows for result in row.results]
     short = max(fixed, default=0.0) > (report.settings["equal_within"] or EQUAL_WITHIN)
     return WHOLE_RUN if short and not report.settings["max_steps"] else PER_EPOCH
 
@@ -295,7 +301,7 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
         images_per_second=1 / per_image,
-        accuracies=() if row.times_only else tuple(result.epochs[-1].test_accuracy for result in row.results),
+        accuracies=() if not row.learns else tuple(result.epochs[-1].test_accuracy for result in row.results),
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
@@ -364,13 +370,14 @@ def unsteadiness(row: Row) -> list[Finding]:
     reasons = []
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
-        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}))
+        told = "spread of slices" if row.configuration.is_script else ""
+        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, told=told))
     for outcome, result in done(row):
-        if odd := _odd_epochs(result.timed_epochs):
+        if odd := _odd_epochs(result.timed_epochs, "slice" if row.configuration.is_script else "epoch"):
             reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))
     runs = zip(row.results, seconds, strict=True)
     first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
-    if first and statistics.median(first) > LONG_FIRST:
+    if first and statistics.median(first) > LONG_FIRST and not row.configuration.is_script:
         reasons.append(Finding("long first epoch", {"x": statistics.median(first)}))
     held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
     if held > MOST_HELD_DOWN:
@@ -384,8 +391,8 @@ def _modes(noise: Array, chance: float) -> list[Finding]:
     return [Finding("two modes", {"n": told[0]})] if told and told[1] < chance else []
 
 
-def _odd_epochs(epochs: Sequence[EpochRecord]) -> Finding | None:
-    """Which epochs took so much longer (or shorter) that a run's mean epoch is not its median one, if any."""
+def _odd_epochs(epochs: Sequence[EpochRecord], called: str) -> Finding | None:
+    """Which epochs, or slices, took so much longer (or shorter) that a run's mean is not its median, if any."""
     seconds = [epoch.train_seconds for epoch in epochs]
     mean, median = statistics.fmean(seconds), statistics.median(seconds)
     if abs(mean / median - 1) <= STALLED:
@@ -393,4 +400,4 @@ def _odd_epochs(epochs: Sequence[EpochRecord]) -> Finding | None:
     sign = 1 if mean > median else -1
     odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
     numbers, times = tuple(epoch.epoch for epoch in odd), tuple(epoch.train_seconds for epoch in odd)
-    return Finding("odd epoch" if len(odd) == 1 else "odd epochs", {"n": numbers, "s": times, "m": median})
+    return Finding(f"odd {called}" if len(odd) == 1 else f"odd {called}s", {"n": numbers, "s": times, "m": median})

@@ -167,6 +167,8 @@ def _loading_advice(case: Case) -> Finding:
     # on a CPU threads compute; beside a GPU, one for each process
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
+    if left > 0 and row.configuration.is_script:
+        return Finding("cores for workers", {"cores": left, "n": row.cores, "m": workers})
     if left > 0:
         return Finding("a core left" if left == 1 else "cores left", {"cores": left, "n": row.cores})
     return Finding("no core left", {"threads": threads, "workers": workers, "cores": row.cores})

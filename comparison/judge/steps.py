@@ -196,7 +196,7 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         for rank in mean_ranks([rank_means(result) for result in baseline.results])[:1]:
             usual = {name: long.milliseconds / standing.devices for name, long in rank.long.items()}
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
-        whole = account_for_runs(row, baseline, standing.accounts)
+        whole = None if row.configuration.is_script else account_for_runs(row, baseline, standing.accounts)
     return Accounts(
         steps,
         whole,

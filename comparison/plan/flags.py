@@ -17,10 +17,16 @@ from common.settings.config import (
 )
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
 from comparison.plan.plan import type_flags
+from comparison.plan.scripts import parse_script
 from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
 from comparison.words import LANGUAGES
 
+SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
+WITH_SCRIPTS = {  # flags beside --script where there are no --methods
+    *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
+    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug"),
+}
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
 
@@ -29,7 +35,8 @@ class Flag:
     """A flag of the comparison's own: what argparse is told of it. value: how one is parsed, and called in the help.
 
     typed: if it is not called as its setting is. plans: it says which rows there are, so that --against takes it from a
-    results.json. kept: it is a setting of results.json. shows: it may be given with --from.
+    results.json. kept: it is a setting of results.json. shows: it may be given with --from. action: argparse's, where a
+    flag that is given twice adds up.
     """
 
     help: str
@@ -40,6 +47,7 @@ class Flag:
     plans: bool = False
     kept: bool = True
     shows: bool = False
+    action: str | None = None
 
     def option(self, name: str) -> str:
         """Return how the flag of a setting is typed."""
@@ -49,7 +57,7 @@ class Flag:
         """Add the flag of a setting to a group of a parser."""
         about: dict[str, Any] = {"action": "store_true" if self.default is False else argparse.BooleanOptionalAction}
         if self.value:
-            about = {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs}
+            about = {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs, "action": self.action}
         group.add_argument(self.option(name), dest=name, help=self.help, default=self.default, **about)
 
 
@@ -78,6 +86,11 @@ def guess(text: str) -> str:
     """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
     method, _, value = text.partition("=")
     return f"{one_of(METHODS)(method)}={positive_float(value):g}"
+
+
+def slice_length(text: str) -> int | float:
+    """Parse so many steps, or seconds where a unit stands behind them."""
+    return positive_int(text) if text.isdigit() else seconds(text)
 
 
 def _nothing(text):
@@ -113,6 +126,15 @@ FLAGS = {
         (parse_method, "NAME"),
         nargs="+",
     ),
+    "script": Flag(
+        'run a training script of your own, e.g. "python train.py", without --methods alone (docs/own-script.md)',
+        (parse_script, "[NAME=]COMMAND"),
+        [],
+        "+",
+        action="extend",
+    ),
+    "steps": Flag("steps, or seconds, between two turns of a --script (1s)", (slice_length, "N|TIME"), SLICE),
+    "warmup": Flag("steps of a --script that are not timed, at its start (10)", N, WARM_UP),
     "baseline": Flag("of the speed-ups (%(default)s)", (_baseline, "NAME"), default_baseline()),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag(
@@ -197,6 +219,10 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
 
 
+def _typed(name):
+    return FLAGS[name].option(name) if name in FLAGS else option(name)
+
+
 def _refuse_contradictions(parser, arguments):
     """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
     for other, said in {"budget": "how long", "margin": "how exactly"}.items():
@@ -208,6 +234,13 @@ def _refuse_contradictions(parser, arguments):
         for name in typed:
             if name not in allowed:
                 parser.error(f"{FLAGS[shown].option(shown)} shows what was measured; leave out {option(name)}")
+    if arguments.script:
+        about_methods = {"fit_batch", "target_accuracy"} if arguments.methods else {*vars(arguments)} - WITH_SCRIPTS
+        for name in typed:
+            if name in about_methods:
+                parser.error(f"{_typed(name)} says nothing of a --script; leave it out")
+    elif unused := next((name for name in ("steps", "warmup") if name in typed), None):
+        parser.error(f"{_typed(unused)} is for a --script; give one, or leave it out")
     if not arguments.fit_batch:
         return
     unequal = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]

@@ -14,20 +14,25 @@ from common.files.reading import as_record
 from common.words import count, duration
 from comparison.plan.plan import type_flags
 from comparison.record import Report
-from comparison.rows import Outcome
+from comparison.rows import Configuration, Outcome
 from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
 from comparison.run.machine import by_hand, describe
 
 LONG = 1800.0  # seconds: where more is expected, a command with so few steps in an epoch is named
 STEPS = 100
+SCRIPT_SECONDS = 10.0  # of a run of a script, until one has ended
 CHECK_SHARE = 0.1  # of the time of a comparison may a check of its maths take that nobody asked for
 
 
 def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     """Measure what one device, the loader and the link can do alone, as far as these rows need it."""
     settings: Mapping[str, Any] = report.settings
-    first, able, projects = report.first, [row for row in report.plan if not row.skip], settings["project"]
+    first, able, projects = (
+        report.first,
+        [row for row in report.plan if not (row.skip or row.is_script)],
+        settings["project"],
+    )
     sizes = {size for row in able for size in (row.planned.batch_size, row.planned.per_device_batch_size)}
     if projects:
         batch = first.batch_size
@@ -66,12 +71,16 @@ def starved(report: Report) -> list[str]:
 def guesses_of(report: Report, **changed: int) -> dict[str, float]:
     """Return how long a run of each row may take, by name: start-up, and steps as one device alone makes them.
 
-    A test batch counts a third of a step, its forward pass. changed: settings of the comparison that are others now.
+    A test batch counts a third of a step, its forward pass. changed: settings of the comparison that are
+    others now. Nothing is known of a script.
     """
     probe, settings = report.probe, {**report.settings, **changed}
-    assert probe
 
-    def guess(planned):
+    def guess(row):
+        if row.is_script:
+            return SCRIPT_SECONDS
+        assert probe
+        planned = row.planned
         times = probe.step_milliseconds(planned.model)
         if not times:
             return probe.startup_seconds
@@ -80,7 +89,12 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
         images = settings["epochs"] * (trained + probe.test_images / 3)
         return probe.startup_seconds + images * times[nearest] / nearest / 1000
 
-    return {row.name: guess(row.planned) for row in report.plan}
+    return {row.name: guess(row) for row in report.plan}
+
+
+def able_methods(report: Report) -> list[Configuration]:
+    """Return the rows that can run and are this project's own."""
+    return [row.configuration for row in report.rows if not (row.configuration.skip or row.configuration.is_script)]
 
 
 def checks_maths(report: Report) -> bool:
@@ -89,7 +103,9 @@ def checks_maths(report: Report) -> bool:
     asked, budget = report.settings["check_maths"], report.settings["budget"]
     if asked is not None:
         return asked
-    able = [row.configuration for row in report.rows if not row.configuration.skip]
+    able = able_methods(report)
+    if not able:
+        return False
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
     seconds = 2 * sum(steps[row.name] for row in able)  # one device's too; several ranks start later than one
     whole = budget or sum(guesses[name] for _, name in report.order)
@@ -111,7 +127,8 @@ def how_long(report: Report) -> list[str]:
     runs = f"for the {count(len(report.left), 'run')} planned so far"
     until = runs if report.settings["budget"] else "from here on"
     seconds = seconds_left(report.left, report.outcomes, guesses_of(report))
-    about = f"About {duration(seconds)} {until} (a guess from the time of a training step; every run corrects it)"
+    guess = "a guess" if report.only_scripts else "a guess from the time of a training step"
+    about = f"About {duration(seconds)} {until} ({guess}; every run corrects it)"
     return [about, *_shorter(report)]
 
 
@@ -144,7 +161,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     """Print how long the comparison would take, as a shell's comments, by a step that is measured now, of data here."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
-    if max(settings["nodes"]) > 1:
+    if max(settings["nodes"]) > 1 or report.only_scripts:
         return
     found = {check["name"]: check["status"] for check in describe(root)["checks"]}
     if found.get(f"data: {dataset}", "ok") != "ok":

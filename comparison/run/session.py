@@ -21,7 +21,8 @@ from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
-from comparison.run.forecast import checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
+from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
+from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
 from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
 
@@ -95,7 +96,7 @@ def _announce(report):
 
 def _prepared(report, shared_flags, output):
     """The report with its probe, the batches that fit, how rows take turns and whether they compute the same."""
-    if not report.probe:
+    if not report.probe and not report.only_scripts:
         report = replace(report, probe=run_probe(report, shared_flags))
         for sentence in starved(report):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
@@ -107,7 +108,7 @@ def _prepared(report, shared_flags, output):
         print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
-        able = [row.configuration for row in report.rows if not row.configuration.skip]
+        able = able_methods(report)
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     return report
 
@@ -155,18 +156,23 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
-    how = (block, seed, directory, settings["timeout"])
+
+    def run_of(row):
+        if not row.is_script:
+            return Run(row, block, seed, directory, settings["timeout"])
+        return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings), report.environment)
+
     rows = {row.name: with_cut(row, report.probe) for row in report.plan}
     left = [rows[name] for number, name in report.left if number == block]
     if report.in_turns:
-        together, left = [Run(row, *how) for row in left], []
+        together, left = [run_of(row) for row in left], []
         for outcome in take_turns(together, seed):
             if outcome.status == OUT_OF_MEMORY:
                 left.append(rows[outcome.configuration])
             else:
                 yield outcome
     for row in left:
-        outcome = run_once(row, *how)
+        outcome = run_once(run_of(row))
         if report.in_turns and outcome.result and outcome.status == "ok":
             note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
             reason = "; ".join(filter(None, (outcome.result.reason, note)))
@@ -203,11 +209,11 @@ def trace_rows(report: Report, output: Output) -> Report:
         flags += ["--target-accuracy", "0.001"]  # which so short a training reaches
     for row in report.rows if settings["timeline"] else ():
         name = row.configuration.name
-        if not row.results or name in report.timelines:
+        if row.configuration.is_script or not row.results or name in report.timelines:
             continue
         cut = with_cut(row.configuration, report.probe)
         traced, place = replace(cut, command=(*cut.command, *flags)), output.directory / "traces" / file_name(name)
-        outcome = run_once(traced, 0, settings["seed"], place, settings["timeout"])
+        outcome = run_once(Run(traced, 0, settings["seed"], place, settings["timeout"]))
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
         if outcome.status == "ok" and outcome.result:
             report = replace(report, timelines={**report.timelines, name: outcome.result.timeline})

@@ -97,7 +97,7 @@ class Run(contextlib.ExitStack):
             if self._child is None:
                 self._begin()
             else:
-                self._gate.start_turn()
+                self._go_on()
             exit_code = self._exit_code()
         if exit_code is not None:
             self.close()  # what it left behind would use the others' time
@@ -119,6 +119,9 @@ class Run(contextlib.ExitStack):
         turns = self._gate.environment if self._here else {}  # other nodes do not see the gate
         self._child = self.enter_context(started(self._command, self._log, turns))
 
+    def _go_on(self):
+        self._gate.start_turn()
+
     def _exit_code(self):
         """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
         end = time.perf_counter() + (math.inf if self._timeout is None else self._timeout - self._wall_seconds)
@@ -134,26 +137,31 @@ class Run(contextlib.ExitStack):
         return self._child.returncode
 
     def _outcome(self, exit_code, foreign_cores):
-        """What became of it: what its result file says, if that is whole, else how its process ended."""
-        result, (status, reason), log = None, self._end(exit_code), f" (log: {self._log})"
+        """What became of it: what its result says, if there is one, else how its process ended."""
+        (status, reason), result = self._end(exit_code), None
         if not self._log.exists():
             print(f"warning: {self._log} has vanished while its run wrote it", file=sys.stderr, flush=True)
         try:
-            if self._file.exists():
-                result = read_result(self._file)
-            else:
-                reason += f", before its first epoch{log}"
+            result, when = self._found(exit_code)
+            reason += when
         except SuiteError as error:
-            status, reason = "failed", f"{error}{log}"
-        if result and (result.status == "failed" or (result.status == "ok" and exit_code != 0)):
-            reason += f", after {len(result.epochs)} of {result.config['epochs']} epochs{log}"
-            result = None
+            status, reason = "failed", f"{error} (log: {self._log})"
         if result:
             status, reason = result.status, result.reason
         how = (self.configuration.name, self._block, status, reason, shlex.join(self._command), str(self._log))
         cards = self._cards.uses(result) if result else ()
         stolen = max(self._stolen_seconds.values()) / self._wall_seconds if self._here else None
         return Outcome(*how, exit_code, self._wall_seconds, foreign_cores, result, cards, stolen)
+
+    def _found(self, exit_code):
+        """What its result file says, None if that is not whole, and then when it ended."""
+        log = f" (log: {self._log})"
+        if not self._file.exists():
+            return None, f", before its first epoch{log}"
+        result = read_result(self._file)
+        if result.status == "failed" or (result.status == "ok" and exit_code != 0):
+            return None, f", after {len(result.epochs)} of {result.config['epochs']} epochs{log}"
+        return result, ""
 
     def _end(self, exit_code):
         """Status and reason of a run that leaves no whole result."""
@@ -167,11 +175,9 @@ class Run(contextlib.ExitStack):
         return "failed", why
 
 
-def run_once(
-    configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
-) -> Outcome:
+def run_once(run: Run) -> Outcome:
     """Go through a Run to its end, in one turn after the other."""
-    (outcome,) = take_turns([Run(configuration, block, seed, directory, timeout)], seed)
+    (outcome,) = take_turns([run], 0)
     return outcome
 
 
@@ -195,23 +201,27 @@ def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
             runs = shuffle.sample(waiting, len(waiting))
 
 
-def why_not_in_turns(plan: Iterable[Configuration], probe: Probe, trials: Iterable[Trial] = ()) -> str:
+def why_not_in_turns(plan: Iterable[Configuration], probe: Probe | None, trials: Iterable[Trial] = ()) -> str:
     """Return why the rows of a block should not all be started at once, or "" if they fit into memory together.
 
     On a CPU, each device counts with the most that the probe or a trial had; each loader worker, and what launches
-    several devices, with half of that. On a GPU, each row counts with what PyTorch had there, and GPU_BASE.
+    several devices, with half of that. On a GPU, each row counts with what PyTorch had there, and GPU_BASE. What
+    scripts need is not known: they do not count.
     """
-    able = [row for row in plan if not row.skip]
+    able = [row for row in plan if not row.skip and not row.is_script]
+    if not able:
+        return ""
     if any(row.nodes > 1 for row in able):
         return "some run on several nodes"
     devices = [max(row.stages, row.planned.shares) for row in able]
     helpers = sum(row.planned.num_workers for row in able) + sum(count > 1 for count in devices)
     tried = max((trial.peak_bytes or 0 for trial in trials), default=0)
-    for memory in probe.memory:
-        peak = max(memory.peak_bytes, tried if memory is probe.memory[-1] else 0)  # of the device that trains
+    measured = probe.memory if probe else ()
+    for memory in measured:
+        peak = max(memory.peak_bytes, tried if memory is measured[-1] else 0)  # of the device that trains
         needed, place = (sum(devices) + helpers / 2) * peak, "the machine's memory"
         if memory.device != "cpu":
             needed, place = len(able) * (peak + GPU_BASE), "a GPU's memory"
         if needed > memory.free_bytes:
             return f"together they could need {needed / GIB:.1f} GiB of {place}, {memory.free_bytes / GIB:.1f} are free"
-    return "" if probe.memory else "how much memory they need is not known"
+    return "" if measured else "how much memory they need is not known"

@@ -131,7 +131,7 @@ def draw_time_and_memory(analysis: Analysis):
     The axis of memory is so wide that what is not worth a sentence does not look large.
     """
     entries = [entry for entry in analysis.done if entry.summary.memory]
-    shown = [entry for entry in entries if not entry.row.simulated]
+    shown = [entry for entry in entries if not (entry.row.simulated or entry.row.configuration.is_script)]
     if len(shown) < 2:  # one is no choice
         return None
     figure, (axis,) = new_figure(width=9.0, height=5.6 + 0.15 * len(shown))
@@ -173,12 +173,13 @@ def choice_finding(entries: Sequence[RowAnalysis]) -> str:
 
 def draw_curves(analysis: Analysis):
     """Draw what the rows learn: loss over the epochs, how far their accuracies are apart, accuracy over time."""
-    if not any(len(result.epochs) > 1 for entry in analysis.done for result in entry.row.results):  # one is no curve
+    done = [entry for entry in analysis.done if not entry.row.configuration.is_script]  # what scripts learn is not seen
+    if not any(len(result.epochs) > 1 for entry in done for result in entry.row.results):  # one is no curve
         return None
-    compared = any(_has_rival(entry) for entry in analysis.done)
-    width, height = 8.8 + 4.2 * compared, 4.4 + 0.15 * len(analysis.done)
+    compared = any(_has_rival(entry) for entry in done)
+    width, height = 8.8 + 4.2 * compared, 4.4 + 0.15 * len(done)
     figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=width, height=height)
-    for entry in analysis.done:
+    for entry in done:
         style = {"linewidth": 2, "markersize": 5, **style_of(analysis, entry), "label": render(entry.label)}
         losses = _epochs(entry.row, "train_loss").mean(axis=0)
         loss.plot(range(1, 1 + len(losses)), losses, **style)
@@ -221,7 +222,7 @@ def curves_finding(analysis: Analysis) -> str:
     apart = {
         entry.label: statistics.mean(points[-1])
         for entry in analysis.done
-        if _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))
+        if entry.row.learns and _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))
     }
     if not apart:
         return say("Loss and accuracy")

@@ -21,6 +21,9 @@ def warnings(analysis: Analysis) -> list[str]:
     noisy = tell_disturbed(analysis.report.rows)
     doubts = [say("{words}.", words=noisy)] if noisy else []
     doubts += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
+    for entry in analysis.rows:
+        if entry.standing.unlike:
+            doubts.append(_of_row(entry.label, join(", ", entry.standing.unlike)))
     apart = [pair for pair in analysis.pairs[TWIN] if told_apart(pair.ratio)]
     doubts += [sentence("twins told apart", row=pair.row.label, ratio=pair.ratio) for pair in apart]
     return [say("WARNING: {words}", words=words) for words in doubts]
@@ -81,13 +84,15 @@ def notes(analysis: Analysis) -> list[str]:
     if any(row.simulated for row in report.rows):
         sentences.append(sentence("simulated rows"))
     dataset = report.settings["dataset"]
-    if dataset.startswith("synthetic"):
+    if dataset.startswith("synthetic") and not report.only_scripts:
         sentences.append(say("{data} is synthetic: its accuracies say nothing about real images.", data=dataset))
     return sentences
 
 
 def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
+    if report.only_scripts:
+        return _definitions_of_scripts(report)
     several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
     weak, within = report.settings["scaling"] == "weak", report.settings["equal_within"] or EQUAL_WITHIN
     exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
@@ -112,6 +117,20 @@ def definitions(report: Report) -> list[str]:
     return [text for said, text in defined if said]
 
 
+def _definitions_of_scripts(report):
+    """How the numbers of somebody's own scripts are defined."""
+    within, on_gpu = report.settings["equal_within"] or EQUAL_WITHIN, report.first.device == "gpu"
+    slices = {"steps": count(report.settings["warmup"], "step")}
+    return [
+        sentence("slices", **slices),
+        sentence("samples"),
+        sentence("speed-up", what=report.asked, row=report.rows[0].label, n=100 * within),
+        sentence("phases of scripts"),
+        sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU")),
+        sentence("disturbed", n=MOST_FOREIGN),
+    ]
+
+
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
@@ -133,6 +152,8 @@ def not_measured(report: Report) -> list[str]:
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
     if all(outcome.foreign_cores is None for outcome in report.outcomes):
         sentences.append(sentence("unknown disturbance"))
-    if not report.equivalence:
+    if any(row.configuration.is_script for row in report.rows):
+        sentences.append(sentence("not checked of scripts"))
+    if not report.equivalence and not report.only_scripts:
         sentences.append(say("Whether every method computes the same: --check-maths tests it."))
     return [*sentences, say("Other machines, and other programs at work on this one.")]

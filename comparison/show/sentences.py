@@ -1,9 +1,10 @@
 """How findings, numbers and rows are said, wherever they are; the long sentences stand in sentences.toml."""
 
+import math
 from collections.abc import Iterable
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.measures import Finding
+from comparison.judge.measures import A_THOUSAND, Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.judge.sweeps import Sweep
@@ -94,11 +95,18 @@ def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
     """Return how long a row takes for what was asked: to a target accuracy, and per epoch; with images per second where
     epochs hold other numbers of images."""
     numbers, parts = entry.summary, []
+    if analysis.report.only_scripts:
+        return say("{s:.3g} s per 1,000 samples", s=seconds_of_thousand(entry))
     if analysis.report.settings.get("target_accuracy") is not None:
         parts.append(_training(analysis, entry))
     if not analysis.same_images:
         parts.append(say("{n:,.0f} images/s", n=numbers.images_per_second))
     return join(", ", [*parts, say("{s:.2f} s per epoch", s=numbers.epoch_seconds)])
+
+
+def seconds_of_thousand(entry: RowAnalysis) -> float:
+    """Return the seconds of A_THOUSAND samples of a row; needs a result."""
+    return A_THOUSAND / (entry.summary.images_per_second or math.nan)
 
 
 def _training(analysis, entry):
@@ -112,6 +120,9 @@ def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) ->
     if analysis.report.settings.get("target_accuracy") is not None:
         times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
         return say("{time}, instead of {other}", **times)
+    if analysis.report.only_scripts:
+        seconds = {"s": seconds_of_thousand(entry), "t": seconds_of_thousand(baseline)}
+        return say("{s:.3g} s instead of {t:.3g} s per 1,000 samples", **seconds)
     if not analysis.same_images:
         return say("{s:,.0f} instead of {t:,.0f} images/s", s=own.images_per_second, t=other.images_per_second)
     return say("{s:.2f} s instead of {t:.2f} s per epoch", s=own.epoch_seconds, t=other.epoch_seconds)

@@ -16,7 +16,7 @@ from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
-from comparison.show.sentences import efficiency, longer, mebibytes
+from comparison.show.sentences import efficiency, longer, mebibytes, seconds_of_thousand
 from comparison.words import count, join, named, narrowed, render, say, widened
 
 DASH = "–"  # what was not measured
@@ -78,6 +78,7 @@ def main_table(analysis: Analysis) -> Rows:
     """One line per row: times, speed-up with its interval, and what that means."""
     report, target = analysis.report, _target(analysis.report)
     speed_up = say("Speed-up [95 %]") if target is None else say("Speed-up to {n:g} % [95 %]", n=target)
+    scripts = report.only_scripts
     gpus = any(entry.summary.images_per_joule for entry in analysis.rows)
     for entry in analysis.rows:
         row, numbers, memory = entry.row, entry.summary, entry.summary.memory
@@ -86,14 +87,13 @@ def main_table(analysis: Analysis) -> Rows:
             "Method": named(row.configuration.label),
             **{SWEEPS[name]: row.configuration.values.get(name) for name in report.swept},
             **({"Largest batch": f"{row.configuration.planned.batch_size:,}"} if report.fitted else {}),
-            "Data set": report.settings["dataset"],
+            "Data set": None if row.configuration.is_script else report.settings["dataset"],
             "Devices": len(row.results[0].devices) if row.results else None,
             "Accuracy (%)": accuracy(numbers.accuracies),
             **({} if target is None else {say("Training to {n:g} % (s)", n=target): target_cell(entry)}),
-            "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
-            "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else None,
+            **(_script_times(entry) if scripts else _epoch_times(entry)),
             "Runs": numbers.runs,
-            "Images/s": cell(numbers.images_per_second, ",.0f"),
+            "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
             **({"Time ÷ best [95 %]": analysis.beside_best(entry)} if decided(analysis) else {}),
             "Efficiency [95 %]": cell(entry.standing.efficiency, efficiency),
@@ -105,6 +105,22 @@ def main_table(analysis: Analysis) -> Rows:
         }
 
 
+def _epoch_times(entry):
+    numbers, results = entry.summary, entry.row.results
+    return {
+        "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
+        "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if results else None,
+    }
+
+
+def _script_times(entry):
+    results = entry.row.results
+    return {
+        "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):.3g}" if results else None,
+        "Samples per step": results[0].global_batch_size if results else None,
+    }
+
+
 def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
     """The table of what is judged, fastest first; narrow: with intervals on lines of their own."""
     target, before = _target(analysis.report), "\n[" if narrow else " ["
@@ -113,6 +129,10 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
         time = {"Images/s": cell(numbers.images_per_second, ",.0f")}
         if target is not None:
             time = {say("Training to\n{n:g} % (s)", n=target): target_cell(entry)}
+        elif analysis.report.only_scripts:
+            time = {
+                f"{heading.replace(' (s)', chr(10) + '(s)')}": text for heading, text in _script_times(entry).items()
+            }
         elif analysis.same_images:
             time = {"Epoch\n(s)": cell(numbers.epoch_seconds, ".2f")}
         batch = entry.row.configuration.planned.batch_size
@@ -120,11 +140,11 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
             "Method": entry.label,
             **({"Largest\nbatch": f"{batch:,}"} if analysis.report.fitted else {}),
             **time,
-            "Total\n(s)": cell(numbers.total_seconds, ".1f"),
+            **({} if analysis.report.only_scripts else {"Total\n(s)": cell(numbers.total_seconds, ".1f")}),
             "Speed-up\n[95 %]": cell(entry.standing.speed_up).replace(" [", before),
             **({"Time ÷\nbest": _beside_best(analysis, entry)} if decided(analysis) else {}),
             **({"Memory\n(MiB)": memory and mebibytes(memory.peak)} if memory_matters(analysis.report) else {}),
-            "Accuracy\n(%)": accuracy(numbers.accuracies),
+            **({} if analysis.report.only_scripts else {"Accuracy\n(%)": accuracy(numbers.accuracies)}),
             "Result": entry.result,
         }
 
@@ -143,7 +163,7 @@ def _fastest_first(analysis):
 
 def memory_matters(report: Report) -> bool:
     """Whether memory limits what can be trained: on a CPU, an interpreter and its libraries are most of a peak."""
-    return report.first.device == "gpu" or report.fitted
+    return report.first.device == "gpu" or report.fitted or report.only_scripts
 
 
 def decided(analysis: Analysis) -> bool:
@@ -245,10 +265,8 @@ before_table, projection_table = table(before_rows), table(projected_rows)
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return where a step is above ideal scaling, and a run above the baseline's own."""
-    steps, runs = {}, {}
-    for entry in analysis.rows:
-        if entry.accounts.steps:
-            steps[entry.label], runs[entry.label] = entry.accounts.steps, entry.accounts.runs
+    steps = {entry.label: entry.accounts.steps for entry in analysis.rows if entry.accounts.steps}
+    runs = {entry.label: entry.accounts.runs for entry in analysis.rows if entry.accounts.runs}
     rows = (
         _account_rows(steps, say("Step (ms)"), say("Ideal (ms)")),
         _account_rows(runs, say("Start to end (s)"), say("Baseline's (s)")),
@@ -370,10 +388,14 @@ def epoch_table(report: Report) -> Rows:
                 "method": labels[outcome.configuration],
                 "epoch": epoch.epoch,
                 "training (s)": f"{epoch.train_seconds:.2f}",
-                "training loss": f"{epoch.train_loss:.4f}",
-                "test accuracy (%)": f"{100 * epoch.test_accuracy:.2f}",
+                "training loss": _known(epoch.train_loss, ".4f"),
+                "test accuracy (%)": _known(100 * epoch.test_accuracy, ".2f"),
                 "": _remark(report, outcome, epoch),
             }
+
+
+def _known(number, how):
+    return DASH if math.isnan(number) else format(number, how)
 
 
 def _remark(report, outcome, epoch):

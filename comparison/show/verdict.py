@@ -7,7 +7,7 @@ from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.decision import Decision
 from comparison.judge.fairness import NOT_SHOWN
-from comparison.judge.measures import PER_EPOCH, TO_TARGET
+from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.methods import all_cores_methods, method_of
@@ -97,6 +97,8 @@ def recommendations(analysis: Analysis) -> list[str]:
     """Return what to use here, for each model and batch."""
     sentences: list[str] = []
     for decision in analysis.decisions:
+        if len(analysis.rows) == 1 and analysis.report.only_scripts:
+            continue
         if decision.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
             words = say("Recommendation: {words}", words=_recommend(analysis, decision))
             where = decision.trained
@@ -149,6 +151,8 @@ def _wall_time(analysis, decision, entry):
     """By which time it was decided, and what a row takes, where that was measured whole."""
     kind, seconds = decision.wall_time.kind, decision.wall_time.means[entry.name]
     steps = analysis.report.settings["max_steps"]
+    if kind == PER_SAMPLES:
+        return say("judged by the time per sample")
     if kind == PER_EPOCH:
         return sentence("by a cut epoch", steps=count(steps, "step")) if steps else sentence("by an epoch")
     if kind == TO_TARGET:
@@ -212,6 +216,8 @@ def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
     time, low, high = time_asked(analysis, entry), numbers.fastest_epoch, numbers.slowest_epoch
     own = sentence("own time", time=time, low=low, high=high, runs=count(numbers.runs, "run"))
+    if analysis.report.only_scripts:  # whose slices may have any number of steps
+        own = time
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
     if row.simulated:

@@ -97,6 +97,11 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     assert row.values == {}  # the same twice is no sweep
 
 
+def test_one_process_gets_whole_cores_of_a_quota():
+    rows = rows_of("single single-all-cores ddp", machine=Machine(gpus=0, cores=3.5), nproc=[2])
+    assert [flag(row, "--threads") for row in rows.values()] == ["1", "3", "1"]
+
+
 def test_every_stage_of_a_pipeline_sees_the_whole_batch():
     for scaling in ("strong", "weak"):
         values = {"nproc": [3], "batch_size": [65], "num_workers": [1], "micro_batches": [6], "scaling": scaling}

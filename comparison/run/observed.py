@@ -1,0 +1,124 @@
+"""What the observer (common/observer) wrote of a training script, and the RunResult that it makes."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.engine.shares import Training, merge
+from common.files.results import PHASES, Environment, EpochRecord, RunResult
+from comparison.methods import SCRIPT
+
+OBSERVED = ("data", "forward", "backward", "exchange", "update", "rest")  # the columns of a slice's series
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the ranks of one start of a script have written by now: each what it is, its warm-up and its slices."""
+
+    ranks: list[list[dict[str, Any]]]
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are; 0 as long as none has made a step."""
+        return self.ranks[0][0]["world"] if self.ranks else 0
+
+    @property
+    def first_step(self) -> float:
+        """When rank 0 had made its first step, in seconds since the Unix epoch; needs one."""
+        return self.ranks[0][0]["first_step"]
+
+    @property
+    def warm_up(self) -> list[dict[str, Any]]:
+        """Every rank's warm-up; nothing as long as not all have one."""
+        return [lines[1] for lines in self.ranks if len(lines) > 1] if self._slices else []
+
+    @property
+    def slices(self) -> list[list[dict[str, Any]]]:
+        """The slices that all ranks have, without the warm-up: of each, what every rank says."""
+        return self._slices[1:]
+
+    @property
+    def _slices(self):
+        whole = len(self.ranks) == self.world
+        return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)] if whole else []
+
+
+def read_start(directory: Path) -> Start:
+    """Return what the ranks have written there by now. A line that is being written does not count."""
+    files = sorted(directory.glob("rank-*.jsonl"), key=lambda file: int(file.stem.partition("-")[2]))
+    lines = [file.read_text(encoding="utf-8").splitlines(keepends=True) for file in files]
+    return Start([[json.loads(line) for line in own if line.endswith("\n")] for own in lines if own])
+
+
+def step_seconds(warm_up: Sequence[dict[str, Any]]) -> float:
+    """Return the median step of rank 0's warm-up."""
+    return statistics.median(map(sum, warm_up[0]["series"])) / 1000
+
+
+def result_of(
+    starts: Sequence[Start], label: str, command: str, startup_seconds: float, environment: Environment
+) -> RunResult:
+    """Return what a script's starts found: the first one's warm-up as first epoch, and all slices as those after it.
+
+    environment: this machine's; what the script says of its own torch takes the place of what is known of ours.
+    """
+    first, measured = starts[0], [slices for start in starts for slices in start.slices]
+    epochs = tuple(_epoch(number, ranks) for number, ranks in enumerate([first.warm_up, *measured], start=1))
+    last = measured[-1]
+    devices = tuple(device for rank in last for device in rank["devices"]) or ("cpu",)
+    samples, steps = sum(epoch.samples for epoch in epochs[1:]), sum(epoch.steps for epoch in epochs[1:])
+    batch, own = round(samples / steps), last[0]
+    return RunResult(
+        method=SCRIPT,
+        status="ok",
+        reason="",
+        simulated=False,
+        command=command,
+        config={
+            **{"dataset": "its own", "model": label, "loader": "its own", "epochs": len(epochs)},
+            **{"optimizer": own["optimizer"], "optimizers": own["optimizers"]},
+        },
+        environment={**environment, "torch": first.ranks[0][0]["torch"], "python": first.ranks[0][0]["python"]},
+        world_size=first.world,
+        devices=devices,
+        parameters=own["parameters"],
+        global_batch_size=batch,
+        per_device_batch_size=math.ceil(batch / len(devices)),
+        workers_per_process=own["workers"],
+        threads_per_process=own["threads"],
+        startup_seconds=startup_seconds,
+        total_seconds=startup_seconds + sum(epoch.train_seconds for epoch in epochs),
+        peak_memory_bytes=tuple(peak for rank in last for peak in rank["peaks"]),
+        reserved_memory_bytes=tuple(size for rank in last for size in rank["reserved"]),
+        epochs=epochs,
+        precision=own["dtype"],
+        data_ranks=first.world,
+        gpu_uuids=tuple(uuid for rank in last for uuid in rank["gpu_uuids"]),
+    )
+
+
+def _epoch(number: int, ranks: Sequence[dict[str, Any]]) -> EpochRecord:
+    """What all ranks say of one slice. A phase that no step of any rank has is not known."""
+    known = [name for name in OBSERVED if any(rank["phases"][name] for rank in ranks)]
+    return merge(number, [_training(place, rank, known) for place, rank in enumerate(ranks)], [])
+
+
+def _training(place: int, rank: dict[str, Any], known: Sequence[str]) -> Training:
+    columns = [OBSERVED.index(name) if name in known else None for name in PHASES]
+    series = tuple(tuple(0.0 if place is None else step[place] for place in columns) for step in rank["series"])
+    return Training(
+        data_rank=place,
+        seconds=rank["seconds"],
+        loss_sum=math.nan,
+        samples=rank["samples"],
+        steps=rank["steps"],
+        phase_milliseconds={name: rank["phases"][name] for name in known},
+        cpu_seconds=rank["cpu_seconds"],
+        queue_seconds=rank["queue_seconds"],
+        start=rank["start"],
+        series=series,
+    )

@@ -1,0 +1,146 @@
+"""A run of somebody's own training script, which is observed from inside (common/observer) in slices of steps."""
+
+import json
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import OUT_OF_MEMORY
+from common.files.results import Environment
+from common.machine.lifetime import temporary_directory
+from common.machine.turns import Gate
+from common.words import count
+from comparison.methods import PROJECT
+from comparison.rows import Configuration
+from comparison.run.launch import started
+from comparison.run.observed import Start, read_start, result_of, step_seconds
+from comparison.run.turns import Run
+
+OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
+OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
+LONGEST = 900.0  # seconds of its own turns that a run may take where --timeout says nothing: it may never make a step
+SLICES = 4  # of a run, besides the warm-up
+NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
+NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What a run of a script measures: SLICES slices, after `warmup` steps; steps: of each, None for `seconds`."""
+
+    warmup: int
+    steps: int | None
+    seconds: float
+
+    def steps_of(self, warm_up: list[dict[str, Any]]) -> int:
+        """Return how many steps a slice has, by what the warm-up took."""
+        return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(warm_up), 1e-6)))
+
+
+def slices_of(settings: Mapping[str, Any]) -> Slices:
+    """Return what --warmup and --steps ask for."""
+    length = settings["steps"]
+    steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
+    return Slices(settings["warmup"], steps, seconds)
+
+
+class Ranks(Gate):
+    """A gate for ranks that tell one by one that they are idle. world: how many there are, 0 if not yet known."""
+
+    def __init__(self, directory: Path, world: Callable[[], int]):
+        directory.mkdir()
+        super().__init__(str(directory))
+        self._world, self._told = world, b""
+
+    def is_idle(self, seconds: float) -> bool:
+        if super().is_idle(seconds):
+            self._told += self._ranks
+        if not self._told or len(self._told) < self._world():
+            return False
+        self._ranks, self._told = self._told, b""
+        return True
+
+
+class ScriptRun(Run):
+    """A run of a script, which is started as often as the slices need, and ended as soon as all are measured."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        block: int,
+        directory: Path,
+        timeout: float | None,
+        slices: Slices,
+        environment: Environment,
+    ):
+        super().__init__(configuration, block, 0, directory, timeout or LONGEST)
+        self._command, self._slices, self._environment = configuration.command, slices, environment
+        self._starts: list[Start] = []  # those that are over
+        self._place = directory
+        self._start = Start([])  # the latest
+        self._startup: float | None = None
+
+    def _begin(self):
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._place = Path(self.enter_context(temporary_directory()))
+        self._tell(self._slices.warmup)
+        self._gate = Ranks(self._place / "turns", lambda: read_start(self._place).world)
+        self.callback(self._gate.close)
+        path = os.pathsep.join(filter(None, [str(OBSERVER), os.environ.get("PYTHONPATH")]))
+        variables = {"PYTHONPATH": path, OBSERVE: str(self._place), **self._gate.environment}
+        self._launched = time.time()
+        self._child = self.enter_context(started(self._command, self._log, variables))
+
+    def _go_on(self):
+        self._tell(self._slices.steps_of(read_start(self._place).warm_up))
+        super()._go_on()
+
+    def _tell(self, steps):
+        """Say how many steps the next slice has; whole, as ranks may be reading."""
+        new = self._place / "plan.new"
+        new.write_text(json.dumps({"steps": steps}), encoding="utf-8")
+        new.rename(self._place / "plan.json")
+
+    def _exit_code(self):
+        """0 as soon as all slices are measured. A script whose training is over before that begins again in a turn."""
+        code = super()._exit_code()
+        self._start = start = read_start(self._place)
+        if self._startup is None and start.ranks:
+            self._startup = start.first_step - self._launched
+        measured = sum(len(some.slices) for some in (*self._starts, start))
+        if measured >= SLICES or (code == 0 and start.slices):
+            self._starts.append(start)
+            self.close()
+            self._child = None
+            return 0 if measured >= SLICES else None
+        return code
+
+    def _found(self, exit_code):
+        if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:
+            typed, seconds = shlex.join(self._command), self._startup or 0.0
+            result = result_of(self._starts, self.configuration.label, typed, seconds, self._environment)
+            return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES} (log: {self._log})")
+        start, log = self._start, f" (log: {self._log})"
+        if not start.ranks:
+            return None, f"; {NOTHING_SEEN}{log}"
+        steps = sum(ranks[0]["steps"] for ranks in (start.warm_up, *start.slices) if ranks)
+        needed = f"; a warm-up of {count(self._slices.warmup, 'step')} and a slice are needed" * (exit_code == 0)
+        return None, f", after {count(1 + steps, 'step')}{needed}{log}"
+
+    def _end(self, exit_code):
+        status, why = super()._end(exit_code)
+        if exit_code == 0:
+            return "failed", "it ended too soon"
+        text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt)\b.*)$", text, re.MULTILINE)
+        if status != "failed" or not errors:
+            return status, why
+        if re.search("OutOfMemoryError|MemoryError|can't allocate memory", errors[-1]):
+            return OUT_OF_MEMORY, errors[-1]
+        return status, errors[-1]

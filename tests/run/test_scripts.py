@@ -1,0 +1,190 @@
+"""Training scripts that are not this project's: each style of training is measured right, or said not to be."""
+
+import os
+import sys
+from itertools import pairwise
+
+import pytest
+
+from common.errors import OUT_OF_MEMORY, SuiteError
+from comparison.methods import Machine
+from comparison.plan.scripts import parse_script, script_rows
+from comparison.run import scripts
+from comparison.run.scripts import Ranks, ScriptRun, Slices
+from comparison.run.turns import run_once, take_turns
+from tests.fixtures import PROJECT, alive
+from tests.reports import ENVIRONMENT
+
+TRAIN = PROJECT / "tests" / "scripts" / "train.py"
+TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
+KNOWN = {"data": 10, "forward": 20, "backward": 15, "update": 5, "rest": 5}  # see tests/scripts/train.py
+MORE = 9  # milliseconds that a busy machine may add to each of them: less than what would be counted wrongly
+SLICES = Slices(warmup=3, steps=7, seconds=0.0)
+
+
+def script_run(command, directory, slices=SLICES, name="mine", timeout=90.0):
+    (row,) = script_rows([parse_script(f"{name}={command}")], Machine(gpus=0, cores=2))
+    return ScriptRun(row, 1, directory, timeout, slices, ENVIRONMENT)
+
+
+def train(style, directory, launcher=sys.executable, slices=SLICES, script=TRAIN):
+    return run_once(script_run(f"{launcher} {script} '{style}'", directory, slices))
+
+
+@pytest.fixture
+def one_slice(monkeypatch):
+    """Of a run: a style that is measured right in one is in all."""
+    monkeypatch.setattr(scripts, "SLICES", 1)
+
+
+@pytest.mark.parametrize(
+    "style, more",
+    [
+        ("plain", {}),
+        ("list", {"data": -10, "rest": 60 / 7}),  # is the script's own, and before a first step taken for evaluation
+        pytest.param("stream", {}, marks=pytest.mark.slow),
+        ("eval() and train()", {}),
+        ("gradients off in the loop", {}),
+        pytest.param("gradients by hand", {}, marks=pytest.mark.slow),
+        ("closure", {}),
+        ("looks at a batch", {"data": 10 / 6}),  # of the six of an epoch
+        ("two optimizers", {"forward": 20, "backward": 15, "update": 5}),
+        ("accumulation", {"data": 10, "forward": 20, "backward": 15, "rest": 5}),
+        pytest.param("changes directory", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_phases_of_a_step_are_told_apart_and_evaluation_is_in_none(style, more, tmp_path, one_slice):
+    outcome = train(style, tmp_path)
+    assert outcome.status == "ok", outcome.reason
+    (epoch,) = outcome.result.timed_epochs
+    batch = 8 if style == "accumulation" else 4
+    assert (epoch.steps, epoch.samples, outcome.result.global_batch_size) == (7, 7 * batch, batch)
+    for name, milliseconds in KNOWN.items():
+        expected = milliseconds + more.get(name, 0)
+        found = getattr(epoch.phases, name) or 0.0
+        assert expected - 0.1 <= found <= expected + MORE, (name, epoch.phases)
+    assert outcome.result.config["optimizers"] == 1 + (style == "two optimizers")
+
+
+@pytest.mark.slow
+def test_batches_that_workers_loaded_while_the_script_waited_are_not_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts, "SLICES", 2)
+    outcome = train("workers", tmp_path)
+    assert outcome.result.workers_per_process == 2
+    assert [epoch.steps for epoch in outcome.result.epochs] == [3, 7, 7]
+    # two workers, each two batches ahead, and one step more are left out, and an epoch has six: two of the next slice's
+    # seven steps begin one, and wait for what has just been started
+    assert all(epoch.phases.data >= 1 for epoch in outcome.result.timed_epochs)
+
+
+def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
+    outcome = train("slow rank", tmp_path, TORCHRUN)
+    result = outcome.result
+    assert (result.world_size, result.devices, result.global_batch_size) == (2, ("cpu", "cpu"), 8)
+    (epoch,) = result.timed_epochs
+    first, second = epoch.ranks
+    assert first.phases.exchange > 10 and second.phases.exchange < first.phases.exchange - 5
+    assert first.waits.waited >= 9 and second.waits.caused["rest"] >= 5
+    assert second.phases.rest >= 15 and second.phases.backward >= 15
+
+
+def test_a_script_that_ends_is_started_again_until_all_is_measured(tmp_path):
+    outcome = train("ends", tmp_path)  # after twelve steps: one for the start, three to warm up, one slice of seven
+    assert [epoch.steps for epoch in outcome.result.epochs] == [3, 7, 7, 7, 7], outcome.reason
+    assert outcome.result.config["optimizer"] == "SlowSGD"
+
+
+@pytest.mark.slow
+def test_a_slice_that_a_script_does_not_finish_counts_with_what_it_has(tmp_path):
+    partial = train("ends", tmp_path, slices=Slices(4, 7, 0.0))
+    assert [epoch.steps for epoch in partial.result.epochs] == [4, 6, 6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "style, slices, reason",
+    [
+        ("dies", SLICES, "ValueError: the loss is a banana, after 11 steps"),
+        ("no step at all", SLICES, "it ended too soon; no step of a torch optimizer was seen"),
+        ("ends", Slices(30, 7, 0.0), "it ended too soon, after 12 steps; a warm-up of 30 steps and a slice"),
+    ],
+)
+def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_path):
+    outcome = train(style, tmp_path, slices=slices)
+    assert (outcome.status, outcome.result) == ("failed", None)
+    assert outcome.reason.startswith(reason) and outcome.reason.endswith(f"(log: {outcome.log})")
+
+
+def test_a_script_that_hangs_is_stopped(tmp_path):
+    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7, 0.0), timeout=8.0)
+    outcome = run_once(run)
+    assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 8 s")
+    assert not alive("train.py never steps")
+
+
+def test_lack_of_memory_is_a_result(tmp_path):
+    script = tmp_path / "greedy.py"
+    script.write_text("raise MemoryError('so much')")
+    assert run_once(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
+
+
+def test_a_script_keeps_its_own_sitecustomize_and_its_children_nothing_of_the_observer(
+    tmp_path, one_slice, monkeypatch
+):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'was here'\n")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import os, runpy\nassert os.environ['OWN_SITE']\nrunpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    assert train("plain", tmp_path, script=script).status == "ok"
+
+
+def test_scripts_take_turns_and_leave_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts, "SLICES", 2)
+    runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, name=name) for name in ("a", "b")]
+    outcomes = {outcome.configuration: outcome.result for outcome in take_turns(runs, seed=1)}
+    spans = sorted((e.start, e.start + e.train_seconds) for result in outcomes.values() for e in result.epochs)
+    assert len(spans) == 6 and all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert not alive("scripts/train.py")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["script-a-1.log", "script-b-1.log"]
+
+
+def test_all_ranks_must_have_told_that_they_wait(tmp_path):
+    world = [0]
+    gate = Ranks(tmp_path / "turns", lambda: world[0])
+    assert not gate.is_idle(0.0)
+    os.write(gate._idle, b"\0")
+    world[0] = 2
+    assert not gate.is_idle(0.0)
+    os.write(gate._idle, b"\0")
+    assert gate.is_idle(0.0)
+    gate.start_turn()
+    assert os.read(gate._start, 10) == b"\0\0" and not gate.is_idle(0.0)
+    gate.close()
+
+
+def test_a_slice_of_seconds_has_the_steps_that_fill_it():
+    warm_up = [{"series": [[10.0, 10.0], [15.0, 15.0], [500.0, 0.0]]}]  # the median step has 30 ms
+    assert Slices(3, None, 0.89).steps_of(warm_up) == 30
+    assert Slices(3, 5, 0.0).steps_of(warm_up) == 5
+
+
+@pytest.mark.parametrize(
+    "typed, name, command",
+    [
+        ("mine=python train.py --lr 0.1", "mine", ["python", "train.py", "--lr", "0.1"]),
+        ("python train.py --lr=0.1", "train", ["python", "train.py", "--lr=0.1"]),
+        ("torchrun --nproc_per_node=2 a/b.py", "b", ["torchrun", "--nproc_per_node=2", "a/b.py"]),
+        ("/opt/bin/train", "train", ["/opt/bin/train"]),
+    ],
+)
+def test_a_script_is_called_as_one_says_or_as_its_file(typed, name, command):
+    (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
+    assert (row.label, list(row.command)) == (name, command)
+
+
+def test_two_scripts_need_two_names():
+    with pytest.raises(SuiteError, match='found train twice; name them, e.g. --script "train_2=COMMAND"'):
+        script_rows([parse_script("python train.py"), parse_script("python ../train.py")], Machine(0, 2))

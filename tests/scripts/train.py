@@ -1,0 +1,169 @@
+"""A training whose phases take known times, in one of many styles: python train.py STYLE
+
+Milliseconds of a step: data 10, forward 20, backward 15, update 5, and what the script does besides, 5.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+DATA, FORWARD, BACKWARD, UPDATE, OWN, EVALUATED = 0.010, 0.020, 0.015, 0.005, 0.005, 0.2
+BATCH, IMAGES = 4, 24
+style = sys.argv[1]
+torch.set_num_threads(1)
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return IMAGES
+
+    def __getitems__(self, places):
+        time.sleep(DATA)
+        return [(torch.ones(3), torch.ones(1)) for _ in places]
+
+
+slow = Slow()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(IMAGES // BATCH):
+            time.sleep(DATA)
+            yield {"images": torch.ones(BATCH, 3), "labels": torch.ones(BATCH, 1)}
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, which takes its time in both directions."""
+
+    @staticmethod
+    def forward(context, values):
+        time.sleep(FORWARD)
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradients):
+        time.sleep(BACKWARD)
+        return gradients
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, images):
+        return Sleep.apply(self.layer(images))
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(UPDATE)
+        return super().step(closure)
+
+
+def batches():
+    """One epoch."""
+    if style == "list":  # nothing that the observer knows
+        for _ in range(IMAGES // BATCH):
+            time.sleep(DATA)
+            yield torch.ones(BATCH, 3), torch.ones(BATCH, 1)
+    elif style == "stream":
+        yield from (tuple(batch.values()) for batch in DataLoader(Stream(), batch_size=None))
+    else:
+        yield from DataLoader(slow, BATCH, num_workers=2 if style == "workers" else 0)
+
+
+def evaluate(network):
+    if style == "eval() and train()":
+        network.eval()
+    gradients_off = torch.no_grad() if style != "no evaluation" else contextlib.nullcontext()
+    if style == "gradients off in the loop":
+        for images, _ in DataLoader(Slow(), BATCH):
+            with torch.no_grad():
+                network(images)
+    elif style != "no evaluation":
+        with gradients_off:
+            for images, _ in DataLoader(Slow(), BATCH):
+                network(images)
+    if style == "eval() and train()":
+        time.sleep(EVALUATED)  # what no_grad does not cover
+        network.train()
+
+
+def step(network, optimizer, images, labels, last=True):
+    loss = (network(images) - labels).square().mean()
+    if style == "gradients by hand":
+        parameters = list(network.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+    else:
+        loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+    time.sleep(OWN)
+
+
+def closure_step(network, optimizer, images, labels):
+    def closure():
+        optimizer.zero_grad()
+        loss = (network(images) - labels).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    time.sleep(OWN)
+
+
+def two_optimizers(networks, optimizers, images, labels):
+    for network, optimizer in zip(networks, optimizers, strict=True):
+        loss = (network(images) - labels).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    time.sleep(OWN)
+
+
+def main():
+    rank = int(os.environ.get("RANK", 0))
+    network = Network()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        network = nn.parallel.DistributedDataParallel(network)
+    optimizer = SlowSGD(network.parameters(), 0.01)
+    other = Network()
+    second = SlowSGD(other.parameters(), 0.01)
+    if style == "changes directory":
+        os.chdir("/")
+    for epoch in itertools.count():
+        if style == "looks at a batch":
+            next(iter(DataLoader(slow, BATCH)))
+        for number, (images, labels) in enumerate(batches()):
+            if style == "closure":
+                closure_step(network, optimizer, images, labels)
+            elif style == "two optimizers":
+                two_optimizers((network, other), (optimizer, second), images, labels)
+            else:
+                step(network, optimizer, images, labels, style != "accumulation" or number % 2 == 1)
+            if style == "slow rank" and rank == 1:
+                time.sleep(0.010)
+        evaluate(network)
+        if style == "ends" and epoch == 1:
+            break
+        if style == "dies" and epoch == 1:
+            raise ValueError("the loss is a banana")
+        if style == "never steps":
+            time.sleep(3600)
+
+
+if __name__ == "__main__":
+    if style == "no step at all":
+        sys.exit()
+    main()
