@@ -36,7 +36,7 @@ from comparison.methods import SCRIPT, Machine, default_baseline, python
 from comparison.plan.counterparts import before, twin_of
 from comparison.plan.flags import parse_comparison, settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan, type_flags
-from comparison.plan.scripts import script_rows
+from comparison.plan.scripts import script_rows, what_if
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
@@ -90,6 +90,9 @@ def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: lis
     """Return all rows, those that stand beside others last; raise SuiteError (USAGE) for what is no comparison."""
     if arguments.script and not arguments.methods:
         plan = script_rows(arguments.script, machine)
+        if len(plan) == 1:
+            ranks = max(arguments.nproc) if arguments.nproc else None
+            plan += what_if(plan[0], machine, ranks)
         return plan + (twin_of(plan, SCRIPT) if arguments.twin else [])
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)

@@ -209,13 +209,8 @@ class Report:
         settings = self.settings
         runs = count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run")
         if self.only_scripts:
-            scripts = count(len(self.rows), "training script")
-            return say(
-                "{scripts} ({names}), {runs} each",
-                scripts=scripts,
-                names=", ".join(row.configuration.label for row in self.rows),
-                runs=runs,
-            )
+            names = ", ".join(row.configuration.label for row in self.rows)
+            return say("training scripts: {names}; {runs} each", names=names, runs=runs)
         models = "/".join(dict.fromkeys(str(configuration.planned.model) for configuration in self.plan))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"

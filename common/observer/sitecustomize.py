@@ -11,9 +11,11 @@ DataLoader, or, where none is used, from the first argument of the network.
 """
 
 import atexit
+import functools
 import gc
 import importlib.abc
 import importlib.util
+import inspect
 import json
 import os
 import platform
@@ -24,6 +26,11 @@ import weakref
 HERE = os.path.dirname(os.path.abspath(__file__))
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for what is observed
 TURNS = "PARALLEL_TRAINING_TURNS"  # and that with the FIFOs of common.machine.turns
+CHANGE = (
+    "PARALLEL_TRAINING_CHANGE"  # what is to be otherwise, as JSON: workers, of each loader; ranks, that share batches
+)
+RANK = int(os.environ.get("RANK", 0))
+BUCKET = 25 * 2**20  # bytes that are exchanged at once, as by DistributedDataParallel
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
 RING = 500  # steps of a slice that are kept one by one, the last ones
 GRADIENT_STEPS = 3  # after which it is known which gradient comes last
@@ -55,8 +62,8 @@ def queue_seconds():
 class Observer:
     """The steps of this process. A mark is (phase, when it ended, samples of its batch); "" is in no phase."""
 
-    def __init__(self, torch, directory):
-        self.torch, self.directory = torch, directory
+    def __init__(self, torch, directory, ranks=0):
+        self.torch, self.directory, self.ranks, self.averages = torch, directory, ranks, False
         self.clock, self.device, self.devices = time.perf_counter, None, []
         self.rank, self.world, self.file = 0, 1, ""
         self.marks, self.ends = [], []  # and by how many marks each step of the slice ended
@@ -165,7 +172,32 @@ class Observer:
     def before_update(self, optimizer, arguments, named):
         self.go_on()
         self.mark(self.outer)
+        if self.ranks:
+            self.average(optimizer)
+            self.mark("exchange")
         self.outer = "update"
+
+    def average(self, optimizer):
+        """Let an update use the mean of all ranks' gradients."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        distributed = self.torch.distributed
+        if not self.averages:
+            if distributed.is_initialized():
+                raise RuntimeError("the script has a process group of its own: start it with several ranks instead")
+            backend = "nccl" if gradients and gradients[0].is_cuda else "gloo"
+            place = f"file://{os.path.join(self.directory, 'ranks')}"
+            distributed.init_process_group(backend, place, rank=RANK, world_size=self.ranks)
+            self.averages = True
+        bucket = []
+        for gradient in gradients:
+            bucket.append(gradient)
+            if gradient is gradients[-1] or sum(g.numel() * g.element_size() for g in bucket) >= BUCKET:
+                flat = self.torch.cat([g.flatten() for g in bucket])
+                distributed.all_reduce(flat)
+                flat /= self.ranks
+                for g, mean in zip(bucket, flat.split([g.numel() for g in bucket])):  # noqa: B905 - Python 3.9
+                    g.copy_(mean.view_as(g))
+                bucket = []
 
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
@@ -363,7 +395,8 @@ def install(torch, directory):
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
-    observer = Observer(torch, directory)
+    change = json.loads(os.environ.get(CHANGE, "{}"))
+    observer = Observer(torch, directory, change.get("ranks", 0))
     loader, iterator, module = dataloader.DataLoader, dataloader._BaseDataLoaderIter, torch.nn.Module
     fetch, start, train = iterator.__next__, loader.__iter__, module.train
     backward, gradients = torch.autograd.backward, torch.autograd.grad
@@ -378,6 +411,8 @@ def install(torch, directory):
         observer.switch(not mode)
         return train(self, mode)
 
+    if change:
+        loader.__init__ = changed_loader(loader.__init__, dataloader.IterableDataset, **change)
     loader.__iter__ = timed_start
     iterator.__next__ = lambda self: observer.fetch(fetch, self)
     module.train = watched_train
@@ -385,6 +420,34 @@ def install(torch, directory):
     torch.autograd.grad = lambda *given, **named: observer.backward(gradients, *given, **named)
     optimizer.register_optimizer_step_pre_hook(observer.before_update)
     optimizer.register_optimizer_step_post_hook(observer.after_update)
+
+
+def changed_loader(init, iterable, workers=None, ranks=1):
+    """Return DataLoader.__init__() with other workers, or with a rank's share of each batch."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def changed(*given, **named):
+        bound = signature.bind(*given, **named)
+        typed = bound.arguments
+        if workers is not None and not isinstance(typed["dataset"], iterable):  # whose workers would repeat one another
+            typed["num_workers"] = workers
+        batch = typed.get("batch_size", 1)
+        if typed.get("batch_sampler") is None and batch is not None:
+            typed["batch_size"] = max(1, batch // ranks)
+        return init(*bound.args, **bound.kwargs)
+
+    return changed
+
+
+def hide_ranks(ranks):
+    """Let a script believe that it is alone, as torchrun told its rank to nobody but us, with a GPU of its own."""
+    for name in list(os.environ):
+        if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
+            del os.environ[name]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
+    if len(seen) > RANK:
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[RANK]
 
 
 class TorchFinder(importlib.abc.MetaPathFinder):
@@ -419,5 +482,7 @@ def run_own_sitecustomize():
 
 
 if os.environ.get(OBSERVE):
+    if "TORCHELASTIC_RUN_ID" in os.environ and (wanted := json.loads(os.environ.get(CHANGE, "{}")).get("ranks")):
+        hide_ranks(wanted)
     sys.meta_path.insert(0, TorchFinder())
 run_own_sitecustomize()

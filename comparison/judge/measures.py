@@ -169,6 +169,13 @@ def run_seconds(row: Row) -> list[float]:
     return [statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs) for result in row.results]
 
 
+def steady_seconds(row: Row, epochs: Sequence[EpochRecord]) -> list[float]:
+    """Return the seconds that epochs of a row would take if they were equal: of a script's slices, of A_THOUSAND."""
+    if not row.configuration.is_script:
+        return [epoch.train_seconds for epoch in epochs]
+    return [A_THOUSAND * epoch.train_seconds / epoch.samples for epoch in epochs]
+
+
 def done(row: Row) -> list[tuple[Outcome, RunResult]]:
     """Return the runs that ended well, with their results."""
     return [(run, run.result) for run in row.outcomes if run.result and run.status == "ok"]
@@ -364,7 +371,7 @@ def find_costs(report: Report, row: Row, images: Table) -> Costs:
 
 def unsteadiness(row: Row) -> list[Finding]:
     """Return what makes a row's times doubtful."""
-    seconds = run_seconds(row)
+    seconds = [statistics.fmean(steady_seconds(row, result.timed_epochs)) for result in row.results]
     if not seconds:
         return []
     reasons = []
@@ -373,7 +380,8 @@ def unsteadiness(row: Row) -> list[Finding]:
         told = "spread of slices" if row.configuration.is_script else ""
         reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, told=told))
     for outcome, result in done(row):
-        if odd := _odd_epochs(result.timed_epochs, "slice" if row.configuration.is_script else "epoch"):
+        called, times = "slice" if row.configuration.is_script else "epoch", steady_seconds(row, result.timed_epochs)
+        if odd := _odd_epochs(result.timed_epochs, times, called):
             reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))
     runs = zip(row.results, seconds, strict=True)
     first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
@@ -391,13 +399,12 @@ def _modes(noise: Array, chance: float) -> list[Finding]:
     return [Finding("two modes", {"n": told[0]})] if told and told[1] < chance else []
 
 
-def _odd_epochs(epochs: Sequence[EpochRecord], called: str) -> Finding | None:
+def _odd_epochs(epochs: Sequence[EpochRecord], seconds: Sequence[float], called: str) -> Finding | None:
     """Which epochs, or slices, took so much longer (or shorter) that a run's mean is not its median, if any."""
-    seconds = [epoch.train_seconds for epoch in epochs]
     mean, median = statistics.fmean(seconds), statistics.median(seconds)
     if abs(mean / median - 1) <= STALLED:
         return None
     sign = 1 if mean > median else -1
-    odd = [epoch for epoch in epochs if sign * (epoch.train_seconds / median - 1) > STALLED]
-    numbers, times = tuple(epoch.epoch for epoch in odd), tuple(epoch.train_seconds for epoch in odd)
+    odd = [(epoch, own) for epoch, own in zip(epochs, seconds, strict=True) if sign * (own / median - 1) > STALLED]
+    numbers, times = tuple(epoch.epoch for epoch, _ in odd), tuple(own for _, own in odd)
     return Finding(f"odd {called}" if len(odd) == 1 else f"odd {called}s", {"n": numbers, "s": times, "m": median})

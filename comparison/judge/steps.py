@@ -98,7 +98,7 @@ def growth(row: Row, other: Row | None = None) -> Excess | None:
 
 
 def _growth_of(result: RunResult) -> float:
-    seconds = [epoch.train_seconds for epoch in result.timed_epochs]
+    seconds = [epoch.train_seconds / epoch.samples for epoch in result.timed_epochs]  # of equal work
     slope = statistics.linear_regression(range(len(seconds)), seconds).slope
     return slope * (len(seconds) - 1) / statistics.mean(seconds)
 

@@ -25,7 +25,7 @@ from comparison.words import LANGUAGES
 SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
 WITH_SCRIPTS = {  # flags beside --script where there are no --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug"),
+    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc"),
 }
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
@@ -134,7 +134,7 @@ FLAGS = {
         action="extend",
     ),
     "steps": Flag("steps, or seconds, between two turns of a --script (1s)", (slice_length, "N|TIME"), SLICE),
-    "warmup": Flag("steps of a --script that are not timed, at its start (10)", N, WARM_UP),
+    "warmup": Flag("first steps of a --script, which tell how long a step is, and are not timed (10)", N, WARM_UP),
     "baseline": Flag("of the speed-ups (%(default)s)", (_baseline, "NAME"), default_baseline()),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag(

@@ -1,12 +1,20 @@
 """Rows of training scripts that are not this project's: --script, each a command as one types it."""
 
 import argparse
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import USAGE, SuiteError
-from comparison.methods import SCRIPT, Machine
+from common.words import count
+from comparison.methods import SCRIPT, Machine, python
 from comparison.rows import Configuration, Planned
+
+MEMORY, THREAD, WORKERS, RANKS = "memory", "thread", "workers", "ranks"  # what is otherwise in a row of what_if()
+CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
+# glibc gives large blocks back to the system and asks for them anew in every step, unless told (man 3 mallopt)
+KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
 
 
 def parse_script(text: str) -> str:
@@ -39,4 +47,32 @@ def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
     return [
         Configuration(f"{SCRIPT}-{name}", SCRIPT, name, {}, planned, tuple(shlex.split(command)))
         for name, command in pairs
+    ]
+
+
+def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
+    """Return a script's row with, one by one, what may make it faster, and its batches divided among `ranks` devices.
+
+    What no variable of the environment changes, the observer does (common/observer).
+    """
+    cores, devices = max(1, int(machine.cores)), ranks or machine.gpus or 2
+    torchrun = (python(), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}", "--no-python")
+    threads = f"OMP_NUM_THREADS={max(1, cores // devices)}"
+    changed = {
+        WORKERS: (str(count(cores, "loader worker")), (f"{CHANGE}={json.dumps({'workers': cores})}",)),
+        RANKS: (f"data parallel ×{devices}, tried", (threads, f"{CHANGE}={json.dumps({'ranks': devices})}", *torchrun)),
+    }
+    if not machine.gpus:
+        one = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
+        changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one, **changed}
+    too_few = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
+    return [
+        replace(
+            row,
+            name=f"{row.name}-{kind}",
+            label=label,
+            command=("env", *change, *row.command),
+            skip=too_few if kind == RANKS else "",
+        )
+        for kind, (label, change) in changed.items()
     ]

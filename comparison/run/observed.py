@@ -12,12 +12,16 @@ from common.engine.shares import Training, merge
 from common.files.results import PHASES, Environment, EpochRecord, RunResult
 from comparison.methods import SCRIPT
 
+UNTIMED = 2  # slices of a start
 OBSERVED = ("data", "forward", "backward", "exchange", "update", "rest")  # the columns of a slice's series
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the ranks of one start of a script have written by now: each what it is, its warm-up and its slices."""
+    """What the ranks of one start of a script have written by now: each what it is, and its slices.
+
+    The first one, of --warmup steps, tells how long a step is; the second one, as long as the others, warms up.
+    """
 
     ranks: list[list[dict[str, Any]]]
 
@@ -32,19 +36,15 @@ class Start:
         return self.ranks[0][0]["first_step"]
 
     @property
-    def warm_up(self) -> list[dict[str, Any]]:
-        """Every rank's warm-up; nothing as long as not all have one."""
-        return [lines[1] for lines in self.ranks if len(lines) > 1] if self._slices else []
+    def all_slices(self) -> list[list[dict[str, Any]]]:
+        """The slices that all ranks have: of each, what every rank says."""
+        whole = len(self.ranks) == self.world
+        return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)] if whole else []
 
     @property
     def slices(self) -> list[list[dict[str, Any]]]:
-        """The slices that all ranks have, without the warm-up: of each, what every rank says."""
-        return self._slices[1:]
-
-    @property
-    def _slices(self):
-        whole = len(self.ranks) == self.world
-        return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)] if whole else []
+        """Those that are timed."""
+        return self.all_slices[UNTIMED:]
 
 
 def read_start(directory: Path) -> Start:
@@ -54,20 +54,22 @@ def read_start(directory: Path) -> Start:
     return Start([[json.loads(line) for line in own if line.endswith("\n")] for own in lines if own])
 
 
-def step_seconds(warm_up: Sequence[dict[str, Any]]) -> float:
-    """Return the median step of rank 0's warm-up."""
-    return statistics.median(map(sum, warm_up[0]["series"])) / 1000
+def step_seconds(ranks: Sequence[dict[str, Any]]) -> float:
+    """Return the median step of rank 0 in a slice."""
+    return statistics.median(map(sum, ranks[0]["series"])) / 1000
 
 
 def result_of(
     starts: Sequence[Start], label: str, command: str, startup_seconds: float, environment: Environment
 ) -> RunResult:
-    """Return what a script's starts found: the first one's warm-up as first epoch, and all slices as those after it.
+    """Return what a script's starts found: the first one's warm-up as first epoch, then all slices that are timed.
 
     environment: this machine's; what the script says of its own torch takes the place of what is known of ours.
     """
     first, measured = starts[0], [slices for start in starts for slices in start.slices]
-    epochs = tuple(_epoch(number, ranks) for number, ranks in enumerate([first.warm_up, *measured], start=1))
+    epochs = tuple(
+        _epoch(number, ranks) for number, ranks in enumerate([first.all_slices[UNTIMED - 1], *measured], start=1)
+    )
     last = measured[-1]
     devices = tuple(device for rank in last for device in rank["devices"]) or ("cpu",)
     samples, steps = sum(epoch.samples for epoch in epochs[1:]), sum(epoch.steps for epoch in epochs[1:])

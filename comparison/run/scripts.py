@@ -25,22 +25,23 @@ from comparison.run.turns import Run
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 LONGEST = 900.0  # seconds of its own turns that a run may take where --timeout says nothing: it may never make a step
-SLICES = 4  # of a run, besides the warm-up
+SLICES = 4  # of a run, that are timed
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
 
 
 @dataclass(frozen=True)
 class Slices:
-    """What a run of a script measures: SLICES slices, after `warmup` steps; steps: of each, None for `seconds`."""
+    """What a run of a script measures: after `warmup` steps and a slice, SLICES slices; steps: of each, None for
+    `seconds`."""
 
     warmup: int
     steps: int | None
     seconds: float
 
-    def steps_of(self, warm_up: list[dict[str, Any]]) -> int:
-        """Return how many steps a slice has, by what the warm-up took."""
-        return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(warm_up), 1e-6)))
+    def steps_of(self, first: list[dict[str, Any]]) -> int:
+        """Return how many steps a slice has, by what the first ones took."""
+        return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
 
 
 def slices_of(settings: Mapping[str, Any]) -> Slices:
@@ -98,7 +99,7 @@ class ScriptRun(Run):
         self._child = self.enter_context(started(self._command, self._log, variables))
 
     def _go_on(self):
-        self._tell(self._slices.steps_of(read_start(self._place).warm_up))
+        self._tell(self._slices.steps_of(read_start(self._place).all_slices[0]))
         super()._go_on()
 
     def _tell(self, steps):
@@ -129,8 +130,9 @@ class ScriptRun(Run):
         start, log = self._start, f" (log: {self._log})"
         if not start.ranks:
             return None, f"; {NOTHING_SEEN}{log}"
-        steps = sum(ranks[0]["steps"] for ranks in (start.warm_up, *start.slices) if ranks)
-        needed = f"; a warm-up of {count(self._slices.warmup, 'step')} and a slice are needed" * (exit_code == 0)
+        steps = sum(ranks[0]["steps"] for ranks in start.all_slices)
+        short = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
+        needed = short * (exit_code == 0)
         return None, f", after {count(1 + steps, 'step')}{needed}{log}"
 
     def _end(self, exit_code):

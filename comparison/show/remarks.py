@@ -7,7 +7,7 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
-from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
+from comparison.show.sentences import SENTENCES, quoted, sentence, tell, tell_disturbed
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
@@ -69,6 +69,7 @@ def notes(analysis: Analysis) -> list[str]:
         check = report.equivalence.get(row.configuration.name)
         if check and check.reason:
             sentences.append(say("{row}, max |Δ parameter|: {why}.", row=row.label, why=check.reason))
+    sentences += _what_if(report)
     missing: dict[str, list[str]] = {}
     for entry in analysis.done:
         if entry.standing.reason not in ("", "simulated"):
@@ -87,6 +88,13 @@ def notes(analysis: Analysis) -> list[str]:
     if dataset.startswith("synthetic") and not report.only_scripts:
         sentences.append(say("{data} is synthetic: its accuracies say nothing about real images.", data=dataset))
     return sentences
+
+
+def _what_if(report):
+    """What is otherwise in the rows that a script was given."""
+    rows = [row for row in report.rows if row.configuration.is_script and row.label != report.rows[0].label]
+    told = [(row, f"what if {row.configuration.name.rpartition('-')[2]}") for row in rows]
+    return [sentence(key, row=row.label) for row, key in told if key in SENTENCES]
 
 
 def definitions(report: Report) -> list[str]:

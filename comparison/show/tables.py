@@ -116,7 +116,7 @@ def _epoch_times(entry):
 def _script_times(entry):
     results = entry.row.results
     return {
-        "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):.3g}" if results else None,
+        "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):#.3g}" if results else None,
         "Samples per step": results[0].global_batch_size if results else None,
     }
 
@@ -130,9 +130,8 @@ def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
         if target is not None:
             time = {say("Training to\n{n:g} % (s)", n=target): target_cell(entry)}
         elif analysis.report.only_scripts:
-            time = {
-                f"{heading.replace(' (s)', chr(10) + '(s)')}": text for heading, text in _script_times(entry).items()
-            }
+            seconds, samples = _script_times(entry).values()
+            time = {"1,000\nsamples (s)": seconds, "Samples\nper step": samples}
         elif analysis.same_images:
             time = {"Epoch\n(s)": cell(numbers.epoch_seconds, ".2f")}
         batch = entry.row.configuration.planned.batch_size

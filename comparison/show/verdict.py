@@ -56,8 +56,20 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
         *sweep_sentences(analysis),
         *tell_proofs(analysis, proofs),
         *tell_guesses(analysis),
+        *_step_of_script(analysis),
         *where_time_goes(analysis),
     ]
+
+
+def _step_of_script(analysis):
+    """What is in a step of the first of somebody's own scripts."""
+    for entry in analysis.done[:1] if analysis.report.only_scripts else ():
+        numbers = entry.summary
+        parts = [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()]
+        batch = entry.row.results[0].global_batch_size
+        values = {"n": batch, "x": numbers.step_milliseconds, "parts": join(", ", parts)}
+        return [sentence("step of a script", row=entry.label, **values)]
+    return []
 
 
 def _maths(report):

@@ -19,7 +19,7 @@ TRAIN = PROJECT / "tests" / "scripts" / "train.py"
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
 KNOWN = {"data": 10, "forward": 20, "backward": 15, "update": 5, "rest": 5}  # see tests/scripts/train.py
 MORE = 9  # milliseconds that a busy machine may add to each of them: less than what would be counted wrongly
-SLICES = Slices(warmup=3, steps=7, seconds=0.0)
+SLICES = Slices(warmup=2, steps=6, seconds=0.0)  # an epoch has six steps
 
 
 def script_run(command, directory, slices=SLICES, name="mine", timeout=90.0):
@@ -41,7 +41,7 @@ def one_slice(monkeypatch):
     "style, more",
     [
         ("plain", {}),
-        ("list", {"data": -10, "rest": 60 / 7}),  # is the script's own, and before a first step taken for evaluation
+        ("list", {"data": -10, "rest": 50 / 6}),  # is the script's own, and before a first step taken for evaluation
         pytest.param("stream", {}, marks=pytest.mark.slow),
         ("eval() and train()", {}),
         ("gradients off in the loop", {}),
@@ -58,7 +58,7 @@ def test_the_phases_of_a_step_are_told_apart_and_evaluation_is_in_none(style, mo
     assert outcome.status == "ok", outcome.reason
     (epoch,) = outcome.result.timed_epochs
     batch = 8 if style == "accumulation" else 4
-    assert (epoch.steps, epoch.samples, outcome.result.global_batch_size) == (7, 7 * batch, batch)
+    assert (epoch.steps, epoch.samples, outcome.result.global_batch_size) == (6, 6 * batch, batch)
     for name, milliseconds in KNOWN.items():
         expected = milliseconds + more.get(name, 0)
         found = getattr(epoch.phases, name) or 0.0
@@ -71,9 +71,8 @@ def test_batches_that_workers_loaded_while_the_script_waited_are_not_timed(tmp_p
     monkeypatch.setattr(scripts, "SLICES", 2)
     outcome = train("workers", tmp_path)
     assert outcome.result.workers_per_process == 2
-    assert [epoch.steps for epoch in outcome.result.epochs] == [3, 7, 7]
-    # two workers, each two batches ahead, and one step more are left out, and an epoch has six: two of the next slice's
-    # seven steps begin one, and wait for what has just been started
+    assert [epoch.steps for epoch in outcome.result.epochs] == [6, 6, 6]
+    # left out: two workers' batches, two each, and one step more; in each slice an epoch begins, with new workers
     assert all(epoch.phases.data >= 1 for epoch in outcome.result.timed_epochs)
 
 
@@ -89,23 +88,24 @@ def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
 
 
 def test_a_script_that_ends_is_started_again_until_all_is_measured(tmp_path):
-    outcome = train("ends", tmp_path)  # after twelve steps: one for the start, three to warm up, one slice of seven
-    assert [epoch.steps for epoch in outcome.result.epochs] == [3, 7, 7, 7, 7], outcome.reason
+    # after 12 steps: one to begin with, two, and slices of three, before each of which one is left out
+    outcome = train("ends", tmp_path, slices=Slices(2, 3, 0.0))
+    assert [epoch.steps for epoch in outcome.result.epochs] == [3, 3, 3, 3, 3], outcome.reason
     assert outcome.result.config["optimizer"] == "SlowSGD"
 
 
 @pytest.mark.slow
 def test_a_slice_that_a_script_does_not_finish_counts_with_what_it_has(tmp_path):
-    partial = train("ends", tmp_path, slices=Slices(4, 7, 0.0))
-    assert [epoch.steps for epoch in partial.result.epochs] == [4, 6, 6, 6, 6]
+    partial = train("ends", tmp_path, slices=Slices(2, 4, 0.0))
+    assert [epoch.steps for epoch in partial.result.epochs] == [4, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
     "style, slices, reason",
     [
-        ("dies", SLICES, "ValueError: the loss is a banana, after 11 steps"),
+        ("dies", Slices(2, 3, 0.0), "ValueError: the loss is a banana, after 9 steps"),
         ("no step at all", SLICES, "it ended too soon; no step of a torch optimizer was seen"),
-        ("ends", Slices(30, 7, 0.0), "it ended too soon, after 12 steps; a warm-up of 30 steps and a slice"),
+        ("ends", Slices(30, 7, 0.0), "it ended too soon, after 12 steps; it needs 30 steps and two slices"),
     ],
 )
 def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_path):
@@ -166,9 +166,9 @@ def test_all_ranks_must_have_told_that_they_wait(tmp_path):
 
 
 def test_a_slice_of_seconds_has_the_steps_that_fill_it():
-    warm_up = [{"series": [[10.0, 10.0], [15.0, 15.0], [500.0, 0.0]]}]  # the median step has 30 ms
-    assert Slices(3, None, 0.89).steps_of(warm_up) == 30
-    assert Slices(3, 5, 0.0).steps_of(warm_up) == 5
+    first = [{"series": [[10.0, 10.0], [15.0, 15.0], [500.0, 0.0]]}]  # the median step has 30 ms
+    assert Slices(3, None, 0.89).steps_of(first) == 30
+    assert Slices(3, 5, 0.0).steps_of(first) == 5
 
 
 @pytest.mark.parametrize(
