@@ -108,8 +108,9 @@ def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
 
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
-    processes = entry.row.results[0].world_size if entry.row.configuration.is_script else 1
-    return method_of(entry.row.configuration.method).complexity, processes, entry.summary.total_seconds or math.inf
+    if entry.row.configuration.is_script:
+        return entry.row.results[0].world_size, not entry.is_baseline
+    return method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds or math.inf
 
 
 # ---- what must not be used

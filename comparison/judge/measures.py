@@ -116,7 +116,7 @@ class Summary:
     @property
     def waiting_share(self) -> float:
         """Which part of a step waits for data, 0..1; needs a result."""
-        return self.phases.known["data"] / self.step_milliseconds
+        return self.phases.known.get("data", 0.0) / self.step_milliseconds
 
 
 @dataclass(frozen=True)

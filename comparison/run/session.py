@@ -105,7 +105,9 @@ def _prepared(report, shared_flags, output):
     if not report.outcomes:
         obstacle = why_not_in_turns(report.plan, report.probe, report.trials)
         whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
-        print(whole if obstacle else "The rows of a block take turns, epoch by epoch, so that their runs end together")
+        part = "slice" if report.only_scripts else "epoch"
+        turns = f"The rows of a block take turns, {part} by {part}, so that their runs end together"
+        print(whole if obstacle else turns)
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
         able = able_methods(report)

@@ -1,0 +1,161 @@
+"""Does --script find what is planted in training scripts that nobody here wrote, and nothing where nothing is?
+
+    python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2
+
+For each command, typed where its files are, and each seed, one comparison of four rows: the script, the same again, the
+same with an update that takes longer by SHARE of a step, and with a loader that does. Both are planted in the script's
+process, before its first line; how long a step takes without them, one run beforehand tells. `--output` gets what was
+said of each row; what is in it already is kept and not run again, and what another program disturbed is left out.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from measure import SETTINGS, Witness, arguments_of, as_table, write
+
+from common.machine.entry import run_script
+from common.machine.environment import describe_environment
+from common.machine.lifetime import temporary_directory
+from compare_parallel import output_to
+from comparison.judge.analysis import analyse
+from comparison.judge.statistics import FASTER, SLOWER
+from comparison.judge.steps import step_time
+from comparison.methods import Machine
+from comparison.plan.flags import SLICE, WARM_UP
+from comparison.plan.plan import make_order
+from comparison.plan.scripts import parse_script, script_rows
+from comparison.record import Report
+from comparison.rows import Configuration
+from comparison.run.scripts import ScriptRun, slices_of
+from comparison.run.session import run_comparison
+from comparison.run.turns import run_once
+
+SHARE, BLOCKS = 0.10, 4
+PLANTED = {  # before a script's first line; what is no DataLoader has no loader that could be slow
+    "update": "from torch.optim.optimizer import register_optimizer_step_pre_hook as hook\nhook(lambda *_: sleep(S))",
+    "data": "from torch.utils.data._utils.fetch import _MapDatasetFetcher as F\nfetch = F.fetch\n"
+    "F.fetch = lambda self, places: (sleep(S), fetch(self, places))[1]",
+}
+RUN = "import runpy, sys\nfrom time import sleep\n{plant}\ndel sys.argv[0]\nsys.path.insert(0, '')\n"
+RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one comparison said. step: the script's, in milliseconds; planted: in each of two rows.
+
+    told_apart: whether the same again was called faster or slower. slower: which planted rows were proved to be slower;
+    causes: what was named first in each; found: how long it is, in milliseconds.
+    """
+
+    script: str
+    seed: int
+    step: float
+    planted: float
+    told_apart: bool
+    slower: tuple[str, ...]
+    causes: dict[str, str]
+    found: dict[str, float]
+
+
+def planted_row(row: Configuration, kind: str, seconds: float) -> Configuration:
+    """Return a row whose script has something planted before its first line."""
+    code = RUN.format(plant=PLANTED[kind].replace("S)", f"{seconds})"))
+    interpreter, *script = row.command
+    return replace(row, name=f"{row.name}-{kind}", label=f"slow {kind}", command=(interpreter, "-c", code, *script))
+
+
+def compare(text: str, seed: int) -> Comparison | None:
+    """Run one comparison, and return what it says; None if another program disturbed it."""
+    (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
+    settings = {**SETTINGS, "warmup": WARM_UP, "steps": SLICE, "repeats": BLOCKS, "seed": 1000 * seed}
+    with temporary_directory() as directory:
+        alone = run_once(ScriptRun(plain, 1, Path(directory), None, slices_of(settings), environment)).result
+    step = step_time(alone)
+    kinds = [kind for kind in PLANTED if kind != "data" or step.parts.get("data")]
+    rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]
+    rows += [planted_row(plain, kind, SHARE * step.whole / 1000) for kind in kinds]
+    order = tuple(make_order([row.name for row in rows], BLOCKS, seed))
+    report = Report("", settings, environment, None, tuple(rows), order, in_turns=True)
+    with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        analysis = analyse(run_comparison(report, [], output_to(Path(directory))))
+    if any(row.disturbed for row in analysis.report.all_rows):
+        return None
+    _, again, *slow = analysis.rows
+    claims = {kind: entry.standing.speed_up for kind, entry in zip(kinds, slow, strict=True)}
+    parts = {
+        kind: {part.name: part for part in entry.accounts.steps.parts} for kind, entry in zip(kinds, slow, strict=True)
+    }
+    causes = {
+        kind: next((cause.kind for cause in e.causes if cause.of), "") for kind, e in zip(kinds, slow, strict=True)
+    }
+    return Comparison(
+        plain.label,
+        seed,
+        step.whole,
+        SHARE * step.whole,
+        again.standing.speed_up.words in (FASTER, SLOWER),
+        tuple(kind for kind, claim in claims.items() if claim.words == SLOWER),
+        causes,
+        {kind: parts[kind][kind].value for kind in kinds},
+    )
+
+
+def scores(comparisons: list[Comparison]) -> dict:
+    """Return how many of the equal rows were told apart, of the planted rows proved slower, and rightly explained."""
+    planted = [(entry, kind) for entry in comparisons for kind in entry.causes]
+    return {
+        "comparisons": len(comparisons),
+        "told_apart": sum(entry.told_apart for entry in comparisons),
+        "planted": len(planted),
+        "slower": sum(kind in entry.slower for entry, kind in planted),
+        "named": sum(entry.causes[kind] == kind for entry, kind in planted),
+        "named_wrongly": sum(entry.causes[kind] not in (kind, "") for entry, kind in planted),
+    }
+
+
+def table(results: dict) -> str:
+    rows = []
+    for name in dict.fromkeys(entry["script"] for entry in results["comparisons"]):
+        own = [entry for entry in results["comparisons"] if entry["script"] == name]
+        planted = [(entry, kind) for entry in own for kind in entry["causes"]]
+        slower, named = (
+            f"{sum(values)} of {len(planted)}"
+            for values in (
+                [kind in entry["slower"] for entry, kind in planted],
+                [entry["causes"][kind] == kind for entry, kind in planted],
+            )
+        )
+        step = f"{sum(entry['step'] for entry in own) / len(own):.1f}"
+        rows.append((name, step, f"{sum(entry['told_apart'] for entry in own)} of {len(own)}", slower, named))
+    return as_table("Script | Step (ms) | Equal rows told apart | Planted: slower | named first", rows)
+
+
+def main() -> None:
+    def more(parser):
+        parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
+
+    arguments = arguments_of(__doc__, more=more)
+    path, done = Path(arguments.output), []
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+        done = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in kept]
+    for seed in arguments.seeds:
+        for text in arguments.scripts:
+            if any((entry.script, entry.seed) == (text.partition("=")[0], seed) for entry in done):
+                continue
+            with Witness() as witness:
+                found = compare(text, seed)
+            print(found or f"{text}, seed {seed}: disturbed by another program, does not count", flush=True)
+            if found:
+                done.append(found)
+                write(path, {"comparisons": [asdict(entry) for entry in done], "scores": scores(done)}, witness)
+    print(scores(done))
+
+
+if __name__ == "__main__":
+    run_script(main)
