@@ -29,9 +29,10 @@ from comparison.show.tables import before_table, lay_out, main_table, projection
 
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
-SCRIPTS = (
-    "overhead loaders options peers scaling roofline startup planted_causes sharding decisions proofs".split()
-)  # with a table()
+SCRIPTS = (  # with a table()
+    *"overhead loaders options peers scaling roofline startup planted_causes sharding decisions proofs".split(),
+    "own_scripts",
+)
 DDP_LENET = (
     "--dataset mnist --model lenet --batch-size 128 --loader resident --epochs 2 --max-steps 200 "
     "--methods single single-all-cores ddp fsdp"

@@ -4,10 +4,17 @@
 
 Twice: end to end, by the same training with `fit` and with the loop below, in turn; and directly, by both loops around
 a model that does nothing, so that only the loops are left: that shows microseconds where the first drowns in noise.
+And what --script's observer costs, in microseconds per step of a script that computes next to nothing.
 """
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import torch
@@ -22,11 +29,26 @@ from common.engine.timing import PhaseTimer, Stopwatch
 from common.files.results import PHASES
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
+from common.machine.lifetime import temporary_directory
 from common.models.build import build_model
 from common.settings.schedules import build_schedule
+from comparison.run.scripts import OBSERVE, OBSERVER
 
 STEPS = {128: 100, 32: 200}  # batch → steps of a block, about a second each
 EMPTY_STEPS = 2000
+EMPTY_SCRIPT = f"""
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+network = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(network.parameters(), 0.0)
+for epoch in range(2):
+    start = time.perf_counter()
+    for (inputs,) in DataLoader(TensorDataset(torch.zeros({EMPTY_STEPS}, 1))):
+        network(inputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(1e6 * (time.perf_counter() - start) / {EMPTY_STEPS})
+"""
 COMPARED = {"`fit` ÷ loop by hand": "by hand", "phase timing on ÷ off": "fit, no phases"}
 
 
@@ -124,6 +146,19 @@ def direct(device, blocks: int) -> dict:
     return {name: [1e6 * value / EMPTY_STEPS for value in values] for name, values in seconds.items()}
 
 
+def observed(blocks: int) -> dict:
+    """Return the blocks' microseconds per step of a script that computes next to nothing, observed and alone."""
+
+    def run(**variables):
+        done = subprocess.run([sys.executable, "-c", EMPTY_SCRIPT], env={**os.environ, **variables}, stdout=PIPE)
+        return float(done.stdout)
+
+    with temporary_directory() as directory:
+        Path(directory, "plan.json").write_text(json.dumps({"steps": 1 << 30}), encoding="utf-8")
+        watched = {"PYTHONPATH": str(OBSERVER), OBSERVE: directory}
+        return interleave({"observed": partial(run, **watched), "alone": run}, blocks, warm_up=False)
+
+
 def table(results: dict) -> str:
     rows, direct = [], {name: min(values) for name, values in results["direct_microseconds_per_step"].items()}
     for batch, seconds in results["end_to_end_seconds"].items():
@@ -131,6 +166,11 @@ def table(results: dict) -> str:
         for label, other in COMPARED.items():
             cost, ratio = direct["fit"] - direct[other], paired(seconds["fit"], seconds[other])
             rows.append((label, batch, f"{cost:.1f}", f"{cost / step:+.2%}", ratio, len(seconds["fit"])))
+    scripts = results["observed_microseconds_per_step"]
+    cost = statistics.median(scripts["observed"]) - statistics.median(scripts["alone"])
+    rows.append(
+        ("a script observed ÷ alone", "5 ms", f"{cost:.1f}", f"{cost / 5000:+.2%}", None, len(scripts["alone"]))
+    )
     header = (
         "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95 %] | Blocks"
     )
@@ -149,6 +189,7 @@ def main() -> None:
                 str(batch): end_to_end(batch, device, arguments.data_root, arguments.blocks) for batch in STEPS
             },
             "direct_microseconds_per_step": direct(device, arguments.blocks),
+            "observed_microseconds_per_step": observed(arguments.blocks),
         }
     write(arguments.output, measured, witness)
     print(table(measured))

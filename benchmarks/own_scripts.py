@@ -71,7 +71,7 @@ def planted_row(row: Configuration, kind: str, seconds: float) -> Configuration:
 def compare(text: str, seed: int) -> Comparison | None:
     """Run one comparison, and return what it says; None if another program disturbed it."""
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
-    settings = {**SETTINGS, "warmup": WARM_UP, "steps": SLICE, "repeats": BLOCKS, "seed": 1000 * seed}
+    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": BLOCKS, "seed": 1000 * seed}
     with temporary_directory() as directory:
         alone = run_once(ScriptRun(plain, 1, Path(directory), None, slices_of(settings), environment)).result
     step = step_time(alone)

@@ -1,4 +1,5 @@
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -123,7 +124,7 @@ def planned(monkeypatch, tmp_path):
     def planned(flags="", gpus=0):
         monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2), {}))
         monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
-        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags.split()])
+        monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
         return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]
 
     return planned

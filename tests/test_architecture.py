@@ -12,7 +12,7 @@ from tests.fixtures import PROJECT
 
 ROOMS = (  # each may import those before it
     *("common.errors", "common.words", "common.files", "common.machine", "common.settings", "common.data"),
-    *("common.models", "common.engine", "common.ranks", "common.programs"),
+    *("common.models", "common.engine", "common.ranks", "common.programs", "common.observer"),
     *("comparison", "comparison.plan", "comparison.judge", "comparison.run", "comparison.show"),
     "scripts",
 )

@@ -26,9 +26,7 @@ import weakref
 HERE = os.path.dirname(os.path.abspath(__file__))
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for what is observed
 TURNS = "PARALLEL_TRAINING_TURNS"  # and that with the FIFOs of common.machine.turns
-CHANGE = (
-    "PARALLEL_TRAINING_CHANGE"  # what is to be otherwise, as JSON: workers, of each loader; ranks, that share batches
-)
+CHANGE = "PARALLEL_TRAINING_CHANGE"  # as JSON, what is to be otherwise: workers of a loader, ranks that share batches
 RANK = int(os.environ.get("RANK", 0))
 BUCKET = 25 * 2**20  # bytes that are exchanged at once, as by DistributedDataParallel
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
@@ -74,7 +72,7 @@ class Observer:
         self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch; what it is for
         self.counted, self.optimizers, self.last_gradient, self.handles = lambda: None, [], None, []
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
-        self.steps = self.slices = self.skipped = self.wanted = 0
+        self.trained = self.steps = self.slices = self.skipped = self.wanted = 0
 
     # ---- marks
 
@@ -220,12 +218,12 @@ class Observer:
             self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         else:
             self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if first is not None and first.device.type == "cuda":
             self.clock, self.device = self.event, first.device
         self.wanted = self.planned_steps()
-        if self.slices == 0:
+        if not self.file:
+            self.file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
             versions = {"torch": self.torch.__version__, "python": platform.python_version()}
             self.write({"first_step": time.time(), "world": self.world, **versions})
             atexit.register(self.end)
@@ -260,7 +258,7 @@ class Observer:
             "optimizers": self.about["optimizers"] + 1,
         }
         self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        if self.world > 1:
+        if self.world > 1 and self.trained < GRADIENT_STEPS:
             for p in parameters:
                 if p.requires_grad and p.is_leaf:
                     self.handles.append(p.register_post_accumulate_grad_hook(self.gradient))
@@ -280,6 +278,9 @@ class Observer:
         self.marks = [("", self.clock(), 0)]
 
     def end_step(self):
+        self.trained += 1
+        if self.trained == GRADIENT_STEPS:
+            self.keep_last_gradient()
         if self.skipped:
             self.skipped -= 1
             if not self.skipped:
@@ -287,8 +288,6 @@ class Observer:
             return
         self.steps += 1
         self.ends.append(len(self.marks))
-        if self.slices == 0 and self.steps == GRADIENT_STEPS:
-            self.keep_last_gradient()
         if self.steps == self.wanted:
             self.end_slice()
             self.wait()

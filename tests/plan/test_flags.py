@@ -65,6 +65,15 @@ def test_flags_that_go_together(gpus, flags, planned):
     assert report.settings["predict"] == re.findall(r"ddp=1.8|fsdp=0.5", flags.replace("=.", "=0."))
 
 
+@pytest.mark.parametrize("flags, steps", [("", 1.0), ("--steps 50", 50), ("--steps 2s", 2.0), ("--steps 1m", 60.0)])
+def test_scripts_stand_alone_or_beside_methods(flags, steps, planned):
+    report = planned(f"--script 'a=python a.py' 'python b.py' --script c=./c.sh {flags}")
+    assert [row.label for row in report.plan] == ["a", "b", "c"] and report.only_scripts
+    assert (report.settings["steps"], type(report.settings["steps"])) == (steps, type(steps))
+    both = planned(f"--script 'a=python a.py' --methods single {flags}")
+    assert [row.method for row in both.plan] == ["single", "script"]
+
+
 REFUSED = {  # (GPUs, flags) → what is said of them
     (0, "--methods dpp"): "did you mean",
     (0, "--methods ddp:wrokers=4"): "unknown name 'wrokers'",
@@ -104,6 +113,12 @@ REFUSED = {  # (GPUs, flags) → what is said of them
     (1, "--project 2"): "--project needs a link's speed; found 1 GPU",
     (0, "--link-ms 1"): "are for --project; found none",
     (2, "--project 4 --nodes 2 --dry-run"): "is about one machine; found --nodes 2",
+    (0, "--script 'python a.py' --lr 0.1"): "--lr says nothing of a --script; leave it out",
+    (0, "--script 'python a.py' --prove"): "--prove says nothing of a --script",
+    (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy says nothing of a",
+    (0, "--script ''"): 'needs a command, e.g. "python train.py"',
+    (0, "--steps 5"): "--steps is for a --script; give one",
+    (0, "--script 'python a.py' --script 'python b/a.py'"): "two scripts have one name; found a twice",
     (0, "--project 3"): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
 }
 

@@ -10,6 +10,7 @@ from comparison.judge.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_order, make_plan, with_cut
+from comparison.plan.scripts import parse_script, script_rows, what_if
 from comparison.rows import baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
@@ -212,3 +213,25 @@ def test_names_of_rows_and_their_order():
     assert all(sorted(block) == names for block in blocks) and len({*map(tuple, blocks)}) == 3
     assert [block for block, _ in order] == [1] * 6 + [2] * 6 + [3] * 6
     assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
+
+
+def test_one_script_gets_rows_with_what_may_make_it_faster():
+    def made(gpus, cores, ranks=None):
+        machine = Machine(gpus, cores)
+        (row,) = script_rows([parse_script("python train.py")], machine)
+        return {other.label: other for other in what_if(row, machine, ranks)}
+
+    rows = made(0, 4)
+    assert list(rows) == ["freed memory kept", "1 thread", "4 loader workers", "data parallel ×2, tried"]
+    assert all(row.command[0] == "env" and row.command[-2:] == ("python", "train.py") for row in rows.values())
+    assert rows["1 thread"].command[1] == "OMP_NUM_THREADS=1"
+    assert rows["4 loader workers"].command[1] == 'PARALLEL_TRAINING_CHANGE={"workers": 4}'
+    tried = rows["data parallel ×2, tried"].command
+    assert (
+        tried[1:3] == ("OMP_NUM_THREADS=2", 'PARALLEL_TRAINING_CHANGE={"ranks": 2}') and "--nproc_per_node=2" in tried
+    )
+    assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
+    on_gpus = made(2, 8)
+    assert list(on_gpus) == ["8 loader workers", "data parallel ×2, tried"]
+    assert [row.skip for row in on_gpus.values()] == ["", ""]
+    assert [row.skip for row in made(2, 8, ranks=4).values()] == ["", "needs 4 GPUs, found 2"]

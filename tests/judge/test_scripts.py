@@ -1,0 +1,95 @@
+"""Somebody's own scripts in a comparison: judged by the time per sample, and nothing claimed that cannot be seen."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from common.files.results import PhaseTimes
+from comparison.judge.analysis import analyse
+from comparison.judge.fairness import seen_differences
+from comparison.show.report import write_markdown
+from comparison.show.terminal import terminal_text
+from tests.reports import configuration, make_result, report_of, runs
+
+OWN = {"loader": "its own", "optimizer": "SGD", "optimizers": 1, "epochs": 3}
+PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
+
+
+def script(name, milliseconds, samples=100, **values):
+    """A row of three runs, in which a step takes so long; their slices have 10, 20 and 30 steps."""
+
+    def run(factor):
+        values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
+        result = make_result("script", (1.0, 1.0, 1.0), phases=PHASES, class_accuracy=None, **values_of)
+        slices = [
+            replace(
+                epoch,
+                steps=10 * epoch.epoch,
+                samples=10 * epoch.epoch * samples,
+                train_seconds=factor * epoch.epoch * milliseconds / 100,
+                train_loss=math.nan,
+                test_loss=math.nan,
+                test_accuracy=math.nan,
+                evaluate_seconds=math.nan,
+            )
+            for epoch in result.epochs
+        ]
+        return replace(result, epochs=tuple(slices))
+
+    return replace(configuration("script", f"script-{name}"), label=name), [run(factor) for factor in (1.0, 1.01, 0.99)]
+
+
+def report(*rows):
+    return report_of(*rows, baseline="single", repeats=3, warmup=10)
+
+
+def test_scripts_are_compared_with_the_first_by_the_time_per_sample():
+    analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
+    mine, ddp = analysis.rows
+    assert ddp.standing.baseline is mine.row and ddp.standing.speed_up.value == pytest.approx(2 * 20 / 24)
+    assert ddp.standing.unlike == ("samples per step 200 instead of 100",) and not ddp.standing.unequal
+    (decision,) = analysis.decisions
+    assert (decision.kind, decision.wall_time.kind, decision.best) == ("use", "samples", ddp)
+    assert decision.wall_time.means["script-mine"] == pytest.approx(1000 * 0.020 / 100, rel=0.01)
+    assert mine.warnings == ddp.warnings == ()  # slices of other lengths are neither stalled nor unsteady
+
+
+def test_of_scripts_that_are_tied_the_first_with_the_fewest_processes_is_recommended():
+    rows = [script("mine", 20.0), script("again", 19.9), script("ddp", 19.8, world_size=2)]
+    (decision,) = analyse(report(*rows)).decisions
+    assert decision.best.label == "mine" and {entry.label for entry in decision.tied} == {"again", "ddp"}
+
+
+def test_scripts_beside_methods_have_a_baseline_and_a_recommendation_of_their_own():
+    single, ddp = configuration(), configuration("ddp")
+    rows = [(single, runs()), (ddp, runs("ddp", (1.0, 1.01, 0.99))), script("mine", 20.0), script("ddp2", 30.0)]
+    analysis = analyse(report(*rows))
+    assert [entry.standing.baseline.label for entry in analysis.rows] == ["SINGLE", "SINGLE", "mine", "mine"]
+    assert [(choice.trained, choice.best.label) for choice in analysis.decisions if choice.best] == [
+        ("", "DDP"),
+        ("your scripts", "mine"),
+    ]
+
+
+def test_what_is_seen_to_differ_is_said():
+    mine, other = (
+        make_result("script", config={**OWN, "optimizer": optimizer}, parameters=number, precision=kind)
+        for optimizer, number, kind in (("SGD", 5, "float32"), ("AdamW", 6, "bfloat16"))
+    )
+    assert seen_differences(mine, mine) == ()
+    assert [str(words) for words in seen_differences(other, mine)] == [
+        "parameters 6 instead of 5",
+        "type of the parameters bfloat16 instead of float32",
+        "optimizer AdamW instead of SGD",
+    ]
+
+
+def test_a_report_of_scripts_speaks_of_samples_and_shows_a_dash_for_what_nobody_saw(tmp_path):
+    analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
+    write_markdown(analysis, tmp_path / "report.md", [])
+    for text in (terminal_text(analysis), (tmp_path / "report.md").read_text()):
+        assert "nan" not in text.split() and "image" not in text and "0.200" in text
+        assert "WARNING: ddp: samples per step 200 instead of 100." in text
+    table = next(line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| mine"))
+    assert table.split("|")[2].strip() == table.split("|")[4].strip() == "–"  # data set, accuracy
