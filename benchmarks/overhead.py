@@ -168,9 +168,7 @@ def table(results: dict) -> str:
             rows.append((label, batch, f"{cost:.1f}", f"{cost / step:+.2%}", ratio, len(seconds["fit"])))
     scripts = results["observed_microseconds_per_step"]
     cost = statistics.median(scripts["observed"]) - statistics.median(scripts["alone"])
-    rows.append(
-        ("a script observed ÷ alone", "5 ms", f"{cost:.1f}", f"{cost / 5000:+.2%}", None, len(scripts["alone"]))
-    )
+    rows.append(("a script observed ÷ alone", "5 ms", f"{cost:.1f}", f"{cost / 5000:+.2%}", "–", len(scripts["alone"])))
     header = (
         "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95 %] | Blocks"
     )

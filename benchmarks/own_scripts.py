@@ -31,7 +31,7 @@ from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.session import run_comparison
-from comparison.run.turns import run_once
+from comparison.run.turns import run_whole
 
 SHARE, BLOCKS = 0.10, 4
 PLANTED = {  # before a script's first line; what is no DataLoader has no loader that could be slow
@@ -73,7 +73,7 @@ def compare(text: str, seed: int) -> Comparison | None:
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
     settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": BLOCKS, "seed": 1000 * seed}
     with temporary_directory() as directory:
-        alone = run_once(ScriptRun(plain, 1, Path(directory), None, slices_of(settings), environment)).result
+        alone = run_whole(ScriptRun(plain, 1, Path(directory), None, slices_of(settings), environment)).result
     step = step_time(alone)
     kinds = [kind for kind in PLANTED if kind != "data" or step.parts.get("data")]
     rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]

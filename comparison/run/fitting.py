@@ -9,7 +9,7 @@ from common.errors import OUT_OF_MEMORY
 from common.settings.config import option
 from comparison.plan.plan import type_flags
 from comparison.rows import TRIAL_MARGIN, TRIAL_STEPS, Configuration, Outcome, Trial, trials_of
-from comparison.run.turns import Run, run_once
+from comparison.run.turns import run_once
 
 
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
@@ -40,7 +40,7 @@ def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], 
     if limit := settings.get("memory_limit"):
         flags += type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)})
     tried = replace(fitted, name=f"{row.name}-fit", command=(*fitted.command, *flags))
-    outcome = run_once(Run(tried, batch_size, settings["seed"], directory, settings["timeout"]))
+    outcome = run_once(tried, batch_size, settings["seed"], directory, settings["timeout"])
     trial, result = Trial(row.name, batch_size, outcome.status, outcome.reason), outcome.result
     if result is None:
         return trial

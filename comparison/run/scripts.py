@@ -1,5 +1,6 @@
 """A run of somebody's own training script, which is observed from inside (common/observer) in slices of steps."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from common.errors import OUT_OF_MEMORY
 from common.files.results import Environment
 from common.machine.lifetime import temporary_directory
@@ -20,7 +23,7 @@ from comparison.methods import PROJECT
 from comparison.rows import Configuration
 from comparison.run.launch import started
 from comparison.run.observed import Start, read_start, result_of, step_seconds
-from comparison.run.turns import Run
+from comparison.run.turns import Run, own_seconds
 
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
@@ -117,10 +120,23 @@ class ScriptRun(Run):
         measured = sum(len(some.slices) for some in (*self._starts, start))
         if measured >= SLICES or (code == 0 and start.slices):
             self._starts.append(start)
-            self.close()
+            used, before = self._cpu_seconds(), own_seconds()
+            self.close()  # which kills the loader's workers, for which the script waits no more
+            self._orphans_seconds += max(0.0, used - (own_seconds() - before))
             self._child = None
             return 0 if measured >= SLICES else None
         return code
+
+    def _cpu_seconds(self):
+        """What the processes of this start have used that are alive, and those for which they waited."""
+        seconds = 0.0
+        with contextlib.suppress(psutil.Error):
+            script = psutil.Process(self._child.pid)
+            for process in (script, *script.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    used = process.cpu_times()
+                    seconds += used.user + used.system + used.children_user + used.children_system
+        return seconds
 
     def _found(self, exit_code):
         if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:

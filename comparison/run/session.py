@@ -24,7 +24,7 @@ from comparison.run.fitting import failed_runs, next_batch, try_batch, with_larg
 from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
-from comparison.run.turns import Run, run_once, take_turns, why_not_in_turns
+from comparison.run.turns import Run, run_once, run_whole, take_turns, why_not_in_turns
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,11 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
+    how = (block, seed, directory, settings["timeout"])
 
     def run_of(row):
         if not row.is_script:
-            return Run(row, block, seed, directory, settings["timeout"])
+            return Run(row, *how)
         return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings), report.environment)
 
     rows = {row.name: with_cut(row, report.probe) for row in report.plan}
@@ -174,7 +175,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
             else:
                 yield outcome
     for row in left:
-        outcome = run_once(run_of(row))
+        outcome = run_whole(run_of(row)) if row.is_script else run_once(row, *how)
         if report.in_turns and outcome.result and outcome.status == "ok":
             note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
             reason = "; ".join(filter(None, (outcome.result.reason, note)))
@@ -215,7 +216,7 @@ def trace_rows(report: Report, output: Output) -> Report:
             continue
         cut = with_cut(row.configuration, report.probe)
         traced, place = replace(cut, command=(*cut.command, *flags)), output.directory / "traces" / file_name(name)
-        outcome = run_once(Run(traced, 0, settings["seed"], place, settings["timeout"]))
+        outcome = run_once(traced, 0, settings["seed"], place, settings["timeout"])
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
         if outcome.status == "ok" and outcome.result:
             report = replace(report, timelines={**report.timelines, name: outcome.result.timeline})

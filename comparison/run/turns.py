@@ -80,6 +80,7 @@ class Run(contextlib.ExitStack):
         self._command = (*configuration.launched, *own)
         self._here = configuration.nodes == 1
         self._wall_seconds = self._foreign_seconds = 0.0
+        self._orphans_seconds = 0.0  # of the run's processes for which nobody waited, since that was last asked
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
         self._child: subprocess.Popen | None = None
@@ -105,7 +106,8 @@ class Run(contextlib.ExitStack):
         for core, now in stolen_seconds().items():
             self._stolen_seconds[core] = self._stolen_seconds.get(core, 0.0) + now - stolen.get(core, now)
         if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
-            self._foreign_seconds += (busy_seconds() or 0.0) - busy - (own_seconds() - own)
+            self._foreign_seconds += (busy_seconds() or 0.0) - busy - (own_seconds() - own) - self._orphans_seconds
+            self._orphans_seconds = 0.0
         if exit_code is None:
             return None
         return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)
@@ -175,8 +177,15 @@ class Run(contextlib.ExitStack):
         return "failed", why
 
 
-def run_once(run: Run) -> Outcome:
+def run_once(
+    configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+) -> Outcome:
     """Go through a Run to its end, in one turn after the other."""
+    return run_whole(Run(configuration, block, seed, directory, timeout))
+
+
+def run_whole(run: Run) -> Outcome:
+    """Go through a run that is not begun yet to its end, in one turn after the other."""
     (outcome,) = take_turns([run], 0)
     return outcome
 

@@ -99,8 +99,9 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
 
 
 def test_one_process_gets_whole_cores_of_a_quota():
-    rows = rows_of("single single-all-cores ddp", machine=Machine(gpus=0, cores=3.5), nproc=[2])
-    assert [flag(row, "--threads") for row in rows.values()] == ["1", "3", "1"]
+    methods = [(name, {}) for name in ("single", "single-all-cores", "ddp")]
+    rows = make_plan(plan_arguments(methods=methods, nproc=[2]), Machine(gpus=0, cores=3.5), [])
+    assert [flag(row, "--threads") for row in rows] == ["1", "3", "1"]
 
 
 def test_every_stage_of_a_pipeline_sees_the_whole_batch():

@@ -9,9 +9,9 @@ import pytest
 from common.errors import OUT_OF_MEMORY, SuiteError
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
-from comparison.run import scripts
+from comparison.run import scripts, turns
 from comparison.run.scripts import Ranks, ScriptRun, Slices
-from comparison.run.turns import run_once, take_turns
+from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
 from tests.reports import ENVIRONMENT
 
@@ -28,7 +28,7 @@ def script_run(command, directory, slices=SLICES, name="mine", timeout=90.0):
 
 
 def train(style, directory, launcher=sys.executable, slices=SLICES, script=TRAIN):
-    return run_once(script_run(f"{launcher} {script} '{style}'", directory, slices))
+    return run_whole(script_run(f"{launcher} {script} '{style}'", directory, slices))
 
 
 @pytest.fixture
@@ -51,13 +51,18 @@ def one_slice(monkeypatch):
         ("two optimizers", {"forward": 20, "backward": 15, "update": 5}),
         ("accumulation", {"data": 10, "forward": 20, "backward": 15, "rest": 5}),
         pytest.param("changes directory", {}, marks=pytest.mark.slow),
+        pytest.param("compiled", {}, marks=pytest.mark.slow),
+        pytest.param("compiled in place", {"forward": -20, "rest": 20}, marks=pytest.mark.slow),
+        pytest.param("accelerate", {}, marks=pytest.mark.slow),
+        # a step that is skipped is a part of the next one
+        pytest.param("scaler", {"data": 10, "forward": 20, "backward": 15, "rest": 5}, marks=pytest.mark.slow),
     ],
 )
 def test_the_phases_of_a_step_are_told_apart_and_evaluation_is_in_none(style, more, tmp_path, one_slice):
     outcome = train(style, tmp_path)
     assert outcome.status == "ok", outcome.reason
     (epoch,) = outcome.result.timed_epochs
-    batch = 8 if style == "accumulation" else 4
+    batch = 8 if style in ("accumulation", "scaler") else 4
     assert (epoch.steps, epoch.samples, outcome.result.global_batch_size) == (6, 6 * batch, batch)
     for name, milliseconds in KNOWN.items():
         expected = milliseconds + more.get(name, 0)
@@ -74,6 +79,14 @@ def test_batches_that_workers_loaded_while_the_script_waited_are_not_timed(tmp_p
     assert [epoch.steps for epoch in outcome.result.epochs] == [6, 6, 6]
     # left out: two workers' batches, two each, and one step more; in each slice an epoch begins, with new workers
     assert all(epoch.phases.data >= 1 for epoch in outcome.result.timed_epochs)
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_spawns_itself_are_seen(tmp_path, one_slice):
+    outcome = train("spawn", tmp_path)
+    assert outcome.status == "ok", outcome.reason
+    assert (outcome.result.world_size, outcome.result.global_batch_size) == (2, 8)
+    assert outcome.result.timed_epochs[0].phases.exchange > 0
 
 
 def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
@@ -116,15 +129,23 @@ def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_pa
 
 def test_a_script_that_hangs_is_stopped(tmp_path):
     run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7, 0.0), timeout=8.0)
-    outcome = run_once(run)
+    outcome = run_whole(run)
     assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 8 s")
     assert not alive("train.py never steps")
+
+
+def test_what_killed_workers_had_used_is_not_taken_for_another_programs(tmp_path, monkeypatch, one_slice):
+    monkeypatch.setattr(turns, "busy_seconds", lambda: 0.0)
+    monkeypatch.setattr(ScriptRun, "_cpu_seconds", lambda _: 50.0)
+    run = script_run(f"{sys.executable} {TRAIN} plain", tmp_path)
+    run_whole(run)
+    assert run._foreign_seconds < -49  # all that the run used is its own, also what nobody waited for
 
 
 def test_lack_of_memory_is_a_result(tmp_path):
     script = tmp_path / "greedy.py"
     script.write_text("raise MemoryError('so much')")
-    assert run_once(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
+    assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
 
 
 def test_a_script_keeps_its_own_sitecustomize_and_its_children_nothing_of_the_observer(

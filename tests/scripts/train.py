@@ -6,6 +6,7 @@ Milliseconds of a step: data 10, forward 20, backward 15, update 5, and what the
 import contextlib
 import itertools
 import os
+import socket
 import sys
 import time
 
@@ -122,6 +123,17 @@ def closure_step(network, optimizer, images, labels):
     time.sleep(OWN)
 
 
+def scaled_step(scaler, network, optimizer, images, labels, number):
+    """Every other step is skipped, as a gradient is infinite."""
+    optimizer.zero_grad()
+    scaler.scale((network(images) - labels).square().mean()).backward()
+    if number % 2 == 0:
+        network.layer.weight.grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    time.sleep(OWN)
+
+
 def two_optimizers(networks, optimizers, images, labels):
     for network, optimizer in zip(networks, optimizers, strict=True):
         loss = (network(images) - labels).square().mean()
@@ -131,13 +143,33 @@ def two_optimizers(networks, optimizers, images, labels):
     time.sleep(OWN)
 
 
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def spawned(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"])
+    main()
+
+
 def main():
     rank = int(os.environ.get("RANK", 0))
     network = Network()
+    if style == "compiled":
+        network = torch.compile(network, backend="eager")
+    elif style == "compiled in place":
+        network.compile(backend="eager")
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
         network = nn.parallel.DistributedDataParallel(network)
     optimizer = SlowSGD(network.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    if style == "accelerate":
+        from accelerate import Accelerator
+
+        network, optimizer = Accelerator(cpu=True).prepare(network, optimizer)
     other = Network()
     second = SlowSGD(other.parameters(), 0.01)
     if style == "changes directory":
@@ -148,6 +180,8 @@ def main():
         for number, (images, labels) in enumerate(batches()):
             if style == "closure":
                 closure_step(network, optimizer, images, labels)
+            elif style == "scaler":
+                scaled_step(scaler, network, optimizer, images, labels, number)
             elif style == "two optimizers":
                 two_optimizers((network, other), (optimizer, second), images, labels)
             else:
@@ -166,4 +200,8 @@ def main():
 if __name__ == "__main__":
     if style == "no step at all":
         sys.exit()
-    main()
+    elif style == "spawn":
+        os.environ["PORT"] = str(free_port())
+        torch.multiprocessing.spawn(spawned, nprocs=2)
+    else:
+        main()
