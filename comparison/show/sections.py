@@ -8,6 +8,7 @@ from typing import Any
 from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
+from comparison.plan.flags import WITH_SCRIPTS
 from comparison.show import remarks, tables, verdict
 from comparison.show.sentences import sentence, tell
 from comparison.words import say
@@ -43,7 +44,9 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     settings = [
         (name.replace("_", " "), _listed(value, " "))
         for name, value in report.settings.items()
-        if value not in (None, [], False) and name not in ("output_dir", "data_root", "debug")
+        if value not in (None, [], False)
+        and name not in ("output_dir", "data_root", "debug")
+        and (name in WITH_SCRIPTS or not report.only_scripts)
     ]
     every: dict[str, list[tuple[str, Any]]] = {
         "Result": [

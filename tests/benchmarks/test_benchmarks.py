@@ -25,7 +25,9 @@ import sharding
 
 import docs
 
-PAGES = "".join((PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("performance", "findings"))
+PAGES = "".join(
+    (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("performance", "findings", "own-script")
+)
 FIGURES = PROJECT / "figures" / "benchmark"
 
 

@@ -89,7 +89,7 @@ def test_a_report_of_scripts_speaks_of_samples_and_shows_a_dash_for_what_nobody_
     analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
     write_markdown(analysis, tmp_path / "report.md", [])
     for text in (terminal_text(analysis), (tmp_path / "report.md").read_text()):
-        assert "nan" not in text.split() and "image" not in text and "0.200" in text
+        assert "nan" not in text.split() and "mages/s" not in text and "0.200" in text
         assert "WARNING: ddp: samples per step 200 instead of 100." in text
     table = next(line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| mine"))
     assert table.split("|")[2].strip() == table.split("|")[4].strip() == "–"  # data set, accuracy
