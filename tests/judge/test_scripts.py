@@ -17,11 +17,11 @@ PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
 
 
 def script(name, milliseconds, samples=100, **values):
-    """A row of three runs, in which a step takes so long; their slices have 10, 20 and 30 steps."""
+    """A row of three runs, in which a step takes so long; their slices have 10, 20, 30 and 40 steps."""
 
     def run(factor):
         values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
-        result = make_result("script", (1.0, 1.0, 1.0), phases=PHASES, class_accuracy=None, **values_of)
+        result = make_result("script", (1.0,) * 4, phases=PHASES, class_accuracy=None, **values_of)
         slices = [
             replace(
                 epoch,
@@ -53,6 +53,7 @@ def test_scripts_are_compared_with_the_first_by_the_time_per_sample():
     assert (decision.kind, decision.wall_time.kind, decision.best) == ("use", "samples", ddp)
     assert decision.wall_time.means["script-mine"] == pytest.approx(1000 * 0.020 / 100, rel=0.01)
     assert mine.warnings == ddp.warnings == ()  # slices of other lengths are neither stalled nor unsteady
+    assert mine.accounts.growth.value == pytest.approx(0.0, abs=1e-9)
 
 
 def test_of_scripts_that_are_tied_the_first_with_the_fewest_processes_is_recommended():

@@ -12,7 +12,7 @@ from comparison.show.diff import describe_difference
 from comparison.show.sections import sections
 from comparison.show.sentences import tell
 from comparison.show.terminal import terminal_text
-from tests.reports import ENVIRONMENT, configuration, report_of, runs
+from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
 SINGLE = (configuration(), runs())
 FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
@@ -357,3 +357,11 @@ def test_rows_without_results_say_why():
     paragraphs = verdict(report)
     assert paragraphs[1] == "DP: skipped: needs 2 GPUs, found 1."
     assert paragraphs[2] == "DDP: 1 of 1 run failed: signal 9."
+
+
+def test_same_weights_are_told_of_the_rows_that_have_them():
+    checks = {"single": Equivalence(0.0, "ok", ""), "ddp": Equivalence(1e-8, "ok", "")}
+    every = words.answers(analyse(report_of(SINGLE, DDP, equivalence=checks)))
+    assert any(text.startswith("Same weights in every row") for text in every)
+    some = words.answers(analyse(report_of(SINGLE, DDP, equivalence={"ddp": checks["ddp"]})))
+    assert any(text.startswith("Same weights in 1 of 2 rows") for text in some)
