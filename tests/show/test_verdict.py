@@ -14,7 +14,6 @@ from comparison.show.sentences import tell
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
-SINGLE = (configuration(), runs())
 FAST, SLOW, SAME = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97), (2.01, 1.99, 2.02)
 
 
