@@ -310,7 +310,6 @@ class Observer:
             series.append([step[phase] for phase in PHASES])
         totals = {phase: sum(step[place] for step in series) for place, phase in enumerate(PHASES)}
         record = {
-            "slice": self.slices,
             "steps": len(series),
             "seconds": sum(totals.values()) / 1000,
             "samples": samples["data"] or samples["forward"],

@@ -151,8 +151,8 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
     that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal; nor,
     where a target accuracy was asked for, one that missed it in a run.
 
-    All intervals together hold the truth with the report's confidence: those of one baseline's rows by Dunnett's
-    value, several baselines by equal parts of the error.
+    The intervals are simultaneous, at the report's confidence: by Dunnett's value over the rows of one baseline, by
+    equal parts of the error over several baselines.
     """
     rows = {row.configuration.name: row for row in report.rows}
     standings = {name: _before_times(report, row) for name, row in rows.items()}

@@ -125,7 +125,7 @@ def _mean_rank(runs: Ranks) -> RankMeans:
 def critical_rank(ranks: Ranks) -> RankMeans | None:
     """Return the means of the rank that the others wait for: the one with the most work.
 
-    Without an exchange, or where it is not told apart, it is the slowest. None in an older result.
+    Without a measured exchange, it is the slowest. None if no ranks were recorded.
     """
     return max(ranks, key=lambda rank: rank.work, default=None)
 

@@ -159,9 +159,9 @@ def plan_proof(analysis: Analysis) -> Report | None:
 
 
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
-    """Return what came of the remedies for a comparison's rows, as they were measured afterwards in `report`.
+    """Return the measured effect of each remedy; `report` is the second comparison, which ran them.
 
-    The intervals of the remedies' and the shams' gains hold together with 95 % each.
+    The remedies' gains have simultaneous 95 % intervals, and so have the shams'.
     """
     rows = {row.configuration.name: row for row in report.all_rows}
     remedies = find_remedies(analysis)

@@ -281,8 +281,7 @@ def ratios(
     """Return how many times as long the column `reference` takes as each of the columns `others`.
 
     times: (blocks, columns), seconds, nan where nothing was measured. noise_blocks: how many of them, from the first,
-    tell the noise (all). All intervals together hold the truth with the given confidence, whatever the number of
-    `others`.
+    tell the noise (all). The intervals are simultaneous over all `others`, at the given confidence.
 
     Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes.
     Each column has a noise of its own (see `_variances`); the degrees of freedom of a difference's variance are F. E.
