@@ -22,12 +22,13 @@ ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 class Machine:
     """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are.
 
-    nodes: on how many such machines a row runs.
+    nodes: on how many such machines a row runs. bf16: whether it computes faster in bfloat16.
     """
 
     gpus: int
     cores: float
     nodes: int = 1
+    bf16: bool = False
 
 
 @dataclass(frozen=True)

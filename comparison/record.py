@@ -211,7 +211,7 @@ class Report:
         if self.only_scripts:
             names = ", ".join(row.configuration.label for row in self.rows)
             return say("training scripts: {names}; {runs} each", names=names, runs=runs)
-        models = "/".join(dict.fromkeys(str(configuration.planned.model) for configuration in self.plan))
+        models = "/".join(dict.fromkeys(str(row.planned.model) for row in self.plan if not row.is_script))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"
         scaling = say("WEAK SCALING: batch {n} per device" if weak else "global batch {n}", n=batch)

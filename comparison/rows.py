@@ -65,6 +65,9 @@ class Planned:
         return {name: value for name, value in vars(self).items() if name in FLAGS}
 
 
+TRIED = ("ranks", "bf16")  # of Configuration.what_if: what changes a training, so that nobody knows what it learns
+
+
 @dataclass(frozen=True)
 class Configuration:
     """One row of the table: a method with one value of every swept setting, to be run several times.
@@ -92,6 +95,11 @@ class Configuration:
     def is_script(self) -> bool:
         """Whether it is somebody's own training script, of which nothing is planned."""
         return self.method == SCRIPT
+
+    @property
+    def what_if(self) -> str:
+        """What is otherwise than in the script as it is typed, if anything: see comparison.plan.scripts."""
+        return self.name.split("-", 2)[2] if self.is_script and self.name.count("-") > 1 and not self.role else ""
 
     @property
     def launched(self) -> tuple[str, ...]:

@@ -4,388 +4,20 @@ Python imports this file as it starts where PYTHONPATH names this directory (doc
 soon as the script has imported torch, torch's own hooks, and wrappers around the few calls that every training makes,
 note when data, forward, backward, exchange and update begin and end. Each rank keeps its steps in slices, writes one
 line of JSON for each, and between two of them waits for its turn, in a read.
-
-A step ends where the first optimizer that stepped does so again. What a script does between model.eval() and
-model.train(), or with gradients off, is evaluation, and in no step. Samples are counted from the batches of a
-DataLoader, or, where none is used, from the first argument of the network.
 """
 
-import atexit
-import functools
-import gc
 import importlib.abc
 import importlib.util
-import inspect
 import json
 import os
-import platform
 import sys
-import time
-import weakref
+
+from training_changes import RANK, Change
+from training_observer import Observer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for what is observed
-TURNS = "PARALLEL_TRAINING_TURNS"  # and that with the FIFOs of common.machine.turns
-CHANGE = "PARALLEL_TRAINING_CHANGE"  # as JSON, what is to be otherwise: workers of a loader, ranks that share batches
-RANK = int(os.environ.get("RANK", 0))
-BUCKET = 25 * 2**20  # bytes that are exchanged at once, as by DistributedDataParallel
-PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
-RING = 500  # steps of a slice that are kept one by one, the last ones
-GRADIENT_STEPS = 3  # after which it is known which gradient comes last
-
-
-def number_of(batch):
-    """Return how many samples a batch has: the length of the first tensor in it."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if isinstance(batch, str):
-        return 0
-    parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((number for number in map(number_of, parts) if number), 0)
-
-
-def queue_seconds():
-    """By thread, how long it was ready to run and had no core: the second number of Linux's schedstat."""
-    waited = {}
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat") as file:
-                waited[thread] = int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):  # a thread that has just ended; a kernel without these numbers
-        pass
-    return waited
-
-
-class Observer:
-    """The steps of this process. A mark is (phase, when it ended, samples of its batch); "" is in no phase."""
-
-    def __init__(self, torch, directory, ranks=0):
-        self.torch, self.directory, self.ranks, self.averages = torch, directory, ranks, False
-        self.clock, self.device, self.devices = time.perf_counter, None, []
-        self.rank, self.world, self.file = 0, 1, ""
-        self.marks, self.ends = [], []  # and by how many marks each step of the slice ended
-        self.recording = self.paused = self.ended_gradients = False
-        self.outer, self.depth = "rest", 0
-        self.evaluated_from = self.fetched_from = None  # places in marks
-        self.dataset = 0
-        self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch; what it is for
-        self.counted, self.optimizers, self.last_gradient, self.handles = lambda: None, [], None, []
-        self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
-        self.trained = self.steps = self.slices = self.skipped = self.wanted = 0
-
-    # ---- marks
-
-    def mark(self, phase, samples=0):
-        if self.recording and not self.paused:
-            self.marks.append((phase, self.clock(), samples))
-
-    def pause(self, place):
-        """Evaluation began at that place of the marks."""
-        if self.recording and not self.paused:
-            del self.marks[max(place, self.ends[-1] if self.ends else 1) :]
-            self.paused = True
-
-    def go_on(self):
-        """Training goes on."""
-        if self.paused:
-            self.paused = False
-            self.mark("")
-
-    # ---- what a script does
-
-    def fetch(self, fetch, iterator):
-        if iterator is not self.iterator():
-            self.drop_unused_batch(iterator)
-            self.iterator, self.evaluates, self.trains = weakref.ref(iterator), False, False
-        self.evaluates = not self.trains and (self.evaluates or not self.torch.is_grad_enabled())
-        self.mark(self.outer)
-        if self.evaluates:
-            self.pause(len(self.marks))
-            return fetch(iterator)
-        self.go_on()
-        place = len(self.marks)
-        try:
-            batch = fetch(iterator)
-        except StopIteration:
-            self.mark("data")
-            raise
-        self.fetched_from = place if self.fetched_from is None else self.fetched_from
-        self.mark("data", number_of(batch))
-        return batch
-
-    def drop_unused_batch(self, iterator):
-        """Do not count the samples of a batch at which a script only looked, before it began the same data anew."""
-        before, self.dataset = self.dataset, id(iterator._dataset)
-        if self.fetched_from is not None and before == self.dataset:
-            fetched = self.marks[self.fetched_from :]
-            if all(phase != "forward" for phase, *_ in fetched):
-                self.marks[self.fetched_from :] = [(phase, mark, 0) for phase, mark, _ in fetched]
-
-    def before_forward(self, module, arguments):
-        if not self.torch.is_grad_enabled():
-            if not self.trains:
-                self.evaluates = True
-                self.mark(self.outer)
-                self.pause(len(self.marks) if self.fetched_from is None else self.fetched_from)
-            return
-        self.go_on()
-        self.mark(self.outer)
-
-    def after_forward(self, module, arguments, result):
-        self.mark("forward", number_of(arguments[:1]))
-
-    def backward(self, call, *arguments, **named):
-        if self.depth == 0:
-            self.go_on()
-            self.evaluated_from = self.fetched_from = None
-            self.ended_gradients = self.evaluates = False
-            self.trains = self.iterator() is not None
-            self.mark(self.outer)
-        self.depth += 1
-        try:
-            return call(*arguments, **named)
-        finally:
-            self.depth -= 1
-            if self.depth == 0:
-                self.mark("exchange" if self.ended_gradients else "backward")
-
-    def gradient(self, parameter):
-        self.last_gradient = weakref.ref(parameter)
-        self.ended_gradients = True
-        if self.depth == 1:
-            self.mark("backward")
-
-    def switch(self, evaluates):
-        """model.eval() or model.train()."""
-        if evaluates:
-            if self.evaluated_from is None and not self.paused:
-                self.mark(self.outer)
-                self.evaluated_from = len(self.marks)
-        elif self.evaluated_from is not None or self.paused:
-            self.pause(self.evaluated_from or 0)
-            self.evaluated_from = None
-            self.go_on()
-
-    def before_update(self, optimizer, arguments, named):
-        self.go_on()
-        self.mark(self.outer)
-        if self.ranks:
-            self.average(optimizer)
-            self.mark("exchange")
-        self.outer = "update"
-
-    def average(self, optimizer):
-        """Let an update use the mean of all ranks' gradients."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        distributed = self.torch.distributed
-        if not self.averages:
-            if distributed.is_initialized():
-                raise RuntimeError("the script has a process group of its own: start it with several ranks instead")
-            backend = "nccl" if gradients and gradients[0].is_cuda else "gloo"
-            place = f"file://{os.path.join(self.directory, 'ranks')}"
-            distributed.init_process_group(backend, place, rank=RANK, world_size=self.ranks)
-            self.averages = True
-        bucket = []
-        for gradient in gradients:
-            bucket.append(gradient)
-            if gradient is gradients[-1] or sum(g.numel() * g.element_size() for g in bucket) >= BUCKET:
-                flat = self.torch.cat([g.flatten() for g in bucket])
-                distributed.all_reduce(flat)
-                flat /= self.ranks
-                for g, mean in zip(bucket, flat.split([g.numel() for g in bucket])):  # noqa: B905 - Python 3.9
-                    g.copy_(mean.view_as(g))
-                bucket = []
-
-    def after_update(self, optimizer, arguments, named):
-        self.mark("update")
-        self.outer = "rest"
-        if self.counted() is None:
-            self.counted = weakref.ref(optimizer)
-            self.begin(optimizer)
-        elif optimizer is self.counted():
-            self.end_step()
-        if not any(optimizer is known() for known in self.optimizers):
-            self.optimizers.append(weakref.ref(optimizer))
-            self.look_into(optimizer)
-
-    # ---- steps and slices
-
-    def begin(self, optimizer):
-        """The first step is over: say what this rank is, and warm up."""
-        distributed = self.torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        else:
-            self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-        if first is not None and first.device.type == "cuda":
-            self.clock, self.device = self.event, first.device
-        self.wanted = self.planned_steps()
-        if not self.file:
-            self.file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
-            versions = {"torch": self.torch.__version__, "python": platform.python_version()}
-            self.write({"first_step": time.time(), "world": self.world, **versions})
-            atexit.register(self.end)
-        self.begin_slice()
-
-    def event(self):
-        event = self.torch.cuda.Event(enable_timing=True)
-        event.record(self.torch.cuda.current_stream(self.device))
-        return event
-
-    def milliseconds(self, before, after):
-        return before.elapsed_time(after) if self.device else 1000 * (after - before)
-
-    def look_into(self, optimizer):
-        """Find the networks that an optimizer trains, and the gradients that may come last."""
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        modules = [some for some in gc.get_objects() if issubclass(type(some), self.torch.nn.Module)]
-        modules = [some for some in modules if "_parameters" in vars(some)]  # else it is not made yet
-        owners = [some for some in modules if any(id(p) in trained for p in some.parameters())]
-        inside = {id(child) for some in owners for child in some.modules() if child is not some}
-        for network in owners:
-            devices = getattr(network, "device_ids", None) or ()
-            self.devices += [f"cuda:{n}" if isinstance(n, int) else str(n) for n in devices]
-            if id(network) not in inside and getattr(network, "_compiled_call_impl", None) is None:
-                network.register_forward_pre_hook(self.before_forward)
-                network.register_forward_hook(self.after_forward)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.about = {
-            "parameters": self.about["parameters"] + sum(p.numel() for p in parameters),
-            "dtype": self.about["dtype"] or str(parameters[0].dtype).replace("torch.", ""),
-            "optimizer": self.about["optimizer"] or type(optimizer).__name__,
-            "optimizers": self.about["optimizers"] + 1,
-        }
-        self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        if self.world > 1 and self.trained < GRADIENT_STEPS:
-            for p in parameters:
-                if p.requires_grad and p.is_leaf:
-                    self.handles.append(p.register_post_accumulate_grad_hook(self.gradient))
-
-    def keep_last_gradient(self):
-        """From now on look at the gradient alone that comes last."""
-        last = self.last_gradient() if self.last_gradient else None
-        for handle in self.handles:
-            handle.remove()
-        self.handles = [last.register_post_accumulate_grad_hook(self.gradient)] if last is not None else []
-
-    def begin_slice(self):
-        self.synchronize()
-        self.paused, self.recording, self.steps, self.ends = False, True, 0, []
-        self.evaluated_from = self.fetched_from = None
-        self.started, self.computed, self.waited = time.monotonic(), time.process_time(), queue_seconds()
-        self.marks = [("", self.clock(), 0)]
-
-    def end_step(self):
-        self.trained += 1
-        if self.trained == GRADIENT_STEPS:
-            self.keep_last_gradient()
-        if self.skipped:
-            self.skipped -= 1
-            if not self.skipped:
-                self.begin_slice()
-            return
-        self.steps += 1
-        self.ends.append(len(self.marks))
-        if self.steps == self.wanted:
-            self.end_slice()
-            self.wait()
-
-    def end_slice(self):
-        """Write down what the steps of a slice took."""
-        self.synchronize()
-        self.recording = False
-        cpu, waited = time.process_time() - self.computed, queue_seconds()
-        series, samples, place, before = [], {"data": 0, "forward": 0}, 1, self.marks[0][1]
-        for end in self.ends:
-            step = dict.fromkeys(PHASES, 0.0)
-            for phase, mark, number in self.marks[place:end]:
-                if phase:
-                    step[phase] += self.milliseconds(before, mark)
-                if number:
-                    samples[phase] += number
-                before = mark
-            place = end
-            series.append([step[phase] for phase in PHASES])
-        totals = {phase: sum(step[place] for step in series) for place, phase in enumerate(PHASES)}
-        record = {
-            "steps": len(series),
-            "seconds": sum(totals.values()) / 1000,
-            "samples": samples["data"] or samples["forward"],
-            "phases": totals,
-            "series": series[-RING:],
-            "cpu_seconds": cpu,
-            "queue_seconds": sum(s - self.waited.get(thread, 0.0) for thread, s in waited.items()) if waited else None,
-            "start": self.started,
-            **self.describe(),
-        }
-        self.write(record)
-        self.slices += 1
-        self.marks, self.ends = [], []
-
-    def describe(self):
-        """What this rank trains, with what."""
-        cuda = [device for device in self.devices if device.startswith("cuda")]
-        peaks, reserved, gpus = [], [], []
-        for device in cuda:
-            peaks.append(self.torch.cuda.max_memory_allocated(device))
-            reserved.append(self.torch.cuda.max_memory_reserved(device))
-            about = self.torch.cuda.get_device_properties(device)
-            gpus.append(str(getattr(about, "uuid", "")))
-        return {
-            **self.about,
-            "threads": self.torch.get_num_threads(),
-            "workers": self.loader()[0],
-            "devices": self.devices,
-            "gpu_uuids": gpus,
-            "peaks": peaks or [peak_bytes()],
-            "reserved": reserved,
-        }
-
-    def wait(self):
-        """Wait for the next turn; it says how many steps the next slice has."""
-        turns = os.environ[TURNS]
-        with open(os.path.join(turns, "idle"), "wb", buffering=0) as told:
-            told.write(b"\0")
-        with open(os.path.join(turns, "start"), "rb", buffering=0) as given:
-            given.read(1)
-        self.wanted = self.planned_steps()
-        workers, each = self.loader()
-        self.skipped = workers * each + 1  # the batches that workers loaded meanwhile; caches that others have used
-
-    def planned_steps(self):
-        with open(os.path.join(self.directory, "plan.json")) as file:
-            return json.load(file)["steps"]
-
-    def loader(self):
-        """How many workers load for this rank, and how many batches each may have ready."""
-        iterator = self.iterator()
-        workers = getattr(iterator, "_num_workers", 0)
-        return workers, workers and getattr(iterator, "_prefetch_factor", 0)
-
-    def synchronize(self):
-        for device in self.devices if self.device else ():
-            self.torch.cuda.synchronize(device)
-
-    def write(self, record):
-        with open(self.file, "a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def end(self):
-        """The script ends: keep the steps of a slice that is not whole."""
-        if self.recording and self.ends and not self.skipped:
-            self.end_slice()
-
-
-def peak_bytes():
-    """Return the most that this process had in memory; only Unix tells."""
-    try:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    except ImportError:
-        return 0
+CHANGE = "PARALLEL_TRAINING_CHANGE"  # and, as JSON, what is to be otherwise: see training_changes
 
 
 def install(torch, directory):
@@ -393,25 +25,18 @@ def install(torch, directory):
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
-    change = json.loads(os.environ.get(CHANGE, "{}"))
-    observer = Observer(torch, directory, change.get("ranks", 0))
+    change = Change(torch, directory, **wanted_change())
+    observer = Observer(torch, directory, change)
     loader, iterator, module = dataloader.DataLoader, dataloader._BaseDataLoaderIter, torch.nn.Module
     fetch, start, train = iterator.__next__, loader.__iter__, module.train
     backward, gradients = torch.autograd.backward, torch.autograd.grad
-
-    def timed_start(self):
-        observer.mark(observer.outer)
-        made = start(self)
-        observer.mark("data")
-        return made
 
     def watched_train(self, mode=True):
         observer.switch(not mode)
         return train(self, mode)
 
-    if change:
-        loader.__init__ = changed_loader(loader.__init__, dataloader.IterableDataset, **change)
-    loader.__iter__ = timed_start
+    loader.__init__ = change.loader(loader.__init__, dataloader.IterableDataset)
+    loader.__iter__ = lambda self: observer.start_loader(start, self)
     iterator.__next__ = lambda self: observer.fetch(fetch, self)
     module.train = watched_train
     torch.autograd.backward = lambda *given, **named: observer.backward(backward, *given, **named)
@@ -420,22 +45,9 @@ def install(torch, directory):
     optimizer.register_optimizer_step_post_hook(observer.after_update)
 
 
-def changed_loader(init, iterable, workers=None, ranks=1):
-    """Return DataLoader.__init__() with other workers, or with a rank's share of each batch."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def changed(*given, **named):
-        bound = signature.bind(*given, **named)
-        typed = bound.arguments
-        if workers is not None and not isinstance(typed["dataset"], iterable):  # whose workers would repeat one another
-            typed["num_workers"] = workers
-        batch = typed.get("batch_size", 1)
-        if typed.get("batch_sampler") is None and batch is not None:
-            typed["batch_size"] = max(1, batch // ranks)
-        return init(*bound.args, **bound.kwargs)
-
-    return changed
+def wanted_change():
+    """Return what is to be otherwise, by the arguments of Change."""
+    return json.loads(os.environ.get(CHANGE, "{}"))
 
 
 def hide_ranks(ranks):
@@ -480,7 +92,7 @@ def run_own_sitecustomize():
 
 
 if os.environ.get(OBSERVE):
-    if "TORCHELASTIC_RUN_ID" in os.environ and (wanted := json.loads(os.environ.get(CHANGE, "{}")).get("ranks")):
-        hide_ranks(wanted)
+    if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := wanted_change().get("ranks")):
+        hide_ranks(ranks)
     sys.meta_path.insert(0, TorchFinder())
 run_own_sitecustomize()

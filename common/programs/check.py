@@ -25,6 +25,7 @@ import psutil
 import torch
 
 from common.data.archives import are_there, read_checked
+from common.engine.setup import bf16_speed_up
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
@@ -183,7 +184,8 @@ def main() -> None:
             found = f"{file.parent} is not the same directory on every machine"
             checks.append(Check("shared files", BAD, found, "name one that all see"))
     if arguments.json:
-        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment}))
+        bf16 = bf16_speed_up(available_devices(arguments.device)[0]) if environment else None
+        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment, "bf16_speed_up": bf16}))
     else:
         print(*checks, sep="\n")
     if any(check.status == BAD for check in checks):

@@ -11,7 +11,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.methods import method_of
 from comparison.record import Report
-from comparison.rows import SWEEPS, Row
+from comparison.rows import SWEEPS, TRIED, Row
 from comparison.words import join, say, valued
 
 
@@ -134,6 +134,8 @@ def _not_to_be_used(report: Report, timed: Sequence[RowAnalysis], measures: Meas
 def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     """Why a row must not be used, whatever it learns; nothing if it may."""
     row, unequal = entry.row, entry.standing.unequal
+    if row.configuration.what_if in TRIED:
+        return row.trouble or say("a trial: what it learns is unknown")
     if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))

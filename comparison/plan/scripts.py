@@ -11,7 +11,8 @@ from common.words import count
 from comparison.methods import SCRIPT, Machine, python
 from comparison.rows import Configuration, Planned
 
-MEMORY, THREAD, WORKERS, RANKS = "memory", "thread", "workers", "ranks"  # what is otherwise in a row of what_if()
+# what is otherwise in a row of what_if()
+MEMORY, THREAD, WORKERS, RANKS, BF16, CHANNELS = "memory", "thread", "workers", "ranks", "bf16", "channels"
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
 # glibc gives large blocks back to the system and asks for them anew in every step, unless told (man 3 mallopt)
 KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
@@ -50,6 +51,11 @@ def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
     ]
 
 
+def _change(**what: object) -> str:
+    """The variable of the environment that tells the observer what is to be otherwise."""
+    return f"{CHANGE}={json.dumps(what)}"
+
+
 def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
     """Return a script's row with, one by one, what may make it faster, and its batches divided among `ranks` devices.
 
@@ -58,10 +64,13 @@ def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Con
     cores, devices = max(1, int(machine.cores)), ranks or machine.gpus or 2
     torchrun = (python(), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}", "--no-python")
     threads = f"OMP_NUM_THREADS={max(1, cores // devices)}"
-    changed = {
-        WORKERS: (str(count(cores, "loader worker")), (f"{CHANGE}={json.dumps({'workers': cores})}",)),
-        RANKS: (f"data parallel ×{devices}, tried", (threads, f"{CHANGE}={json.dumps({'ranks': devices})}", *torchrun)),
+    changed: dict[str, tuple[str, tuple[str, ...]]] = {
+        WORKERS: (str(count(cores, "loader worker")), (_change(workers=cores),))
     }
+    if machine.bf16:
+        changed[CHANNELS] = ("channels last", (_change(channels_last=True),))
+        changed[BF16] = ("bf16 autocast, tried", (_change(bf16=True, channels_last=True),))
+    changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *torchrun))
     if not machine.gpus:
         one = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
         changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one, **changed}

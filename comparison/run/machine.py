@@ -17,6 +17,8 @@ from comparison.methods import Machine
 from comparison.rows import Configuration
 from comparison.run.launch import ask
 
+FASTER = 1.5  # times as fast is a product of matrices in bfloat16 where it may be worth while
+
 
 def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machine, Any]:
     """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
@@ -28,7 +30,8 @@ def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machin
             print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
     if not environment:
         sys.exit(MACHINE)
-    return Machine(0 if arguments.device == "cpu" else len(environment["gpus"]), environment["cores"]), environment
+    gpus, bf16 = 0 if arguments.device == "cpu" else len(environment["gpus"]), description["bf16_speed_up"]
+    return Machine(gpus, environment["cores"], bf16=bf16 >= FASTER), environment
 
 
 def describe(data_root: str, *flags: str) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def result_of(
         config={
             **{"dataset": "its own", "model": label, "loader": "its own", "epochs": len(epochs)},
             **{"optimizer": own["optimizer"], "optimizers": own["optimizers"]},
+            "loader_milliseconds": max((rank["loader"] for rank in last if rank["loader"]), default=None),
         },
         environment={**environment, "torch": first.ranks[0][0]["torch"], "python": first.ranks[0][0]["python"]},
         world_size=first.world,

@@ -29,6 +29,7 @@ OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python import
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 LONGEST = 900.0  # seconds of its own turns that a run may take where --timeout says nothing: it may never make a step
 SLICES = 4  # of a run, that are timed
+ALONE = 0.5  # seconds for which a script's loader is timed alone, after the last one
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
 
@@ -102,13 +103,18 @@ class ScriptRun(Run):
         self._child = self.enter_context(started(self._command, self._log, variables))
 
     def _go_on(self):
-        self._tell(self._slices.steps_of(read_start(self._place).all_slices[0]))
+        start = read_start(self._place)
+        self._tell(self._slices.steps_of(start.all_slices[0]), ALONE * (self._measured(start) == SLICES - 1))
         super()._go_on()
 
-    def _tell(self, steps):
-        """Say how many steps the next slice has; whole, as ranks may be reading."""
+    def _measured(self, start):
+        """How many slices are timed by now, with those of the latest start."""
+        return sum(len(some.slices) for some in (*self._starts, start))
+
+    def _tell(self, steps, alone=0.0):
+        """Say how many steps the next slice has, and what comes after; whole, as ranks may be reading."""
         new = self._place / "plan.new"
-        new.write_text(json.dumps({"steps": steps}), encoding="utf-8")
+        new.write_text(json.dumps({"steps": steps, "alone": alone}), encoding="utf-8")
         new.rename(self._place / "plan.json")
 
     def _exit_code(self):
@@ -117,7 +123,7 @@ class ScriptRun(Run):
         self._start = start = read_start(self._place)
         if self._startup is None and start.ranks:
             self._startup = start.first_step - self._launched
-        measured = sum(len(some.slices) for some in (*self._starts, start))
+        measured = self._measured(start)
         if measured >= SLICES or (code == 0 and start.slices):
             self._starts.append(start)
             used, before = self._cpu_seconds(), own_seconds()
@@ -147,6 +153,8 @@ class ScriptRun(Run):
         if not start.ranks:
             return None, f"; {NOTHING_SEEN}{log}"
         steps = sum(ranks[0]["steps"] for ranks in start.all_slices)
+        if len(start.ranks) < start.world:
+            return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"
         short = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
         needed = short * (exit_code == 0)
         return None, f", after {count(1 + steps, 'step')}{needed}{log}"

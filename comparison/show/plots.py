@@ -11,7 +11,7 @@ from common.files.plots import new_figure
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER
-from comparison.methods import method_of
+from comparison.methods import METHODS, Look, method_of
 from comparison.rows import Row
 from comparison.show.sentences import mebibytes
 from comparison.words import Sentence, count, join, render, say
@@ -20,10 +20,20 @@ BELOW = "outside lower center"  # where a figure's legend stands
 
 
 def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
-    """Return a method's look, in matplotlib's words; in a sweep, later values of the same method are paler."""
-    method = entry.row.configuration.method
-    same = [other.row for other in analysis.rows if other.row.configuration.method == method]
-    return {**vars(method_of(method).look), "alpha": 1 - 0.65 * same.index(entry.row) / max(1, len(same) - 1)}
+    """Return a row's look, in matplotlib's words; in a sweep, later values of the same method are paler."""
+    row = entry.row.configuration
+    same = [other.row for other in analysis.rows if other.row.configuration.method == row.method]
+    alpha = 1.0 if row.is_script else 1 - 0.65 * same.index(entry.row) / max(1, len(same) - 1)
+    return {**vars(look_of(analysis, entry)), "alpha": alpha}
+
+
+def look_of(analysis: Analysis, entry: RowAnalysis) -> Look:
+    """Return a method's look; of somebody's own scripts each has another one."""
+    row = entry.row.configuration
+    if not row.is_script:
+        return method_of(row.method).look
+    looks = [method.look for method in reversed(METHODS.values()) if method.by_default]
+    return looks[[other.name for other in analysis.report.plan if other.is_script].index(row.name) % len(looks)]
 
 
 def finish(figure, analysis: Analysis, finding: str, *more: str, size: int = 12, note: str = "", **legend):
@@ -50,8 +60,8 @@ def whiskers(value: float, low: float | None, high: float | None) -> list[list[f
     return None if low is None or high is None else [[value - low], [high - value]]
 
 
-def _bar(axis, position, value, entry):
-    color = method_of(entry.row.configuration.method).look.color
+def _bar(axis, position, value, analysis, entry):
+    color = look_of(analysis, entry).color
     return axis.barh(position, value, color=color, edgecolor="#777777", alpha=0.85)
 
 
@@ -73,7 +83,7 @@ def draw_speed_ups(analysis: Analysis):
     figure, axis = bar_chart(labels, 2.0, 0.6)
     for position, entry in enumerate(compared):
         ratio = entry.standing.speed_up
-        _bar(axis, position, ratio.value, entry)
+        _bar(axis, position, ratio.value, analysis, entry)
         interval = whiskers(ratio.value, ratio.low, ratio.high)
         for color, width in (("white", 5), ("black", 2)):  # to be seen on any colour
             look = {"ecolor": color, "elinewidth": width, "capthick": width}
@@ -106,7 +116,7 @@ def draw_memory(analysis: Analysis):
         return None
     figure, axis = bar_chart([entry.label for entry in entries], 1.8, 0.5, fontsize=12)
     for position, entry in enumerate(entries):
-        bar = _bar(axis, position, entry.summary.memory.peak / 2**20, entry)
+        bar = _bar(axis, position, entry.summary.memory.peak / 2**20, analysis, entry)
         axis.bar_label(bar, [mebibytes(entry.summary.memory.peak)], padding=4, fontsize=12)
     axis.margins(x=0.12)  # for the numbers beside the bars
     axis.set_xlabel(render(say("peak memory of a device (MiB)")), fontsize=12)

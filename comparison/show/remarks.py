@@ -7,7 +7,7 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
-from comparison.show.sentences import SENTENCES, quoted, sentence, tell, tell_disturbed
+from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
@@ -92,9 +92,8 @@ def notes(analysis: Analysis) -> list[str]:
 
 def _what_if(report):
     """What is otherwise in the rows that a script was given."""
-    rows = [row for row in report.rows if row.configuration.is_script and row.label != report.rows[0].label]
-    told = [(row, f"what if {row.configuration.name.rpartition('-')[2]}") for row in rows]
-    return [sentence(key, row=row.label) for row, key in told if key in SENTENCES]
+    rows = [row for row in report.rows if row.configuration.what_if]
+    return [sentence(f"what if {row.configuration.what_if}", row=row.label) for row in rows]
 
 
 def definitions(report: Report) -> list[str]:

@@ -19,11 +19,11 @@ from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.fairness import effective
 from comparison.judge.remedies import Proof, find_proofs
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.methods import method_of
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.results_file import read_results
 from comparison.show import figures
+from comparison.show.plots import look_of
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.show.tables import answer_rows, main_table, table_of
 from comparison.show.terminal import terminal_columns, terminal_text
@@ -139,24 +139,24 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
         report=analysis.report,
         answers=[*recommendations(analysis), *answers(analysis, proofs)],
         table=table_of(answer_rows(analysis), "html"),
-        chart=_chart(analysis.done),
+        chart=_chart(analysis),
         sections=sections(analysis, figures, proofs, "html"),
     )
     write_text(printable(text), path)
 
 
-def _chart(entries):
-    """A row for each entry: its label, color, mean with its place, and (place, words) of every timed epoch."""
-    slowest = max((entry.summary.slowest_epoch for entry in entries), default=1.0)
+def _chart(analysis):
+    """For each row that was timed: its label, color, mean with its place, and (place, words) of every timed epoch."""
+    slowest = max((entry.summary.slowest_epoch for entry in analysis.done), default=1.0)
     rows = []
-    for entry in entries:
+    for entry in analysis.done:
         dots = []
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
                 seconds = epoch.train_seconds
                 values = {"row": entry.label, "n": outcome.block, "m": epoch.epoch, "x": seconds}
                 dots.append((WIDEST * seconds / slowest, say("{row}, block {n}, epoch {m}: {x:.3f} s", **values)))
-        color, numbers = method_of(entry.row.configuration.method).look.color, entry.summary
+        color, numbers = look_of(analysis, entry).color, entry.summary
         rows.append((entry.label, color, WIDEST * numbers.slowest_epoch / slowest, numbers.epoch_seconds, dots))
     return rows
 

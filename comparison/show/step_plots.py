@@ -20,7 +20,9 @@ def draw_phases(analysis: Analysis):
             axis.barh(range(len(done)), means, left=left, label=render(phase), **phase_look(phase))
             left = [start + mean for start, mean in zip(left, means, strict=True)]
     template = "milliseconds per step, mean over the epochs without the warm-up"
-    if analysis.report.settings["epochs"] == 1:
+    if analysis.report.only_scripts:
+        template = "milliseconds per step, mean over the timed slices"
+    elif analysis.report.settings["epochs"] == 1:
         template = "milliseconds per step, mean over the epochs with the warm-up"
     axis.set_xlabel(render(say(template)))
     return finish(figure, analysis, phase_finding(done), size=11, ncols=len(PHASES))

@@ -8,6 +8,7 @@ from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.decision import Decision
 from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET
+from comparison.judge.projection import with_loader_workers
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.methods import all_cores_methods, method_of
@@ -68,7 +69,10 @@ def _step_of_script(analysis):
         parts = [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()]
         batch = entry.row.results[0].global_batch_size
         values = {"n": batch, "x": numbers.step_milliseconds, "parts": join(", ", parts)}
-        return [sentence("step of a script", row=entry.label, **values)]
+        sentences = [sentence("step of a script", row=entry.label, **values)]
+        if loading := with_loader_workers(entry.row, numbers, int(analysis.report.environment["cores"])):
+            sentences.append(sentence("loader alone", row=entry.label, alone=loading[0], step=loading[1]))
+        return sentences
     return []
 
 

@@ -1,0 +1,90 @@
+"""What is to be otherwise in a training script than it is written: the rows beside it that answer what may help."""
+
+import functools
+import inspect
+import os
+
+BUCKET = 25 * 2**20  # bytes that are exchanged at once, as by DistributedDataParallel
+RANK = int(os.environ.get("RANK", 0))
+
+
+class Change:
+    """workers: of each loader. ranks: how many share every batch, and average their gradients, through a file in
+    `directory`. bf16: whether the networks run under autocast. channels_last: the memory format of their images.
+    """
+
+    def __init__(self, torch, directory, workers=None, ranks=0, bf16=False, channels_last=False):
+        self.torch, self.directory = torch, directory
+        self.workers, self.ranks, self.bf16, self.channels_last = workers, ranks, bf16, channels_last
+        self.joined = False
+
+    def loader(self, init, iterable):
+        """Return DataLoader.__init__() with other workers, or with a rank's share of each batch."""
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def changed(*given, **named):
+            bound = signature.bind(*given, **named)
+            typed = bound.arguments
+            if self.workers is not None and not isinstance(typed["dataset"], iterable):  # they would repeat one another
+                typed["num_workers"] = self.workers
+            batch = typed.get("batch_size", 1)
+            if self.ranks and typed.get("batch_sampler") is None and batch is not None:
+                typed["batch_size"] = max(1, batch // self.ranks)
+            return init(*bound.args, **bound.kwargs)
+
+        return changed
+
+    def network(self, network, optimizer):
+        """Change a network, outermost, once its optimizer has made a first step."""
+        if self.bf16:
+            network.forward = self.autocast(network.forward)
+        if not self.channels_last:
+            return
+        network.to(memory_format=self.torch.channels_last)
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                if getattr(value, "shape", None) == parameter.shape and parameter.dim() == 4:
+                    state[name] = value.contiguous(memory_format=self.torch.channels_last)
+
+    def autocast(self, forward):
+        """Return forward() in bfloat16, with what it returns as float32, as Accelerate does."""
+        from torch.utils import _pytree
+
+        def single(value):
+            return value.float() if getattr(value, "dtype", None) is self.torch.bfloat16 else value
+
+        @functools.wraps(forward)
+        def call(*given, **named):
+            tensors = [value for value in _pytree.tree_flatten((given, named))[0] if hasattr(value, "device")]
+            kind = tensors[0].device.type if tensors else "cpu"
+            with self.torch.autocast(kind, self.torch.bfloat16):
+                result = forward(*given, **named)
+            return _pytree.tree_map(single, result)
+
+        return call
+
+    def exchange(self, optimizer):
+        """Let an update use the mean of all ranks' gradients; return whether there are several."""
+        if not self.ranks:
+            return False
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        distributed = self.torch.distributed
+        if not self.joined:
+            if distributed.is_initialized():
+                raise RuntimeError("the script has a process group of its own: start it with several ranks instead")
+            backend = "nccl" if gradients and gradients[0].is_cuda else "gloo"
+            place = f"file://{os.path.join(self.directory, 'ranks')}"
+            distributed.init_process_group(backend, place, rank=RANK, world_size=self.ranks)
+            self.joined = True
+        bucket = []
+        for gradient in gradients:
+            bucket.append(gradient)
+            if gradient is gradients[-1] or sum(g.numel() * g.element_size() for g in bucket) >= BUCKET:
+                flat = self.torch.cat([g.flatten() for g in bucket])
+                distributed.all_reduce(flat)
+                flat /= self.ranks
+                for g, mean in zip(bucket, flat.split([g.numel() for g in bucket])):  # noqa: B905 - Python 3.9
+                    g.copy_(mean.view_as(g))
+                bucket = []
+        return True
