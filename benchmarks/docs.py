@@ -3,10 +3,11 @@
     python benchmarks/docs.py
 
 docs/*.schema.json are JSON schemas (2020-12) of the files that this project writes, made of the dataclasses that are
-read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is made of committed JSON; what
-was never measured is left as it is.
+read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is made of committed JSON, or is the
+difference of two scripts; what was never measured is left as it is.
 """
 
+import difflib
 import importlib
 import json
 import re
@@ -142,7 +143,21 @@ def faults(_: str) -> str:
     return lay_out(rows, ("Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"), "github")
 
 
-PARTS = {"table": comparison_table, "projection": projection, "terminal": terminal, "faults": faults}
+def difference(names: str) -> str:
+    """Return in which lines of train(), and after it, two scripts differ."""
+    texts = [(PROJECT / f"{name}.py").read_text(encoding="utf-8") for name in names.split()]
+    bodies = [text[text.index("def train(") :].splitlines() for text in texts]
+    changed = list(difflib.unified_diff(*bodies, n=0, lineterm=""))[3:]  # without the files' names and the first @@
+    return "\n".join(["```diff", *("" if line.startswith("@@") else line for line in changed), "```"])
+
+
+PARTS = {
+    "table": comparison_table,
+    "projection": projection,
+    "terminal": terminal,
+    "faults": faults,
+    "diff": difference,
+}
 
 
 def part(page: Path, match: re.Match) -> str:
@@ -155,7 +170,7 @@ def part(page: Path, match: re.Match) -> str:
     else:
         return match[0]
     space = "\n" if kind == "terminal" else "\n\n"  # a README is short
-    text = text.replace("](", "](../") if page.parent == DOCS else text
+    text = text.replace("](", "](../") if page.parent == DOCS and kind != "diff" else text
     return f"<!-- {name} -->{space}{text}{space}<!-- end -->"
 
 

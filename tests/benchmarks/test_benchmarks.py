@@ -46,6 +46,23 @@ def test_the_page_shows_what_was_measured_over_links():
     assert max(forecast.ranks for forecast in found) == projection.TESTED
 
 
+def test_a_page_shows_what_one_script_has_and_the_other_has_not(tmp_path, monkeypatch):
+    for name, lines in {"one": "a\n    b\n    x[0](c)\nd", "other": "a\n    x[1](c)\n    d\nd"}.items():
+        (tmp_path / f"{name}.py").write_text(f"import {name}\n\n\ndef train():\n{lines}\n")
+    monkeypatch.setattr(docs, "PROJECT", tmp_path)
+    assert docs.difference("one other").splitlines() == [
+        "```diff",
+        "-    b",
+        "-    x[0](c)",
+        "+    x[1](c)",
+        "+    d",
+        "```",
+    ]
+    for page in ("lecture.md", "lecture.zh-CN.md"):
+        text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+        assert "<!-- diff data_parallel_train ddp_train -->" in text
+
+
 def cells_of(line):
     return [text.strip() for text in line.strip("| ").split("|")]
 
