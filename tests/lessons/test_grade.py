@@ -9,6 +9,7 @@ from common.errors import DATA, FAILED, USAGE, SuiteError
 from lessons import grade, tasks
 from lessons.tasks import MISTAKES, TASKS
 from lessons.tiny import network
+from tests.fixtures import PROJECT
 
 MENUS = [lesson for lesson, number in tasks.ASKED.items() for _ in range(number)]
 SIZES, MS = [weight.nbytes for weight in network().parameters()], tasks.phases()
@@ -120,6 +121,20 @@ def test_flags_that_show_it_and_that_do_not(title):
     assert not any(right) and all(
         re.match("these rows would run|compare_parallel.py runs nothing", each) for each in wrong
     )
+
+
+def test_steps_are_counted_exactly():
+    assert task_of("steps of an epoch").grade("20.5") == "20.5 is too small"
+
+
+def test_each_part_of_the_lecture_names_its_tasks_and_all_are_named():
+    named = []
+    for page, word in (("lecture.md", "Tasks:"), ("lecture.zh-CN.md", "练习：")):
+        parts = (PROJECT / "docs" / page).read_text(encoding="utf-8").split("\n## ")[1:8]
+        lists = [re.search(rf"\*{word}\*([\d–, 、]+)", part)[1] for part in parts]
+        spans = [[re.split("–", span) for span in re.findall(r"[\d–]+", numbers)] for numbers in lists]
+        named.append([[n for span in part for n in range(int(span[0]), int(span[-1]) + 1)] for part in spans])
+    assert named[0] == named[1] and {*sum(named[0], [])} == {*range(1, len(TASKS) + 1)}
 
 
 def typed(monkeypatch, capsys, *words):
