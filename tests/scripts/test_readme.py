@@ -276,6 +276,17 @@ def test_pages_in_two_languages_name_the_same_commands_and_scripts():
             assert found == others and len(found) >= 3, pattern
 
 
+@pytest.mark.parametrize("page", ["methods.md", "methods.zh-CN.md"])
+def test_the_bytes_of_zero_follow_from_what_each_stage_cuts(page):
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (DDP|\d) \| [^|]+ \| ([^|]+) \| ([^|]+) \| [^|]+ \| (\d) \|$", text, re.MULTILINE)
+    assert [(stage, sent) for stage, *_, sent in rows] == [("DDP", "2"), ("1", "2"), ("2", "2"), ("3", "3")]
+    for cut, (_, *cells, _) in enumerate(rows):  # so many of the optimizer's state, the gradient and the weight
+        for state, cell in zip((4, 8), cells, strict=True):
+            own, shared = sum((state, 4, 4)[cut:]), sum((state, 4, 4)[:cut])
+            assert cell == " + ".join([*([f"{own}"] if own else []), *([f"{shared}/N"] if shared else [])])
+
+
 def test_the_readme_is_short_and_its_questions_can_be_typed(monkeypatch):
     text = README.read_text(encoding="utf-8")
     assert len(text.split()) <= 900
