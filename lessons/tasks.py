@@ -198,8 +198,9 @@ def find_mistake(lesson: str, hidden: str) -> Task:
     def grade(answer):
         if answer not in mistakes:
             return f"{answer!r} is none of {', '.join(mistakes)}"
-        same = furthest(planted(answer), planted(hidden)) <= EQUAL
-        return "" if same else f"the planted mistake, and the one you named:\n{seen(hidden, answer)}"
+        away = furthest(planted(answer), planted(hidden))
+        beside = f"with {answer!r} (right column), a weight ends {away:.1e} away from the task's"
+        return "" if away <= EQUAL else f"{beside}\n{seen(hidden, answer)}"
 
     advice = f"find a line in which the columns differ, and what in lessons/{lesson}.py causes it"
     return Task(f"break: a mistake in {lesson}.py", question, grade, advice)

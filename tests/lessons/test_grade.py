@@ -90,7 +90,7 @@ def test_a_task_on_a_mistake_accepts_one_name_and_shows_both_for_another():
         assert f"{ERROR} {seen(lesson, right)[ERROR]}" in " ".join(task.question().split())
         for name in found.keys() - {right}:
             both = f"{ERROR} {seen(lesson, right)[ERROR]} {seen(lesson, name)[ERROR]}"
-            assert both in " ".join(found[name].split())
+            assert both in " ".join(found[name].split()) and found[name].startswith(f"with {name!r} (right column), ")
         assert task.grade("none") == f"'none' is none of {', '.join(found)}"
     assert len({*accepted}) == len(TASKS) - len(PREDICTED) - len(MEASURED) - 2
 
