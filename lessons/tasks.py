@@ -88,8 +88,8 @@ def run(lesson: str, *edits: tuple[str, str, str]) -> list[SimpleNamespace]:
         assert sources[name].count(old) == 1, f"lessons/{name}.py does not have {old!r} once; mend lessons/tasks.py"
         sources[name] = sources[name].replace(old, new)
     ranks = 1 if lesson == "accumulate" else 2
-    imported_once = ["torch._dynamo", "lessons.tasks", "lessons.tiny"]  # the first, by any optimizer's first step
-    multiprocessing.set_forkserver_preload(imported_once)
+    imported_once = ["torch._dynamo", "lessons.tasks", "common.data.loaders", "common.models.build"]
+    multiprocessing.set_forkserver_preload(imported_once)  # not tiny, which would start CUDA where there is a GPU
     with tempfile.TemporaryDirectory() as directory:
         start_processes(_rank, (ranks, sources, directory), ranks, start_method="forkserver")
         files = [f"{directory}/{rank}.pt" for rank in range(ranks)]
