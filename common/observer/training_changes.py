@@ -35,14 +35,14 @@ class Change:
 
         return changed
 
-    def network(self, network, optimizer):
-        """Change a network, outermost, once its optimizer has made a first step."""
+    def network(self, network, optimizers):
+        """Change a network that the script calls, once its optimizer has made a first step."""
         if self.bf16:
             network.forward = self.autocast(network.forward)
         if not self.channels_last:
             return
         network.to(memory_format=self.torch.channels_last)
-        for parameter, state in optimizer.state.items():
+        for parameter, state in [item for optimizer in optimizers for item in optimizer.state.items()]:
             for name, value in state.items():
                 if getattr(value, "shape", None) == parameter.shape and parameter.dim() == 4:
                     state[name] = value.contiguous(memory_format=self.torch.channels_last)

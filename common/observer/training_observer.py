@@ -17,7 +17,7 @@ import weakref
 TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with the FIFOs of common.machine.turns
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
 RING = 500  # steps of a slice that are kept one by one, the last ones
-GRADIENT_STEPS = 3  # after which it is known which gradient comes last
+LOOKS = 3  # steps after which it is known which networks a script calls, and which gradient comes last
 
 
 def number_of(batch):
@@ -29,6 +29,12 @@ def number_of(batch):
         return 0
     parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
     return next((number for number in map(number_of, parts) if number), 0)
+
+
+def opaque(function):
+    """Keep torch.compile() from tracing a function that a compiled one calls; read by torch._dynamo."""
+    function._torchdynamo_disable = True
+    return function
 
 
 def queue_seconds():
@@ -58,8 +64,13 @@ class Observer:
         self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch; what it is for
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
         self.counted, self.optimizers, self.last_gradient, self.handles = lambda: None, [], None, []
+        self.network, self.called, self.hooks = (
+            None,
+            weakref.WeakKeyDictionary(),
+            [],
+        )  # inside which it is; handles of all
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
-        self.trained = self.steps = self.skipped = self.wanted = 0
+        self.trained = self.steps = self.skipped = self.wanted = self.settled = 0
         self.alone = 0.0  # seconds for which the loader is timed alone after a slice
 
     # ---- marks
@@ -82,6 +93,7 @@ class Observer:
 
     # ---- what a script does
 
+    @opaque
     def start_loader(self, start, loader):
         self.mark(self.outer)
         iterator = start(loader)
@@ -89,6 +101,7 @@ class Observer:
         self.mark("data")
         return iterator
 
+    @opaque
     def fetch(self, fetch, iterator):
         if iterator is not self.iterator():
             self.drop_unused_batch(iterator)
@@ -117,19 +130,28 @@ class Observer:
             if all(phase != "forward" for phase, *_ in fetched):
                 self.marks[self.fetched_from :] = [(phase, mark, 0) for phase, mark, _ in fetched]
 
-    def before_forward(self, module, arguments):
+    def before_forward(self, module, given, named):
+        """Of networks in one another only the outermost that is called counts, and nothing that backward recomputes."""
+        if self.depth or self.network is not None or self.torch.compiler.is_compiling():
+            return  # a compiled function is not cut in pieces: the forward pass in it is in the rest
         if not self.torch.is_grad_enabled():
             if not self.trains:
                 self.evaluates = True
                 self.mark(self.outer)
                 self.pause(len(self.marks) if self.fetched_from is None else self.fetched_from)
             return
+        self.network = module
+        self.called[module] = None
         self.go_on()
         self.mark(self.outer)
 
-    def after_forward(self, module, arguments, result):
-        self.mark("forward", number_of(arguments[:1]))
+    def after_forward(self, module, given, named, result):
+        if not self.torch.compiler.is_compiling() and module is self.network:
+            self.network = None
+            first = next(iter(self.called.keys()), None)  # samples that one network hands to the next are the same
+            self.mark("forward", number_of([*given, *named.values()]) if module is first else 0)
 
+    @opaque
     def backward(self, call, *arguments, **named):
         if self.depth == 0:
             self.go_on()
@@ -145,12 +167,14 @@ class Observer:
             if self.depth == 0:
                 self.mark("exchange" if self.ended_gradients else "backward")
 
+    @opaque
     def gradient(self, parameter):
         self.last_gradient = weakref.ref(parameter)
         self.ended_gradients = True
         if self.depth == 1:
             self.mark("backward")
 
+    @opaque
     def switch(self, evaluates):
         """model.eval() or model.train()."""
         if evaluates:
@@ -162,6 +186,7 @@ class Observer:
             self.evaluated_from = None
             self.go_on()
 
+    @opaque
     def before_update(self, optimizer, arguments, named):
         self.go_on()
         self.mark(self.outer)
@@ -169,6 +194,7 @@ class Observer:
             self.mark("exchange")
         self.outer = "update"
 
+    @opaque
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer = "rest"
@@ -218,13 +244,17 @@ class Observer:
         modules = [some for some in gc.get_objects() if issubclass(type(some), self.torch.nn.Module)]
         modules = [some for some in modules if "_parameters" in vars(some)]  # else it is not made yet
         owners = [some for some in modules if any(id(p) in trained for p in some.parameters())]
-        inside = {id(child) for some in owners for child in some.modules() if child is not some}
+        if not owners:  # it has copies of its own, as DeepSpeed's ZeRO
+            owners = [some for some in modules if any(p.requires_grad for p in some.parameters())]
+        compiled = [some for some in owners if some._compiled_call_impl or "_orig_mod" in some._modules]
+        inside = {id(child) for some in compiled for child in some.modules() if child is not some}
         for network in owners:
             devices = getattr(network, "device_ids", None) or ()
             self.devices += [f"cuda:{n}" if isinstance(n, int) else str(n) for n in devices]
-            if id(network) not in inside and getattr(network, "_compiled_call_impl", None) is None:
-                network.register_forward_pre_hook(self.before_forward)
-                network.register_forward_hook(self.after_forward)
+            if id(network) not in inside and not network._compiled_call_impl:
+                before = network.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+                after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
+                self.hooks.append((network, before, after))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.about = {
             "parameters": self.about["parameters"] + sum(p.numel() for p in parameters),
@@ -233,13 +263,22 @@ class Observer:
             "optimizers": self.about["optimizers"] + 1,
         }
         self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        if self.world > 1 and self.trained < GRADIENT_STEPS:
+        self.settled = self.trained + LOOKS
+        if self.world > 1:
             for p in parameters:
                 if p.requires_grad and p.is_leaf:
                     self.handles.append(p.register_post_accumulate_grad_hook(self.gradient))
 
-    def keep_last_gradient(self):
-        """From now on look at the gradient alone that comes last."""
+    def settle(self):
+        """From now on look at the networks alone that the script calls, and at the gradient that comes last."""
+        optimizers = [some for known in self.optimizers if (some := known()) is not None]
+        for network, *handles in self.hooks:
+            if network in self.called:
+                self.change.network(network, optimizers)
+            else:
+                for handle in handles:
+                    handle.remove()
+        self.hooks = []
         last = self.last_gradient() if self.last_gradient else None
         for handle in self.handles:
             handle.remove()
@@ -256,8 +295,8 @@ class Observer:
         if not self.file:
             return
         self.trained += 1
-        if self.trained == GRADIENT_STEPS:
-            self.keep_last_gradient()
+        if self.trained == self.settled:
+            self.settle()
         if self.skipped:
             self.skipped -= 1
             if not self.skipped:
@@ -295,8 +334,8 @@ class Observer:
             "cpu_seconds": cpu,
             "queue_seconds": sum(s - self.waited.get(thread, 0.0) for thread, s in waited.items()) if waited else None,
             "start": self.started,
-            "loader": self.loader_milliseconds(),
             **self.describe(),
+            "loader": self.loader_milliseconds(),
         }
         self.write(record)
         self.marks, self.ends = [], []
@@ -341,17 +380,18 @@ class Observer:
         iterator = self.iterator() if self.alone else None
         if iterator is None or iterator not in self.loaders:
             return None
-        loader = self.loaders[iterator]
-        workers, each = self.workers()
-        batches, untimed = iter(loader), 1 + workers * each  # a first batch starts workers, who fill their queues
-        started, fetched = time.perf_counter(), -untimed
-        for _ in batches:
-            fetched += 1
-            if fetched == 0:
-                started = time.perf_counter()
-            if fetched > 0 and time.perf_counter() - started >= self.alone:
-                break
-        return 1000 * (time.perf_counter() - started) / fetched if fetched > 0 else None
+        loader, (workers, each), more = self.loaders[iterator], self.workers(), True
+        started, fetched = time.perf_counter(), -1 - workers * each  # workers start, and fill their queues
+        while more:
+            more = False
+            for _ in loader:
+                fetched, more = fetched + 1, True
+                seconds = time.perf_counter() - started
+                if fetched == 0:
+                    started = time.perf_counter()
+                elif fetched > 0 and seconds >= self.alone:
+                    return 1000 * seconds / fetched
+        return None
 
     def workers(self):
         """How many workers load for this rank, and how many batches each may have ready."""

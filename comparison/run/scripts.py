@@ -165,6 +165,7 @@ class ScriptRun(Run):
             return "failed", "it ended too soon"
         text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
         errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt)\b.*)$", text, re.MULTILINE)
+        errors = [error for error in errors if not error.startswith("torch.distributed.elastic")]  # torchrun's own
         if status != "failed" or not errors:
             return status, why
         if re.search("OutOfMemoryError|MemoryError|can't allocate memory", errors[-1]):

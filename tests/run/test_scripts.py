@@ -2,9 +2,11 @@
 
 import os
 import sys
+import venv
 from itertools import pairwise
 
 import pytest
+import torch
 
 from common.errors import OUT_OF_MEMORY, SuiteError
 from comparison.methods import Machine
@@ -54,12 +56,17 @@ def one_slice(monkeypatch):
         pytest.param("compiled", {}, marks=pytest.mark.slow),
         pytest.param("compiled in place", {"forward": -20, "rest": 20}, marks=pytest.mark.slow),
         pytest.param("accelerate", {}, marks=pytest.mark.slow),
+        pytest.param("compiled step", {"forward": -20, "rest": 20}, marks=pytest.mark.slow),
+        pytest.param("lightning", {}, marks=pytest.mark.slow),
+        pytest.param("transformers", {}, marks=pytest.mark.slow),
         # a step that is skipped is a part of the next one
         pytest.param("scaler", {"data": 10, "forward": 20, "backward": 15, "rest": 5}, marks=pytest.mark.slow),
     ],
 )
 def test_the_phases_of_a_step_are_told_apart_and_evaluation_is_in_none(style, more, tmp_path, one_slice):
-    outcome = train(style, tmp_path)
+    if style in ("lightning", "transformers"):
+        pytest.importorskip(style)
+    outcome = train(f"{style}' '{tmp_path}", tmp_path)
     assert outcome.status == "ok", outcome.reason
     (epoch,) = outcome.result.timed_epochs
     batch = 8 if style in ("accumulation", "scaler") else 4
@@ -82,11 +89,23 @@ def test_batches_that_workers_loaded_while_the_script_waited_are_not_timed(tmp_p
 
 
 @pytest.mark.slow
-def test_ranks_that_a_script_spawns_itself_are_seen(tmp_path, one_slice):
-    outcome = train("spawn", tmp_path)
+@pytest.mark.parametrize("style", ["spawn", "notebook launcher"])
+def test_ranks_that_a_script_starts_itself_are_seen(style, tmp_path, one_slice):
+    outcome = train(style, tmp_path)
     assert outcome.status == "ok", outcome.reason
     assert (outcome.result.world_size, outcome.result.global_batch_size) == (2, 8)
     assert outcome.result.timed_epochs[0].phases.exchange > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["deepspeed", "deepspeed zero"])
+def test_deepspeed_has_steps_of_its_own(style, tmp_path, one_slice):
+    pytest.importorskip("deepspeed")
+    outcome = train(style, tmp_path, TORCHRUN)
+    assert (outcome.result.world_size, outcome.result.global_batch_size) == (2, 8), outcome.reason
+    phases = outcome.result.timed_epochs[0].phases
+    for name, milliseconds in KNOWN.items():  # its exchange, after backward, is in the rest
+        assert milliseconds - 0.1 <= getattr(phases, name) <= milliseconds + MORE, (name, phases)
 
 
 def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
@@ -98,6 +117,26 @@ def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
     assert first.phases.exchange > 10 and second.phases.exchange < first.phases.exchange - 5
     assert first.waits.waited >= 9 and second.waits.caused["rest"] >= 5
     assert second.phases.rest >= 15 and second.phases.backward >= 15
+
+
+def test_the_loader_is_timed_alone(tmp_path, one_slice):
+    assert 10 <= train("plain", tmp_path).result.config["loader_milliseconds"] <= 10 + MORE
+    assert train("list", tmp_path).result.config["loader_milliseconds"] is None
+
+
+def test_a_script_that_starts_another_training_is_observed_in_that_one_alone(tmp_path, one_slice):
+    outcome = train("starts another", tmp_path, slices=Slices(2, 3, 0.0))
+    assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 3
+    late = train("starts another", tmp_path, slices=Slices(30, 7, 0.0))
+    assert late.reason.startswith("timed out") or "12 steps" in late.reason
+
+
+def test_a_script_may_run_in_another_environment(tmp_path, one_slice):
+    venv.create(tmp_path / "other", with_pip=False, symlinks=True)
+    (packages,) = (tmp_path / "other" / "lib").glob("python*/site-packages")
+    (packages / "torch.pth").write_text(os.path.dirname(os.path.dirname(torch.__file__)))
+    outcome = train("plain", tmp_path, tmp_path / "other" / "bin" / "python")
+    assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 6
 
 
 def test_a_script_that_ends_is_started_again_until_all_is_measured(tmp_path):

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+import subprocess
 import sys
 import time
 
@@ -149,19 +150,102 @@ def free_port():
         return listening.getsockname()[1]
 
 
+def second_training():
+    """Another process, which trains before this one."""
+    if "SECOND" not in os.environ:
+        subprocess.run([sys.executable, __file__, "ends"], env={**os.environ, "SECOND": "1"}, check=True)
+
+
+def with_lightning(network, optimizer):
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def training_step(self, batch, number):
+            images, labels = batch
+            return (self.network(images) - labels).square().mean()
+
+        def on_train_batch_end(self, *_):
+            time.sleep(OWN)
+
+        def configure_optimizers(self):
+            return optimizer
+
+        def validation_step(self, batch, number):
+            return (self.network(batch[0]) - batch[1]).square().mean()
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(accelerator="cpu", max_epochs=-1, **quiet)
+    trainer.fit(Module(), DataLoader(slow, BATCH), DataLoader(slow, BATCH))
+
+
+def with_transformers(network, optimizer, directory):
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, images, labels):
+            values = self.network(images)
+            return {"loss": (values - labels).square().mean(), "logits": values}
+
+    class Named(Slow):
+        def __getitems__(self, places):
+            return [{"images": image, "labels": label} for image, label in super().__getitems__(places)]
+
+    class Own(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            time.sleep(OWN)
+
+    where = TrainingArguments(
+        directory,
+        per_device_train_batch_size=BATCH,
+        max_steps=10**6,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        logging_strategy="no",
+    )
+    Trainer(Loss(), where, train_dataset=Named(), optimizers=(optimizer, None), callbacks=[Own()]).train()
+
+
+def with_deepspeed(network, optimizer):
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+
+    stage = {"zero_optimization": {"stage": 1}} if style == "deepspeed zero" else {}
+    config = {"train_micro_batch_size_per_gpu": BATCH, "zero_allow_untested_optimizer": True, **stage}
+    engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
+    while True:
+        for images, labels in batches():
+            engine.backward((engine(images) - labels).square().mean())
+            engine.step()
+            time.sleep(OWN)
+
+
 def spawned(rank):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"])
     main()
 
 
 def main():
+    global step
     rank = int(os.environ.get("RANK", 0))
     network = Network()
     if style == "compiled":
         network = torch.compile(network, backend="eager")
+    elif style == "compiled step":
+        step = torch.compile(step, backend="eager")
     elif style == "compiled in place":
         network.compile(backend="eager")
-    if "RANK" in os.environ:
+    if "RANK" in os.environ and not style.startswith("deepspeed"):
         dist.init_process_group("gloo")
         network = nn.parallel.DistributedDataParallel(network)
     optimizer = SlowSGD(network.parameters(), 0.01)
@@ -172,6 +256,12 @@ def main():
         network, optimizer = Accelerator(cpu=True).prepare(network, optimizer)
     other = Network()
     second = SlowSGD(other.parameters(), 0.01)
+    if style.startswith("deepspeed"):
+        with_deepspeed(network, optimizer)
+    if style == "lightning":
+        with_lightning(network, optimizer)
+    if style == "transformers":
+        with_transformers(network, optimizer, sys.argv[2])
     if style == "changes directory":
         os.chdir("/")
     for epoch in itertools.count():
@@ -198,8 +288,13 @@ def main():
 
 
 if __name__ == "__main__":
+    second_training() if style == "starts another" else None
     if style == "no step at all":
         sys.exit()
+    elif style == "notebook launcher":
+        from accelerate import notebook_launcher
+
+        notebook_launcher(main, num_processes=2, use_port=str(free_port()))
     elif style == "spawn":
         os.environ["PORT"] = str(free_port())
         torch.multiprocessing.spawn(spawned, nprocs=2)

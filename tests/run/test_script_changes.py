@@ -1,0 +1,78 @@
+"""What is otherwise in the rows beside a script: each is done to the script that runs, and held from inside it."""
+
+import json
+import shlex
+import sys
+
+import pytest
+
+from comparison.methods import Machine
+from comparison.plan.scripts import parse_script, script_rows, what_if
+from comparison.run import scripts
+from comparison.run.scripts import ScriptRun, Slices
+from comparison.run.turns import run_whole
+from tests.reports import ENVIRONMENT
+
+SCRIPT = """
+import os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(os.getpid())  # other weights' gradients on every rank
+network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1))
+optimizer = torch.optim.SGD(network.parameters(), 0.01, momentum=0.9)
+loader = DataLoader(TensorDataset(torch.randn(400, 2, 4, 4)), 8)
+inside = []
+network[0].register_forward_hook(lambda *_: inside.append(torch.is_autocast_enabled("cpu")))
+for number in range(1000):
+    for (images,) in loader:
+        values = network(images)
+        values.square().mean().backward()
+        optimizer.step()
+        weight, momentum = network[0].weight, optimizer.state[network[0].weight]["momentum_buffer"]
+        last = [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (weight, momentum)]
+        told = {"batch": len(images), "workers": loader.num_workers, "autocast": inside[-1], "type": str(values.dtype)}
+        if len(inside) == 12:
+            told |= {"channels last": last, "gradient": weight.grad.sum().item(), "rank": os.environ.get("RANK")}
+            with open(f"{sys.argv[1]}/{os.getpid()}.json", "w") as file:
+                file.write(__import__("json").dumps(told))
+        optimizer.zero_grad()
+"""
+
+
+def told_by(kind, directory, monkeypatch):
+    """What each process of a script saw after twelve steps, in the row of that kind, and the row's outcome."""
+    monkeypatch.setattr(scripts, "SLICES", 1)
+    (directory / "train.py").write_text(SCRIPT)
+    command = shlex.join([sys.executable, str(directory / "train.py"), str(directory)])
+    machine = Machine(0, 2, bf16=True)
+    (plain,) = script_rows([parse_script(f"mine={command}")], machine)
+    row = {row.what_if: row for row in (plain, *what_if(plain, machine, None))}[kind]
+    outcome = run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10, 0.0), ENVIRONMENT))
+    assert outcome.status == "ok", outcome.reason
+    return [json.loads(file.read_text()) for file in directory.glob("*.json")], outcome.result
+
+
+PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "channels last": [False, False]}
+
+
+@pytest.mark.parametrize(
+    "kind, otherwise",
+    [
+        ("", {}),
+        ("workers", {"workers": 2}),
+        ("channels", {"channels last": [True, True]}),
+        ("bf16", {"channels last": [True, True], "autocast": True}),
+    ],
+)
+def test_a_row_is_otherwise_in_what_it_says_alone(kind, otherwise, tmp_path, monkeypatch):
+    (told,), result = told_by(kind, tmp_path, monkeypatch)
+    assert {name: told[name] for name in PLAIN} == PLAIN | otherwise
+    assert result.workers_per_process == told["workers"]
+
+
+def test_ranks_share_a_batch_and_average_their_gradients(tmp_path, monkeypatch):
+    (one, other), result = told_by("ranks", tmp_path, monkeypatch)
+    assert one["gradient"] == other["gradient"] != 0 and one["batch"] == other["batch"] == 4
+    assert one["rank"] is None  # the script believes that it is alone
+    assert (result.world_size, result.global_batch_size) == (2, 8) and result.timed_epochs[0].phases.exchange > 0
