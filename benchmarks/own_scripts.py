@@ -1,11 +1,12 @@
 """Does --script find what is planted in training scripts that nobody here wrote, and nothing where nothing is?
 
-    python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2
+    python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2 --blocks 6
 
-For each command, typed where its files are, and each seed, one comparison of four rows: the script, the same again, the
-same with an update that takes longer by SHARE of a step, and with a loader that does. Both are planted in the script's
-process, before its first line; how long a step takes without them, one run beforehand tells. `--output` gets what was
-said of each row; what is in it already is kept and not run again, and what another program disturbed is left out.
+For each command, typed where its files are, and each seed, one comparison: the script, the same again, the same with an
+update that takes longer by SHARE of a step, with a loader that does, and, of several ranks, with a last rank whose update
+does. Each is planted in the script's process, before its first line; how long a step takes without it, one run
+beforehand tells. `--output` gets what was said of each row; what is in it already is kept and not run again, and what
+another program disturbed is left out.
 """
 
 import contextlib
@@ -33,19 +34,20 @@ from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.session import run_comparison
 from comparison.run.turns import run_whole
 
-SHARE, BLOCKS = 0.10, 4
-PLANTED = {  # before a script's first line; what is no DataLoader has no loader that could be slow
+SHARE = 0.05
+PLANTED = {
     "update": "from torch.optim.optimizer import register_optimizer_step_pre_hook as hook\nhook(lambda *_: sleep(S))",
     "data": "from torch.utils.data._utils.fetch import _MapDatasetFetcher as F\nfetch = F.fetch\n"
     "F.fetch = lambda self, places: (sleep(S), fetch(self, places))[1]",
 }
-RUN = "import runpy, sys\nfrom time import sleep\n{plant}\ndel sys.argv[0]\nsys.path.insert(0, '')\n"
+PLANTED["straggler"] = f"import os\nif os.environ.get('RANK') == '1':\n    exec({PLANTED['update']!r})"
+RUN = "import runpy, sys\nfrom time import sleep\n{plant}\ndel sys.argv[0]\nsys.path[0] = ''\n"
 RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one comparison said. step: the script's, in milliseconds; planted: in each of two rows.
+    """What one comparison said. step: the script's, in milliseconds; planted: in each row that has something.
 
     told_apart: whether the same again was called faster or slower. slower: which planted rows were proved to be slower;
     causes: what was named first in each; found: how long it is, in milliseconds.
@@ -61,27 +63,34 @@ class Comparison:
     found: dict[str, float]
 
 
-def planted_row(row: Configuration, kind: str, seconds: float) -> Configuration:
-    """Return a row whose script has something planted before its first line."""
-    code = RUN.format(plant=PLANTED[kind].replace("S)", f"{seconds})"))
-    interpreter, *script = row.command
-    return replace(row, name=f"{row.name}-{kind}", label=f"slow {kind}", command=(interpreter, "-c", code, *script))
+def planted_row(row: Configuration, kind: str, seconds: float, directory: Path) -> Configuration:
+    """Return a row whose script has something planted before its first line, by a file in front of it."""
+    file = directory / f"{kind}.py"
+    file.write_text(RUN.format(plant=PLANTED[kind].replace("sleep(S)", f"sleep({seconds})")), encoding="utf-8")
+    place = next(n for n, word in enumerate(row.command) if word.endswith(".py"))
+    command = (*row.command[:place], str(file), *row.command[place:])
+    return replace(row, name=f"{row.name}-{kind}", label=f"slow {kind}", command=command)
 
 
-def compare(text: str, seed: int) -> Comparison | None:
+def compare(text: str, seed: int, blocks: int) -> Comparison | None:
     """Run one comparison, and return what it says; None if another program disturbed it."""
-    (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
-    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": BLOCKS, "seed": 1000 * seed}
     with temporary_directory() as directory:
-        alone = run_whole(ScriptRun(plain, 1, Path(directory), None, slices_of(settings), environment)).result
+        return _compare(text, seed, blocks, Path(directory))
+
+
+def _compare(text, seed, blocks, directory):
+    (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
+    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": blocks, "seed": 1000 * seed}
+    alone = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment)).result
     step = step_time(alone)
-    kinds = [kind for kind in PLANTED if kind != "data" or step.parts.get("data")]
+    able = {"update": True, "data": step.parts.get("data"), "straggler": alone.world_size > 1}
+    kinds = [kind for kind in PLANTED if able[kind]]  # what is no DataLoader has no loader that could be slow
     rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]
-    rows += [planted_row(plain, kind, SHARE * step.whole / 1000) for kind in kinds]
-    order = tuple(make_order([row.name for row in rows], BLOCKS, seed))
+    rows += [planted_row(plain, kind, SHARE * step.whole / 1000, directory) for kind in kinds]
+    order = tuple(make_order([row.name for row in rows], blocks, seed))
     report = Report("", settings, environment, None, tuple(rows), order, in_turns=True)
-    with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        analysis = analyse(run_comparison(report, [], output_to(Path(directory))))
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        analysis = analyse(run_comparison(report, [], output_to(directory)))
     if any(row.disturbed for row in analysis.report.all_rows):
         return None
     _, again, *slow = analysis.rows
@@ -100,7 +109,7 @@ def compare(text: str, seed: int) -> Comparison | None:
         again.standing.speed_up.words in (FASTER, SLOWER),
         tuple(kind for kind, claim in claims.items() if claim.words == SLOWER),
         causes,
-        {kind: parts[kind][kind].value for kind in kinds},
+        {kind: parts[kind][kind].value for kind in kinds if kind in parts[kind]},
     )
 
 
@@ -139,6 +148,8 @@ def main() -> None:
         parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
 
+        parser.add_argument("--blocks", type=int, default=4, metavar="N", help="runs of each row (4)")
+
     arguments = arguments_of(__doc__, more=more)
     path, done = Path(arguments.output), []
     if path.exists():
@@ -149,7 +160,7 @@ def main() -> None:
             if any((entry.script, entry.seed) == (text.partition("=")[0], seed) for entry in done):
                 continue
             with Witness() as witness:
-                found = compare(text, seed)
+                found = compare(text, seed, arguments.blocks)
             print(found or f"{text}, seed {seed}: disturbed by another program, does not count", flush=True)
             if found:
                 done.append(found)
