@@ -33,7 +33,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
 from comparison.methods import SCRIPT, Machine, default_baseline, python
-from comparison.plan.counterparts import before, twin_of
+from comparison.plan.counterparts import before, scripts_before, twin_of
 from comparison.plan.flags import parse_comparison, settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan, type_flags
 from comparison.plan.scripts import script_rows, what_if
@@ -90,10 +90,11 @@ def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: lis
     """Return all rows, those that stand beside others last; raise SuiteError (USAGE) for what is no comparison."""
     if arguments.script and not arguments.methods:
         plan = script_rows(arguments.script, machine)
-        if len(plan) == 1:
+        if len(plan) == 1 and not arguments.against:
             ranks = max(arguments.nproc) if arguments.nproc else None
             plan += what_if(plan[0], machine, ranks)
-        return plan + (twin_of(plan, SCRIPT) if arguments.twin else [])
+        plan += twin_of(plan, SCRIPT) if arguments.twin else []
+        return plan + (scripts_before(plan, Path(arguments.against)) if arguments.against else [])
     stages = max(arguments.nodes) * max(arguments.nproc or [machine.gpus or 2])
     blocks = find_blocks(arguments.model, stages, shared_flags)
     plan = make_plan(arguments, machine, shared_flags, blocks)

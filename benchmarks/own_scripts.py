@@ -3,10 +3,10 @@
     python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2 --blocks 6
 
 For each command, typed where its files are, and each seed, one comparison: the script, the same again, the same with an
-update that takes longer by SHARE of a step, with a loader that does, and, of several ranks, with a last rank whose update
-does. Each is planted in the script's process, before its first line; how long a step takes without it, one run
-beforehand tells. `--output` gets what was said of each row; what is in it already is kept and not run again, and what
-another program disturbed is left out.
+update that takes longer by 5 % of a step, with a loader that does, and, of several ranks, with a rank whose update
+takes 10 % longer. Each is planted in the script's process, before its first line; how long a step takes without it, one
+run beforehand tells. `--output` gets what was said of each row; what is in it already is kept and not run again, and
+what another program disturbed is left out.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.session import run_comparison
 from comparison.run.turns import run_whole
 
-SHARE = 0.05
+SHARES = {"update": 0.05, "data": 0.05, "straggler": 0.10}
 PLANTED = {
     "update": "from torch.optim.optimizer import register_optimizer_step_pre_hook as hook\nhook(lambda *_: sleep(S))",
     "data": "from torch.utils.data._utils.fetch import _MapDatasetFetcher as F\nfetch = F.fetch\n"
@@ -56,7 +56,7 @@ class Comparison:
     script: str
     seed: int
     step: float
-    planted: float
+    planted: dict[str, float]
     told_apart: bool
     slower: tuple[str, ...]
     causes: dict[str, str]
@@ -86,7 +86,7 @@ def _compare(text, seed, blocks, directory):
     able = {"update": True, "data": step.parts.get("data"), "straggler": alone.world_size > 1}
     kinds = [kind for kind in PLANTED if able[kind]]  # what is no DataLoader has no loader that could be slow
     rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]
-    rows += [planted_row(plain, kind, SHARE * step.whole / 1000, directory) for kind in kinds]
+    rows += [planted_row(plain, kind, SHARES[kind] * step.whole / 1000, directory) for kind in kinds]
     order = tuple(make_order([row.name for row in rows], blocks, seed))
     report = Report("", settings, environment, None, tuple(rows), order, in_turns=True)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -105,7 +105,7 @@ def _compare(text, seed, blocks, directory):
         plain.label,
         seed,
         step.whole,
-        SHARE * step.whole,
+        {kind: SHARES[kind] * step.whole for kind in kinds},
         again.standing.speed_up.words in (FASTER, SLOWER),
         tuple(kind for kind, claim in claims.items() if claim.words == SLOWER),
         causes,

@@ -1,7 +1,6 @@
 """What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +8,7 @@ from common.files.probe import Bucket, ModelLink, Probe
 from comparison.judge.measures import Finding, Summary
 from comparison.methods import method_of, projected_method
 from comparison.record import Report
-from comparison.rows import Planned, Row
+from comparison.rows import Planned
 from comparison.words import say
 
 LABEL = say("projected, not measured")
@@ -290,14 +289,3 @@ def _most_that_pay(basis: _Basis, way: str) -> Finding:
         return Finding("one is fastest", {"way": Finding(way)})
     most = Finding("most computed" if best == max(counts) else "longer")
     return Finding("fastest", {"way": Finding(way), "n": best, "b": batch // best, "most": most})
-
-
-def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, float] | None:
-    """Return what a script's loader takes alone, in milliseconds per batch, and what a step takes at the least where
-    each core of an otherwise idle machine had a worker; None without a loader."""
-    alone = [found for result in row.results if (found := result.config.get("loader_milliseconds"))]
-    if not alone:
-        return None
-    milliseconds = statistics.median(alone)
-    shared = milliseconds * max(1, row.results[0].workers_per_process) / cores
-    return milliseconds, max(summary.step_milliseconds - (summary.phases.data or 0.0), shared)

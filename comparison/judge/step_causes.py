@@ -1,6 +1,7 @@
 """Why a row's mean step is as long as it is: which part, of which rank, in which steps, who waits for whom."""
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -180,3 +181,14 @@ def straggler(case: Case) -> Iterator[Finding]:
     if straggler and all(part.kind != "straggler" for part in parts_of_steps(case)):
         advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(straggler.phase)
         yield Finding("straggler", {"n": straggler.rank, "x": straggler.longer, "place": place, "advice": advice})
+
+
+def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, float] | None:
+    """Return what a script's loader takes alone, in milliseconds per batch, and what a step takes at the least where
+    each core of an otherwise idle machine had a worker; None without a loader."""
+    alone = [found for result in row.results if (found := result.config.get("loader_milliseconds"))]
+    if not alone:
+        return None
+    milliseconds = statistics.median(alone)
+    shared = milliseconds * max(1, row.results[0].workers_per_process) / cores
+    return milliseconds, max(summary.step_milliseconds - (summary.phases.data or 0.0), shared)

@@ -45,7 +45,7 @@ def before(
     path: another checkout, whose scripts run with the flags of now, or a results.json, read as `then`, whose flags the
     scripts of now get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
     """
-    able = [row for row in plan if not row.skip]
+    able = [row for row in plan if not (row.skip or row.is_script)]
     known = {row.name for row in then.plan} if then else {}
     if then:
         again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path) if not row.skip}
@@ -60,6 +60,20 @@ def before(
         advice = "give the same --methods and sweeps as then"
         raise SuiteError(f"--against {path}: no row in common", found, advice, USAGE)
     return [counterpart(row, BEFORE, BEFORE, row.command) for row in rows]
+
+
+def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]:
+    """Return every row of somebody's own script as it is in another directory, with the command of now.
+
+    Raises SuiteError (USAGE) if that is no directory, or one without a script's file.
+    """
+    files = [word for row in plan for word in row.command if word.endswith(".py") and not os.path.isabs(word)]
+    missing = next((file for file in files if not (path / file).is_file()), "")
+    if not files or missing or not path.is_dir():
+        what, advice = f"--against {path} is no earlier version of these scripts", "name a directory that has them"
+        raise SuiteError(what, f"found no {missing or 'script that is named by a relative path'}", advice, USAGE)
+    inside = ("sh", "-c", 'cd "$0" && exec "$@"', str(path))
+    return [counterpart(row, BEFORE, BEFORE, (*inside, *row.command)) for row in plan if not row.role]
 
 
 def _in_checkout(command, path):

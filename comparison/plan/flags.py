@@ -25,7 +25,7 @@ from comparison.words import LANGUAGES
 SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
 WITH_SCRIPTS = {  # flags beside --script where there are no --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc"),
+    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against"),
 }
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
@@ -144,7 +144,9 @@ FLAGS = {
     "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
     "scaling": Flag("strong | weak: --batch-size over all devices, or on each", SCALING, "strong", plans=True),
     "against": Flag(
-        "run rows also as before: from another checkout, or with the flags of a results.json", (str, "PATH")
+        "run rows also as before: from another checkout, or with the flags of a results.json; a --script in that "
+        "directory",
+        (str, "PATH"),
     ),
     "allow_unequal": _switch("run rows that differ in what should be equal, and mark them"),
     "fit_batch": _switch(

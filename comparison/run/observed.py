@@ -59,9 +59,7 @@ def step_seconds(ranks: Sequence[dict[str, Any]]) -> float:
     return statistics.median(map(sum, ranks[0]["series"])) / 1000
 
 
-def result_of(
-    starts: Sequence[Start], label: str, command: str, startup_seconds: float, environment: Environment
-) -> RunResult:
+def result_of(starts: Sequence[Start], command: str, startup_seconds: float, environment: Environment) -> RunResult:
     """Return what a script's starts found: the first one's warm-up as first epoch, then all slices that are timed.
 
     environment: this machine's; what the script says of its own torch takes the place of what is known of ours.
@@ -81,7 +79,7 @@ def result_of(
         simulated=False,
         command=command,
         config={
-            **{"dataset": "its own", "model": label, "loader": "its own", "epochs": len(epochs)},
+            **{"dataset": "its own", "model": "its own", "loader": "its own", "epochs": len(epochs)},
             **{"optimizer": own["optimizer"], "optimizers": own["optimizers"]},
             "loader_milliseconds": max((rank["loader"] for rank in last if rank["loader"]), default=None),
         },

@@ -147,7 +147,7 @@ class ScriptRun(Run):
     def _found(self, exit_code):
         if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:
             typed, seconds = shlex.join(self._command), self._startup or 0.0
-            result = result_of(self._starts, self.configuration.label, typed, seconds, self._environment)
+            result = result_of(self._starts, typed, seconds, self._environment)
             return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES} (log: {self._log})")
         start, log = self._start, f" (log: {self._log})"
         if not start.ranks:

@@ -230,12 +230,17 @@ def _sweep_rows(analysis, sweep):
 
 def before_rows(analysis: Analysis) -> Rows:
     """How fast every row is beside the same one before, and what differs between the two besides the code."""
-    unlike = say("not compared: they train other numbers of images")
+    unlike, scripts = say("not compared: they train other numbers of images"), analysis.report.only_scripts
+    before, now = "Before (s per epoch)", "Now (s per epoch)"
+    if scripts:
+        before, now = "Before (s per 1,000 samples)", "Now (s per 1,000 samples)"
     for pair in analysis.pairs[BEFORE]:
+        both = pair.summary, pair.row.summary
+        times = [f"{1000 / some.images_per_second:.3g}" if scripts else f"{some.epoch_seconds:.2f}" for some in both]
         yield {
             "Method": pair.row.label,
-            "Before (s per epoch)": f"{pair.summary.epoch_seconds:.2f}",
-            "Now (s per epoch)": f"{pair.row.summary.epoch_seconds:.2f}",
+            before: times[0],
+            now: times[1],
             "Times as fast [95 %]": pair.ratio,
             "Result": pair.ratio.words if pair.ratio else unlike,
             "Now differs in": join("; ", pair.differences),

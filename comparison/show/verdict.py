@@ -8,9 +8,9 @@ from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.decision import Decision
 from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET
-from comparison.judge.projection import with_loader_workers
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
+from comparison.judge.step_causes import with_loader_workers
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.rows import SWEEPS, Trial, trials_of

@@ -8,6 +8,7 @@ import pytest
 from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import seen_differences
+from comparison.judge.step_causes import with_loader_workers
 from comparison.show.report import write_markdown
 from comparison.show.terminal import terminal_text
 from tests.reports import configuration, make_result, report_of, runs
@@ -60,6 +61,32 @@ def test_of_scripts_that_are_tied_the_first_with_the_fewest_processes_is_recomme
     rows = [script("mine", 20.0), script("again", 19.9), script("ddp", 19.8, world_size=2)]
     (decision,) = analyse(report(*rows)).decisions
     assert decision.best.label == "mine" and {entry.label for entry in decision.tied} == {"again", "ddp"}
+
+
+@pytest.mark.parametrize("kind", ["ranks", "bf16"])
+def test_a_trial_is_told_and_never_recommended(kind):
+    fast, runs_of = script("mine", 10.0)
+    tried = replace(fast, name=f"script-mine-{kind}", label="tried"), runs_of
+    memory = script("mine", 18.0)
+    memory = replace(memory[0], name="script-mine-memory", label="memory"), memory[1]
+    analysis = analyse(report(script("mine", 20.0), memory, tried))
+    (decision,) = analysis.decisions
+    assert (decision.best.label, decision.rows[0].label) == ("memory", "memory")
+    assert [*decision.out] == [f"script-mine-{kind}"] and decision.ratios[f"script-mine-{kind}"].value < 1
+
+
+def test_what_loader_workers_could_save_is_projected_from_the_loader_alone():
+    def projected(alone, workers=0):
+        config = {"loader_milliseconds": alone}
+        (mine, _) = analyse(
+            report(script("mine", 20.0, config=config, workers_per_process=workers), script("b", 20.0))
+        ).rows
+        return with_loader_workers(mine.row, mine.summary, cores=4)
+
+    assert projected(None) is None
+    assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without the 1 that it waits for data
+    assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step
+    assert projected(400.0, workers=2) == (400.0, 200.0)  # two take so long already
 
 
 def test_scripts_beside_methods_have_a_baseline_and_a_recommendation_of_their_own():

@@ -217,8 +217,8 @@ def test_names_of_rows_and_their_order():
 
 
 def test_one_script_gets_rows_with_what_may_make_it_faster():
-    def made(gpus, cores, ranks=None):
-        machine = Machine(gpus, cores)
+    def made(gpus, cores, ranks=None, bf16=False):
+        machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python train.py")], machine)
         return {other.label: other for other in what_if(row, machine, ranks)}
 
@@ -231,6 +231,7 @@ def test_one_script_gets_rows_with_what_may_make_it_faster():
     assert (
         tried[1:3] == ("OMP_NUM_THREADS=2", 'PARALLEL_TRAINING_CHANGE={"ranks": 2}') and "--nproc_per_node=2" in tried
     )
+    assert list(made(0, 4, bf16=True))[3:5] == ["channels last", "bf16 autocast, tried"]
     assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
     on_gpus = made(2, 8)
     assert list(on_gpus) == ["8 loader workers", "data parallel ×2, tried"]
