@@ -198,19 +198,21 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer = "rest"
-        if self.counted() is None:
+        if first := self.counted() is None:
             self.counted = weakref.ref(optimizer)
-            self.begin(optimizer)
-        elif optimizer is self.counted():
-            self.end_step()
+            self.find_place(optimizer)
         if not any(optimizer is known() for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
             self.look_into(optimizer)
+        if first:
+            self.begin()
+        elif optimizer is self.counted():
+            self.end_step()
 
     # ---- steps and slices
 
-    def begin(self, optimizer):
-        """The first step is over: say what this rank is, and warm up."""
+    def find_place(self, optimizer):
+        """Find out which rank this is, of how many, and whether on a GPU."""
         distributed = self.torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
@@ -219,6 +221,9 @@ class Observer:
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if first is not None and first.device.type == "cuda":
             self.clock, self.device = self.event, first.device
+
+    def begin(self):
+        """The first step is over: say what this rank is, and warm up."""
         self.read_plan()
         if not self.file:
             file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")

@@ -231,16 +231,13 @@ def _sweep_rows(analysis, sweep):
 def before_rows(analysis: Analysis) -> Rows:
     """How fast every row is beside the same one before, and what differs between the two besides the code."""
     unlike, scripts = say("not compared: they train other numbers of images"), analysis.report.only_scripts
-    before, now = "Before (s per epoch)", "Now (s per epoch)"
-    if scripts:
-        before, now = "Before (s per 1,000 samples)", "Now (s per 1,000 samples)"
     for pair in analysis.pairs[BEFORE]:
         both = pair.summary, pair.row.summary
         times = [f"{1000 / some.images_per_second:.3g}" if scripts else f"{some.epoch_seconds:.2f}" for some in both]
         yield {
             "Method": pair.row.label,
-            before: times[0],
-            now: times[1],
+            "Before (s per 1,000 samples)" if scripts else "Before (s per epoch)": times[0],
+            "Now (s per 1,000 samples)" if scripts else "Now (s per epoch)": times[1],
             "Times as fast [95 %]": pair.ratio,
             "Result": pair.ratio.words if pair.ratio else unlike,
             "Now differs in": join("; ", pair.differences),
