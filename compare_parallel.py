@@ -154,7 +154,9 @@ def output_to(directory: Path) -> Output:
     return Output(directory, tell_trial, resolution)
 
 
-def measure(report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str) -> None:
+def measure(
+    report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str, verbose: bool = False
+) -> None:
     """Run what is left of a comparison and its proof; should it be interrupted, show what was measured so far."""
     results, proven = directory / "results.json", directory / PROOF / "results.json"
     try:
@@ -168,7 +170,7 @@ def measure(report: Report, shared_flags: list[str], directory: Path, resume: bo
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
         measured = results.exists() and read_results(results).outcomes
         if measured:
-            present(directory, language)
+            present(directory, language, verbose)
         when = "" if measured else " before the first run had ended: there is nothing to show"
         print(f"Interrupted{when}. The same command with --resume goes on.", file=sys.stderr)
         raise
@@ -183,8 +185,8 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
             report = continued(report, directory / "results.json")
         else:
             keep_earlier(directory)
-        measure(report, shared_flags, directory, arguments.resume, arguments.lang)
-        return present(directory, arguments.lang)
+        measure(report, shared_flags, directory, arguments.resume, arguments.lang, arguments.verbose)
+        return present(directory, arguments.lang, arguments.verbose)
 
 
 def show_again(source: Path, arguments: argparse.Namespace) -> Report:
@@ -193,20 +195,20 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
     read_sound(source)  # raises before anything is written
     check_writable(directory, "--output-dir")
     if (directory / "results.json").resolve() == source.resolve():
-        return present(directory, arguments.lang)  # without its lock: a comparison may run there
+        return present(directory, arguments.lang, arguments.verbose)  # without its lock: a comparison may run there
     with only_writer(directory):
         keep_earlier(directory)
         write_text(read_text(source), directory / "results.json")  # as it was measured, to the byte
         if read_proof(source.parent):
             write_text(read_text(source.parent / PROOF / "results.json"), directory / PROOF / "results.json")
-        return present(directory, arguments.lang)
+        return present(directory, arguments.lang, arguments.verbose)
 
 
 def read_sound(file: Path) -> Report:
     """Read a results.json; raise SuiteError (DATA) if it cannot be shown. That its checksum is right says not much."""
     report = read_results(file)
     try:
-        terminal_text(analyse(report))
+        terminal_text(analyse(report), verbose=True)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         found, advice = f"it is malformed ({type(error).__name__}: {error})", "name the results.json of a comparison"
         raise SuiteError(f"cannot show {file}", found, advice, DATA) from error

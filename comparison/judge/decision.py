@@ -39,6 +39,12 @@ class Decision:
     later: RowAnalysis | None = None
     pays_from: int = 0
 
+    @property
+    def simplest(self) -> RowAnalysis | None:
+        """The simplest of `best` and the rows that are tied with it, `best` if others are as simple."""
+        rows = (self.best, *self.tied) if self.best else ()
+        return min(rows, key=lambda entry: _simplicity(entry)[0], default=None)
+
 
 def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> tuple[Decision, ...]:
     """Return what to use, for each model and batch; all batches are one question where rows train to an accuracy."""

@@ -185,6 +185,7 @@ FLAGS = {
     "link_ms": Flag("milliseconds by which a message takes longer to the next device than here, for --project (0)", MS),
     "output_dir": Flag("(figures/comparison; with --from, where that file is)", DIR, shows=True),
     "lang": _shown("of what is said at the end and in files: en | zh, Chinese (%(default)s)", LANG, "en"),
+    "verbose": Flag("print more of the report at the end than a screen", default=False, kept=False, shows=True),
     "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),
     "dry_run": _switch("print the commands, and how long they would take, and run none of them", kept=False),
     "source": Flag("make everything from a results.json again; run nothing", FILE, typed="--from", kept=False),

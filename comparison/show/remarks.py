@@ -11,22 +11,48 @@ from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
+NOISY = ("spread", "two modes", "stalled")  # warnings of runs that differ
+
 
 def _of_row(label, words):
     return say("{row}: {words}.", row=label, words=words)
 
 
+def doubts(analysis: Analysis) -> list[str]:
+    """Return what makes the whole result doubtful."""
+    report, noise = analysis.report, analysis.resolution
+    sentences = [
+        sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
+        for pair in analysis.pairs[TWIN]
+        if told_apart(pair.ratio)
+    ]
+    if noise and noise.dependence:
+        sentences.append(sentence("dependent blocks", n=noise.dependence))
+    for entry in analysis.rows:
+        if entry.standing.unlike:
+            sentences.append(_of_row(entry.label, join(", ", entry.standing.unlike)))
+    told: list[str] = [say("WARNING: {words}", words=words) for words in sentences]
+    if len(report.outcomes) < len(report.order):
+        runs = count(len(report.order), "run")
+        told.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
+    return told
+
+
 def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
-    doubts = [say("{words}.", words=noisy)] if noisy else []
-    doubts += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
-    for entry in analysis.rows:
-        if entry.standing.unlike:
-            doubts.append(_of_row(entry.label, join(", ", entry.standing.unlike)))
-    apart = [pair for pair in analysis.pairs[TWIN] if told_apart(pair.ratio)]
-    doubts += [sentence("twins told apart", row=pair.row.label, ratio=pair.ratio) for pair in apart]
-    return [say("WARNING: {words}", words=words) for words in doubts]
+    told = [say("{words}.", words=noisy)] if noisy else []
+    told += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
+    return [*(say("WARNING: {words}", words=words) for words in told), *doubts(analysis)]
+
+
+def tell_warnings(analysis: Analysis) -> list[str]:
+    """Return how many warnings there are of how many rows, if any."""
+    number = sum(len(entry.warnings) for entry in analysis.rows)
+    rows = sum(any(found.kind in NOISY for found in entry.warnings) for entry in analysis.rows)
+    told = count(number, "warning")
+    noisy = say("{warnings} ({rows} with noisy runs)", warnings=told, rows=count(rows, "row"))
+    return [noisy if rows else told] if number else []
 
 
 def bandwidths(report: Report) -> list[str]:
@@ -45,9 +71,6 @@ def _skipped(report):
 def faults(analysis: Analysis) -> list[str]:
     """Return what did not go as planned: runs that are missing, do not count or failed, and rows that cannot run."""
     report, sentences = analysis.report, []
-    if len(report.outcomes) < len(report.order):
-        runs = count(len(report.order), "run")
-        sentences.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
     if aside := report.set_aside:
         most = max((report.disturbed_blocks[block] for block in aside), key=lambda foreign: foreign.share)
         values = {"n": join(", ", map(str, aside)), "all": len(report.whole_blocks), "what": most.words}

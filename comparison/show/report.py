@@ -27,7 +27,7 @@ from comparison.show.plots import look_of
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
 from comparison.show.tables import answer_rows, main_table, table_of
 from comparison.show.terminal import terminal_columns, terminal_text
-from comparison.show.verdict import answers, recommendations
+from comparison.show.verdict import answers, details, next_step, recommendations
 from comparison.words import ENGLISH, render, say, speaking, spoken
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
@@ -63,20 +63,19 @@ def keep_earlier(directory: Path) -> None:
     print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
 
 
-def present(directory: Path, language: str = ENGLISH) -> Report:
+def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> Report:
     """Print what the results.json in `directory` holds; write FILES and the figures, in a language; return it."""
     report, proof = read_results(directory / "results.json"), read_proof(directory)
     analysis = analyse(report)
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
-        print(f"\n{printable(terminal_text(analysis, proofs, terminal_columns()))}\n", flush=True)
+        text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
+        print(f"\n{printable(text)}", flush=True)
         write_csv(analysis, directory / "results.csv")
         write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
         drawn = figures.draw_all(analysis, directory)  # takes longest: whoever ends this program may not wait for it
         write_markdown(analysis, directory / "report.md", drawn, proofs)
         write_html(analysis, directory / "report.html", drawn, proofs)
-    names = ", ".join([*FILES, *(figure.name for figure in drawn)])
-    print(f"Written to {directory}: {names}" + " (each figure as SVG too)" * bool(drawn), flush=True)
     return report
 
 
@@ -137,7 +136,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
         report=analysis.report,
-        answers=[*recommendations(analysis), *answers(analysis, proofs)],
+        answers=[*recommendations(analysis), *next_step(analysis), *answers(analysis, proofs), *details(analysis)],
         table=table_of(answer_rows(analysis), "html"),
         chart=_chart(analysis),
         sections=sections(analysis, figures, proofs, "html"),

@@ -57,7 +57,7 @@ def as_fast(ratio: Ratio, base: str = "") -> str:
 
 def within(ratio: Ratio) -> str:
     """Return a ratio's interval behind its value, if it is known."""
-    return "" if ratio.low is None else say(" (95 %: {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
+    return "" if ratio.low is None else say(" (95 % CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
 
 
 def efficiency(share: Ratio) -> str:
@@ -76,6 +76,11 @@ def longer(ratio: Ratio) -> str:
 def mebibytes(size: float) -> str:
     """Return bytes in MiB, with a decimal where there are few."""
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
+
+
+def seconds(time: float) -> str:
+    """Return seconds with three digits, or all before the point."""
+    return f"{time:,.{max(0, 2 - math.floor(math.log10(time)))}f}"
 
 
 def quoted(labels: Iterable[str]) -> str:

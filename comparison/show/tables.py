@@ -10,17 +10,24 @@ from tabulate import tabulate
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
+from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, WHOLE_RUN
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
-from comparison.show.sentences import efficiency, longer, mebibytes, seconds_of_thousand
+from comparison.show.sentences import efficiency, longer, mebibytes, seconds, seconds_of_thousand
 from comparison.words import count, join, named, narrowed, render, say, widened
 
 DASH = "–"  # what was not measured
 LEFT = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "")  # the columns of texts
+BESIDE_BEST = say("÷ best [95 % CI]")
+HEADINGS = {
+    WHOLE_RUN: say("Whole run (s)"),
+    PER_EPOCH: say("Epoch (s)"),
+    PER_SAMPLES: say("s/1,000 samples"),
+}  # of the time that decides
 Rows = Iterator[dict[str, Any]]
 
 
@@ -121,59 +128,59 @@ def _script_times(entry):
     }
 
 
-def answer_rows(analysis: Analysis, narrow: bool = False) -> Rows:
-    """The table of what is judged, fastest first; narrow: with intervals on lines of their own."""
-    target, before = _target(analysis.report), "\n[" if narrow else " ["
-    for entry in _fastest_first(analysis):
-        numbers, memory = entry.summary, entry.summary.memory
-        time = {"Images/s": cell(numbers.images_per_second, ",.0f")}
-        if target is not None:
-            time = {say("Training to\n{n:g} % (s)", n=target): target_cell(entry)}
-        elif analysis.report.only_scripts:
-            seconds, samples = _script_times(entry).values()
-            time = {"1,000\nsamples (s)": seconds, "Samples\nper step": samples}
-        elif analysis.same_images:
-            time = {"Epoch\n(s)": cell(numbers.epoch_seconds, ".2f")}
+def answer_rows(analysis: Analysis) -> Rows:
+    """The table of what decides, fastest first; of a row that may not be used, the reason in place of numbers."""
+    wall_time, scripts = analysis.decisions[0].wall_time, analysis.report.only_scripts
+    heading = HEADINGS.get(wall_time.kind) or say("To {n:g} % (s)", n=_target(analysis.report))
+    before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
+    for entry in fastest_first(analysis):
+        numbers, memory, why = entry.summary, entry.summary.memory, _why_not(analysis, entry)
         batch = entry.row.configuration.planned.batch_size
-        yield {
-            "Method": entry.label,
-            **({"Largest\nbatch": f"{batch:,}"} if analysis.report.fitted else {}),
-            **time,
-            **({} if analysis.report.only_scripts else {"Total\n(s)": cell(numbers.total_seconds, ".1f")}),
-            "Speed-up\n[95 %]": cell(entry.standing.speed_up).replace(" [", before),
-            **({"Time ÷\nbest": _beside_best(analysis, entry)} if decided(analysis) else {}),
-            **({"Memory\n(MiB)": memory and mebibytes(memory.peak)} if memory_matters(analysis.report) else {}),
-            **({} if analysis.report.only_scripts else {"Accuracy\n(%)": accuracy(numbers.accuracies)}),
-            "Result": entry.result,
+        values: dict[str, Any] = {
+            **({"Largest batch": f"{batch:,}"} if analysis.report.fitted else {}),
+            heading: numbers.runs and seconds(wall_time.means[entry.name]),
+            **({BESIDE_BEST: analysis.beside_best(entry)} if analysis.decisions[0].ratios else {}),
+            **({"× before [95 % CI]": before.get(entry.name)} if before else {}),
+            "Memory (MiB)": memory and mebibytes(memory.together),
+            "Speed-up [95 %]": entry.standing.speed_up,
+            **({"Total (s)": cell(numbers.total_seconds, ".1f")} if wall_time.kind == PER_EPOCH else {}),
+            **({} if scripts else {"Accuracy (%)": accuracy(numbers.accuracies)}),
         }
+        shown = dict.fromkeys(values) if why else values
+        yield {"Method": entry.label, **shown, "Result": why or entry.result}
 
 
-def _fastest_first(analysis):
-    """The rows of each training by the time that decides, and at the end those without it."""
+def _why_not(analysis, entry):
+    """Why a row has no numbers that decide, or must not be used; nothing if it may."""
+    row = entry.row
+    if row.configuration.skip:
+        return say("skipped: {why}", why=named(row.configuration.skip))
+    if not row.results:
+        return (
+            say("{trouble}: {why}", trouble=entry.result, why=row.troubles[0].reason) if row.troubles else entry.result
+        )
+    why = next((decision.out[entry.name] for decision in analysis.decisions if entry.name in decision.out), "")
+    if why:
+        return say("{ratio}: {why}", ratio=analysis.beside_best(entry), why=why)
+    return say("simulated: says nothing about its speed") if row.simulated else ""
+
+
+def fastest_first(analysis: Analysis) -> list[RowAnalysis]:
+    """Return the rows of each training by the time that decides, and at the end those without it."""
 
     def place(entry):
         for number, decision in enumerate(analysis.decisions):
             if entry.name in decision.ratios:
                 return number, decision.ratios[entry.name].value
-        return len(analysis.decisions), 0.0
+        timed = entry.row.results and not entry.row.simulated
+        return len(analysis.decisions) + (not timed), entry.summary.asked_seconds or math.inf
 
     return sorted(analysis.rows, key=place)
-
-
-def memory_matters(report: Report) -> bool:
-    """Whether memory limits what can be trained: on a CPU, an interpreter and its libraries are most of a peak."""
-    return report.first.device == "gpu" or report.fitted or report.only_scripts
 
 
 def decided(analysis: Analysis) -> bool:
     """Whether there is a row to use, beside which the times of the others can stand."""
     return any(decision.kind == "use" for decision in analysis.decisions)
-
-
-def _beside_best(analysis, entry):
-    ratio = analysis.beside_best(entry)
-    tied = any(entry in decision.tied for decision in analysis.decisions)
-    return ratio and (say("{x:.2f} tied", x=ratio.value) if tied else f"{ratio.value:.2f}")
 
 
 def _target(report):

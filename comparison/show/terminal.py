@@ -1,6 +1,6 @@
-"""What a comparison prints at its end, in as many columns as a terminal has: what to use, the table, what is doubtful.
+"""What a comparison prints at its end: one screen, with what to use, how sure that is, what to do next, and the table.
 
-All else, each row's causes and how every number is defined, stands in the report.
+All else, each row's causes and how every number is defined, stands in the report; --verbose prints more of it.
 """
 
 import re
@@ -8,29 +8,27 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from comparison.judge.analysis import Analysis
-from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
-from comparison.show.remarks import faults, warnings
-from comparison.show.sentences import tell
-from comparison.show.tables import answer_rows, before_rows, cells_of, lay_out, projected_rows, table_of
-from comparison.show.verdict import answers, recommendations
-from comparison.words import NOTHING, join, narrowed, render, say, widened
+from comparison.show.remarks import doubts, faults, tell_warnings, warnings
+from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
+from comparison.show.verdict import answers, details, next_step, recommendations, recommended, resolution
+from comparison.words import NOTHING, count, join, narrowed, render, say, widened
 
 MOST, FEWEST = 100, 60  # columns
+LINES = 23  # of a screen, besides the prompt
+MOST_OPENING, MOST_ADVICE, LONGEST = 5, 9, 3  # lines of the title with doubts, of what to use, of a sentence
+MOST_ROWS, FEWEST_ROWS = 10, 4  # of the table
 PARTING = "\v"  # for textwrap a space, between two characters that have none
-GAP, PADDING = 2, 2  # of tabulate: between two columns of a table; what a column is wider than its heading, at least
-# Headings that a terminal has in two lines.
-NARROW = {
-    "Before (s per epoch)": "Before (s\nper epoch)",
-    "Now (s per epoch)": "Now (s\nper epoch)",
-    "Times as fast [95 %]": "Times as\nfast [95 %]",
-    "Epoch, projected, not measured (s)": "Epoch (s)",
-    "Speed-up, projected": "Speed-up",
-    "Epoch, measured (s)": "Epoch,\nmeasured (s)",
-    "Error of the projection": "Error of the\nprojection",
-}
+GAP = "  "  # between two columns of the table
+SPARE = (
+    "Accuracy (%)",
+    "Total (s)",
+    "Speed-up [95 %]",
+    "Memory (MiB)",
+)  # columns that it can do without, the first first
 
 
 def terminal_columns() -> int:
@@ -38,23 +36,51 @@ def terminal_columns() -> int:
     return max(FEWEST, min(MOST, shutil.get_terminal_size((MOST, 0)).columns)) if sys.stdout.isatty() else MOST
 
 
-def terminal_text(analysis: Analysis, proofs: Sequence[Proof] = (), width: int = MOST) -> str:
-    """Return what is printed when a comparison ends, no line of it longer than `width` where words can be parted."""
-    before = cells_of(_narrowed(before_rows(analysis)))
-    parts = [
-        fill(analysis.report.title, width),
-        *(fill(sentence, width) for sentence in recommendations(analysis)),
-        fitted_table(*cells_of(answer_rows(analysis, narrow=width < MOST)), width=width),
-        f"{render(say('Now and before'))}\n\n{fitted_table(*before, width=width)}" if before else "",
-        *(_projection(analysis, width) if analysis.report.settings["project"] else ()),
-        *(fill(sentence, width) for sentence in answers(analysis, proofs)),
-        "\n".join(fill(join("", ["- ", text]), width, "  ") for text in (*warnings(analysis), *faults(analysis))),
-    ]
-    return "\n\n".join(part for part in parts if part)
+def terminal_text(
+    analysis: Analysis,
+    proofs: Sequence[Proof] = (),
+    width: int = MOST,
+    report: str | Path = "report.md",
+    verbose: bool = False,
+) -> str:
+    """Return what is printed when a comparison ends: at most LINES of `width` columns, or, verbose, all sentences.
+
+    report: the file that has the rest.
+    """
+    title, told, following = analysis.report.title, recommended(analysis), next_step(analysis)
+    findings = [*answers(analysis, proofs), *resolution(analysis)]
+    if verbose:
+        said = [title, *doubts(analysis), *recommendations(analysis), *following]
+        more = [*findings, *details(analysis), *warnings(analysis), *faults(analysis)]
+        table = "\n".join(_table(analysis, width, len(analysis.rows)))
+        return "\n\n".join([*(fill(words, width) for words in said), table, *(fill(words, width) for words in more)])
+    advice = [words for sentences in told for words in (sentences if len(told) == 1 else sentences[:1])]
+    ending, _ = _fitting(following, width, MOST_ADVICE)
+    opening, beyond = _fitting([title, *doubts(analysis)], width, MOST_OPENING)
+    head, left_out = _fitting(advice, width, MOST_ADVICE - len(ending))
+    room = (
+        LINES - len(opening) - len(head) - len(ending) - 5
+    )  # three empty lines, the table's heading, and the last line
+    rows = _table(analysis, width, max(FEWEST_ROWS, min(MOST_ROWS, room)))
+    notes, hidden = _fitting(findings, width, room + 1 - len(rows))
+    hidden += beyond + left_out
+    rest = join(", ", [*([count(hidden, "more finding")] if hidden else []), *tell_warnings(analysis)])
+    last = say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report)
+    parts = (opening, [*head, *ending], rows, [*notes, fill(last, width)])
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _narrowed(rows):
-    return [{NARROW.get(heading, heading): text for heading, text in row.items()} for row in rows]
+def _fitting(sentences, width, most):
+    """The lines of those sentences that fit into so many together, each cut after LONGEST, and how many do not fit."""
+    kept, hidden = [], 0
+    for words in sentences:
+        lines = fill(words, width).splitlines()
+        if len(lines) > LONGEST:
+            lines[LONGEST - 1 :] = [narrowed(_cut(widened(" ".join(lines[LONGEST - 1 :])), width))]
+        fits = len(kept) + len(lines) <= most
+        kept += lines if fits else []
+        hidden += not fits
+    return kept, hidden
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
@@ -76,23 +102,33 @@ def _with_breaks(text):
     return re.sub(f"{NOTHING}(?![，。；：）”])", PARTING, widened(text))
 
 
-def fitted_table(header: list[str], *rows: list[str], width: int) -> str:
-    """Return a table of at most `width` columns, where its first and its last can be brought to lines."""
-    cells = [[render(text) for text in row] for row in (header, *rows)]
-    wide = zip(*([widened(text) for text in row] for row in cells), strict=True)
-    lines = [[(place, line) for place, text in enumerate(column) for line in text.splitlines()] for column in wide]
-    columns = [max(len(line) + PADDING * (not place) for place, line in column) for column in lines]
-    first, *others, last = columns
-    spare = width - sum(others) - GAP * (len(columns) - 1)
-    word = max(len(word) for *_, text in cells for word in _with_breaks(text).split())
-    last = min(last, max(3 * spare // 10, spare - first, word))
-    narrow = [[fill(row[0], max(1, min(first, spare - last))), *row[1:-1], fill(row[-1], last)] for row in cells[1:]]
-    return lay_out(narrow, cells[0], "simple", left=(0, len(header) - 1))
+def _cut(text, columns):
+    """A widened text, or its beginning where it is longer."""
+    return text if len(text) <= columns else text[: columns - 2] + "…"
 
 
-def _projection(analysis, width):
-    projection = analysis.projection
-    shown = ("Devices", *NARROW.values())
-    rows = [{name: row[name] for name in row if name in shown} for row in _narrowed(projected_rows(analysis))]
-    words = join(" ", map(tell, projection.stops or projection.assumptions))
-    return render(say("Projection ({words})", words=LABEL)), table_of(rows, "simple"), fill(words, width)
+def _table(analysis, width, most):
+    """The rows in a line each, so many at most, and the heading above them; those without numbers have a reason."""
+    names, *cells = cells_of(answer_rows(analysis))
+    left = len(cells) - most + 1 if len(cells) > most else 0
+    if left:
+        first = next((place for place, entry in enumerate(fastest_first(analysis)) if entry.is_baseline), 0)
+        cells = [cells[place] for place in sorted({*range(most - 2 + (first < most - 1)), first})]
+    header, *rows = ([widened(render(text)) for text in row] for row in (names, *cells))
+    columns = [place for place, name in enumerate(names[:-1]) if name != SPARE[0]]
+    numbered = [row for row in rows if {*row[1:-1]} != {DASH}]
+    widths = {place: max(len(row[place]) for row in [header, *(numbered if place else rows)]) for place in columns}
+    for name in SPARE:
+        if sum(map(widths.get, columns)) + len(GAP) * (len(columns) - 1) <= width:
+            break
+        if BESIDE_BEST in names or "Speed-up" not in name:
+            columns = [place for place in columns if names[place] != name]
+    label = min(widths[0], width - sum(len(GAP) + widths[place] for place in columns[1:]))
+    lines = [
+        GAP.join([_cut(row[0], label).ljust(label), *(row[place].rjust(widths[place]) for place in columns[1:])])
+        if row in numbered or row is header
+        else GAP.join([_cut(row[0], label).ljust(label), _cut(row[-1], width - label - len(GAP))])
+        for row in (header, *rows)
+    ]
+    more = [render(say("… {rows}", rows=count(left, "more row")))] if left else []
+    return [*(narrowed(line).rstrip() for line in lines), *more]

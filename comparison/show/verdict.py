@@ -1,13 +1,14 @@
 """The comparison in words: one paragraph per row, every sentence with the number behind it, and what to use here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from common.errors import OUT_OF_MEMORY
 from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.decision import Decision
 from comparison.judge.fairness import NOT_SHOWN
-from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET
+from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET, WHOLE_RUN
+from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.judge.step_causes import with_loader_workers
@@ -15,12 +16,14 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.rows import SWEEPS, Trial, trials_of
 from comparison.show.sentences import (
+    SENTENCES,
     as_fast,
     fastest_value,
     instead_of,
     longer,
     mebibytes,
     quoted,
+    seconds,
     sentence,
     several_baselines,
     tell,
@@ -29,6 +32,8 @@ from comparison.show.sentences import (
 )
 from comparison.words import count, join, named, say
 
+# Causes whose sentences say what to do, and how many times as many runs halve an interval.
+ADVISED, HALVES = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data"), 4
 REST = 0.1  # of a step's difference: what is in no part that is proved, and worth a word
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
@@ -48,18 +53,44 @@ def verdict(analysis: Analysis) -> list[str]:
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
-    """Return what is said below the table: what was asked for by a flag of its own, and where time goes."""
+    """Return what was asked for by a flag of its own, and what every row learned."""
     costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
-        *_maths(analysis.report),
-        *_largest_batches(analysis),
+        *tell_proofs(analysis, proofs),
         *(say("{row}: {words}", row=label, words=join(" ", words)) for label, words in costs if words),
         *sweep_sentences(analysis),
-        *tell_proofs(analysis, proofs),
+        *_projected(analysis),
         *tell_guesses(analysis),
-        *_step_of_script(analysis),
-        *where_time_goes(analysis),
+        *_maths(analysis.report),
+        *_accuracies(analysis),
     ]
+
+
+def details(analysis: Analysis) -> list[str]:
+    """Return where a projection stops, and where time goes."""
+    stops = analysis.projection.stops if analysis.report.settings["project"] else ()
+    return [*map(tell, stops), *_step_of_script(analysis), *where_time_goes(analysis)]
+
+
+def _projected(analysis):
+    """How many times as fast as one device more of them would be, if that was asked."""
+    speeds: list[str] = []
+    for point in analysis.projection.points:
+        if point.speed_up and point.devices > 1:
+            template = "{x:.2f} on {n}" if speeds else "{x:.2f} on {devices}"
+            speeds.append(say(template, x=point.speed_up, n=point.devices, devices=count(point.devices, "device")))
+    if not speeds:
+        return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
+    return [say("Speed-up ({label}): {speeds}.", label=LABEL, speeds=join(", ", speeds))]
+
+
+def _accuracies(analysis):
+    means = [100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies]
+    if len(means) < 2:
+        return []
+    if f"{min(means):.1f}" == f"{max(means):.1f}":
+        return [say("Accuracy: {x:.1f} % in every row, mean of its runs.", x=means[0])]
+    return [say("Accuracy: {low:.1f} to {high:.1f} %, mean of each row's runs.", low=min(means), high=max(means))]
 
 
 def _step_of_script(analysis):
@@ -82,22 +113,10 @@ def _maths(report):
     same = [check.difference for check in checks if check.status == "ok" and check.difference is not None]
     if not same:
         return []
-    template = "Same weights in every row: after 20 steps none differs from one device's by more than {x:.1e}."
+    template = "Same weights in every row after 20 steps, within {x:.1e} of one device's."
     if len(same) < len(report.rows):
-        template = (
-            "Same weights in {n} of {m} rows: after 20 steps none differs from one device's by more than {x:.1e}."
-        )
+        template = "Same weights in {n} of {m} rows after 20 steps, within {x:.1e} of one device's."
     return [say(template, x=max(same), n=len(same), m=len(report.rows))]
-
-
-def _largest_batches(analysis):
-    """The largest batch of every row, if that was asked."""
-    rows = [
-        say("“{row}” {n:,}", row=entry.label, n=entry.row.configuration.planned.batch_size)
-        for entry in analysis.done
-        if trials_of(entry.row.configuration, analysis.report.trials)
-    ]
-    return [say("Largest batch that fits: {rows}.", rows=join(", ", rows))] if rows else []
 
 
 def _simulated(analysis):
@@ -110,52 +129,53 @@ def _simulated(analysis):
 
 
 def recommendations(analysis: Analysis) -> list[str]:
-    """Return what to use here, for each model and batch."""
-    sentences: list[str] = []
+    """Return what to use here, a paragraph for each model and batch."""
+    return [join(" ", sentences) for sentences in recommended(analysis)]
+
+
+def recommended(analysis: Analysis) -> list[list[str]]:
+    """Return what to use here, for each model and batch, sentence by sentence."""
+    told: list[list[str]] = []
     for decision in analysis.decisions:
         if len(analysis.rows) == 1 and analysis.report.only_scripts:
             continue
         if decision.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
-            words = say("Recommendation: {words}", words=_recommend(analysis, decision))
+            first, *others = _recommend(analysis, decision)
+            words = say("Recommendation: {words}", words=first)
             where = decision.trained
-            sentences.append(say("For {trained}: {words}", trained=where, words=words) if where else words)
-    return sentences
+            told.append([say("For {trained}: {words}", trained=where, words=words) if where else words, *others])
+    return told
 
 
-def _recommend(analysis: Analysis, decision: Decision) -> str:
-    kind = decision.kind
+def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
+    kind, best = decision.kind, decision.best
     if kind == "not measured":
-        return _unequal(analysis) or say("none: no other row was measured that trains the same.")
+        return [_unequal(analysis) or say("none: no other row was measured that trains the same.")]
     if kind == "disturbed":
-        return say("none. The comparison was disturbed.")
+        return [say("none. The comparison was disturbed.")]
     if kind == "all cores":
-        return sentence(
-            "no all-cores row", n=analysis.report.environment["cores"], methods=join(" or ", all_cores_methods())
-        )
+        return [sentence("no all-cores row", n=analysis.report.environment["cores"])]
     if kind == "own batches":
-        return sentence("own batches")
+        return [sentence("own batches")]
     if kind == "none sound":
-        return say("none: no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))
+        return [say("none: no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))]
     if kind == "few runs":
-        return sentence("few runs", row=decision.best.label, time=_wall_time(analysis, decision, decision.best))
-    best, time = decision.best, _wall_time(analysis, decision, decision.best)
-    words = say("stay with “{row}”, {time}" if best.is_baseline else "use “{row}”, {time}", row=best.label, time=time)
-    answer = [say("{words}: {beside}.", words=words, beside=_beside_best(decision))]
+        return [sentence("few runs", row=best.label, time=_times(analysis, decision, best))]
+    other = _beside_best(decision)
+    answer = [_use(analysis, decision, other)]
     if decision.tied:
         tied = quoted(entry.label for entry in decision.tied)
-        answer.append(say("Statistically tied with it: {rows}.", rows=tied))
-    if best is not decision.rows[0]:
-        answer.append(say("It is the simplest of the rows that are tied for the fastest."))
+        simplest = decision.simplest
+        key = "tied, the simplest" if simplest is best else "tied"
+        answer.append(sentence(key, rows=tied, row=simplest.label))
+    if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
+        longer = [tell(cause) for cause in best.causes if cause.kind == "start-up" and cause.told != "takes less"]
+        answer += [say("Not counted in the speed-up: {parts}.", parts=parts) for parts in longer]
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
-    faster = [name for name in decision.out if decision.ratios[name].value < 1]
-    if faster:
+    if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
         answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
-    if any(decision.out[name].startswith(NOT_SHOWN) for name in faster):
-        answer.append(say("More --repeats, or --check-maths, can show that."))
-    if missing := [entry.label for entry in analysis.rows if entry.row.simulated or not entry.row.results]:
-        answer.append(say("Not measured here: {rows}.", rows=quoted(missing)))
-    return join(" ", answer)
+    return [*answer, *_memory_in_all(best, other)]
 
 
 def _reasons(analysis, decision, names):
@@ -163,29 +183,104 @@ def _reasons(analysis, decision, names):
     return join("; ", [say("“{row}”, {why}", row=labels[name], why=decision.out[name]) for name in names])
 
 
-def _wall_time(analysis, decision, entry):
-    """By which time it was decided, and what a row takes, where that was measured whole."""
-    kind, seconds = decision.wall_time.kind, decision.wall_time.means[entry.name]
-    steps = analysis.report.settings["max_steps"]
-    if kind == PER_SAMPLES:
-        return say("judged by the time per sample")
-    if kind == PER_EPOCH:
-        return sentence("by a cut epoch", steps=count(steps, "step")) if steps else sentence("by an epoch")
-    if kind == TO_TARGET:
-        return sentence("by the time to target", s=seconds, n=100 * analysis.report.settings["target_accuracy"])
-    return sentence("by a whole run", s=seconds, epochs=count(analysis.report.settings["epochs"], "epoch"))
-
-
 def _beside_best(decision):
-    """How many times as long as the row to use its baseline takes; of a baseline, the next of the others."""
+    """The baseline of the row to use; of a baseline, the next of the others; None if no other row may be used."""
+    others = [entry for entry in decision.rows if entry is not decision.best]
+    return next((entry for entry in others if entry.row is decision.best.standing.baseline), next(iter(others), None))
+
+
+def _use(analysis, decision, other):
+    """Which row to use, and how many times as fast it is; of a baseline, how much longer another takes."""
     best = decision.best
-    others = [entry for entry in decision.rows if entry is not best]
-    baseline = next((entry for entry in others if entry.row is best.standing.baseline), None)
-    other = baseline or next(iter(others), None)
     if not other:
-        return say("no other row may be used")
-    ratio = decision.ratios[other.name]
-    return say("“{row}” takes {x:.2f} times as long{i}", row=other.label, x=ratio.value, i=within(ratio))
+        words = say("stay with “{row}”" if best.is_baseline else "use “{row}”", row=best.label)
+        return say("{words}, {time}; no other row may be used.", words=words, time=_times(analysis, decision, best))
+    ratio, pair = decision.ratios[other.name], (other, best) if best.is_baseline else (best, other)
+    values = {"row": best.label, "other": other.label, "x": ratio.value, "i": within(ratio)}
+    return sentence("stay" if best.is_baseline else "use", **values, time=_times(analysis, decision, *pair))
+
+
+def _times(analysis, decision, entry, other=None):
+    """How long a row takes for that by which it was decided, beside another."""
+    kind, means, settings = decision.wall_time.kind, decision.wall_time.means, analysis.report.settings
+    what: str = say("per 1,000 samples")
+    if kind == PER_EPOCH and settings["max_steps"]:
+        what = sentence("by a cut epoch", steps=count(settings["max_steps"], "step"))
+    elif kind == PER_EPOCH:
+        what = say("per epoch with evaluation")
+    elif kind == TO_TARGET:
+        what = say("to reach {n:g} %", n=100 * settings["target_accuracy"])
+    elif kind == WHOLE_RUN:
+        what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
+    if not other:
+        return say("{s} s {what}", s=seconds(means[entry.name]), what=what)
+    return say("{s} s instead of {t} s {what}", s=seconds(means[entry.name]), t=seconds(means[other.name]), what=what)
+
+
+def _memory_in_all(best, other):
+    """What all devices of the row to use need together, beside another row's."""
+    if not best.summary.memory:
+        return []
+    own = mebibytes(best.summary.memory.together)
+    if not other or not other.summary.memory:
+        return [say("Memory of all its devices: {x} MiB.", x=own)]
+    y = mebibytes(other.summary.memory.together)
+    return [say("Memory of all its devices: {x} MiB (“{row}”: {y} MiB).", x=own, y=y, row=other.label)]
+
+
+# ---- what to do next
+
+
+def next_step(analysis: Analysis) -> list[str]:
+    """Return the most valuable thing to do next, if there is one."""
+    return [say("Next: {words}", words=words) for words in [*_steps(analysis)][:1]]
+
+
+def _steps(analysis: Analysis) -> Iterator[str]:
+    """What to do next, the most valuable first."""
+    report, decisions = analysis.report, analysis.decisions
+    noisy = [row.foreign for row in report.rows if row.disturbed]
+    if noisy:
+        most = max(noisy, key=lambda foreign: foreign.share)
+        yield say("other programs {what}; close them, and run the same command again.", what=most.words)
+    if len(report.outcomes) < len(report.order):
+        yield say("the same command with --resume goes on.")
+    for row in report.all_rows:
+        for run in row.troubles:
+            if run.status not in (OUT_OF_MEMORY, "not reached"):
+                yield say("“{row}”: {status}; read {log}.", row=row.label, status=run.status, log=run.log)
+    for decision in decisions:
+        yield from _to_decide(analysis, decision)
+    parallel = _fastest_parallel(analysis)
+    for entry in [*(decision.best for decision in decisions if decision.best), *parallel]:
+        causes = [tell(cause) for cause in entry.causes if cause.kind in ADVISED]
+        yield from (say("{row}: {words}", row=entry.label, words=words) for words in causes)
+    if not report.settings.get("prove") and not report.only_scripts:
+        remedies = [remedy for remedy in find_remedies(analysis) if remedy.label in [entry.label for entry in parallel]]
+        yield from (sentence("prove", row=one.label, cause=one.cause, change=named(one.change)) for one in remedies)
+
+
+def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
+    """What to type for a recommendation, or for one that excludes more."""
+    kind, best, shown = decision.kind, decision.best, analysis.sweeps or analysis.pairs[BEFORE]
+    if kind == "all cores":
+        yield say("add {methods} to --methods.", methods=join(" or ", all_cores_methods()))
+    if kind == "own batches":
+        yield say("--target-accuracy X tells which row learns soonest.")
+    if kind == "few runs":
+        yield say("--repeats 3 or more.")
+    if kind == "not measured" and analysis.report.only_scripts:
+        yield say("compare it with another one: --script COMMAND, once more.")
+    elif kind == "not measured" and not shown and not analysis.report.settings["allow_unequal"]:
+        yield say("leave out --methods, or name another that trains the same.")
+    if kind == "use" and best.row.configuration.is_script and f"what if {best.name.rpartition('-')[2]}" in SENTENCES:
+        yield say("“{row}” is your script with one change; the report says which.", row=best.label)
+    if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
+        runs = best.summary.runs
+        yield sentence("more runs", n=HALVES * runs, m=runs)
+    for name in [name for name, why in decision.out.items() if why.startswith(NOT_SHOWN)]:
+        label = next(entry.label for entry in analysis.rows if entry.name == name)
+        yield say("--check-maths, or more --repeats, can show that “{row}” learns as much.", row=label)
 
 
 def _unequal(analysis):
@@ -204,13 +299,20 @@ def _unequal(analysis):
 
 def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step is above ideal scaling."""
+    return [
+        say("{row}: {words}", row=best.label, words=words)
+        for best in _fastest_parallel(analysis)
+        for words in _mean_step(analysis, best)
+    ]
+
+
+def _fastest_parallel(analysis):
     rows = [
         entry
         for entry in analysis.rows
         if entry.rivals_baseline and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps
     ]
-    best = max(rows, key=lambda entry: entry.standing.speed_up.value, default=None)
-    return [say("{row}: {words}", row=best.label, words=words) for words in _mean_step(analysis, best)] if best else []
+    return sorted(rows, key=lambda entry: -entry.standing.speed_up.value)[:1]
 
 
 def _paragraph(analysis, entry):
@@ -403,11 +505,11 @@ def resolution(analysis: Analysis) -> list[str]:
     noise = analysis.resolution
     if not noise:
         return twins
-    shares: str = ""
+    shares: list[str] = []
     for blocks, share in noise.differences.items():
-        found = say("above about {x} in {blocks}", x=percent(share), blocks=count(blocks, "block"))
-        shares = say("{one} and {other}", one=shares, other=found) if shares else found
-    return [sentence("resolution", x=percent(noise.deviation), shares=shares), *twins]
+        template = "{blocks} {x}" if shares else "{blocks} detect a difference of {x}"
+        shares.append(say(template, x=percent(share), blocks=count(blocks, "block")))
+    return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
 
 
 def _twins_stand(ratio: Ratio) -> str:

@@ -201,6 +201,6 @@ def test_a_card_that_is_held_down_is_warned_of():
 def test_another_programs_work_on_a_gpu_disturbs_as_that_on_the_cores_does():
     report = with_cards(replace(USE, foreign=0.3), repeats=None, budget=60.0)
     assert set(report.disturbed_blocks) == {1, 2, 3} and report.rows[1].disturbed
-    text = " ".join(terminal_text(analyse(report)).split())
+    text = " ".join(terminal_text(analyse(report), verbose=True).split())
     assert "other programs computed on a GPU for 30% of the time during runs of" in text
     assert not with_cards(replace(USE, foreign=0.1)).disturbed_blocks

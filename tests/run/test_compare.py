@@ -194,7 +194,7 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     compare_parallel.main()
     for name in ("results.json", "results.csv", "results.tex"):
         assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
-    assert capsys.readouterr().out.partition("Written to")[0] in done.stdout.partition("Written to")[0]
+    assert capsys.readouterr().out.partition("Causes, figures")[0] in done.stdout.partition("Causes, figures")[0]
 
 
 def test_a_file_that_is_not_there_is_one_line_with_its_exit_code(project, tmp_path):

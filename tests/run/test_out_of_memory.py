@@ -111,7 +111,7 @@ def test_a_row_without_room_is_shown_with_its_batch_and_fails_nothing(tmp_path):
     assert verdict(analyse(report))[1] == "DDP: 3 of 3 runs out of memory: signal 9."
     write_csv(analyse(report), tmp_path / "results.csv")
     assert words in (tmp_path / "results.csv").read_text()
-    assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report))
+    assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report), verbose=True)
     assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
 
 

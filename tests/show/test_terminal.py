@@ -1,31 +1,51 @@
-"""What a comparison prints at its end fits its terminal, and says what to do."""
+"""What a comparison prints at its end is one screen, and says what to do."""
 
 import re
+import unicodedata
+from dataclasses import replace
 
 import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.results_file import read_results
-from comparison.show.terminal import FEWEST, MOST, fitted_table, terminal_columns, terminal_text
+from comparison.show.terminal import FEWEST, LINES, MOST, terminal_columns, terminal_text
+from comparison.show.verdict import next_step
+from comparison.words import speaking
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, SINGLE, configuration, report_of, runs
+from tests.reports import DDP, SINGLE, configuration, full_report, report_of, runs
 
-DDP = (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99), count=2))
+FILES = [file for file in sorted((PROJECT / "figures").rglob("results.json")) if "false-alarms" not in str(file)]
+NAMES = [str(file.parent.relative_to(PROJECT / "figures")) for file in FILES]
+SLOW = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
+UNSURE = (configuration("fsdp"), runs("fsdp", (0.9, 1.01, 1.2), count=2))
 
 
+def columns(line):
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_no_line_is_wider_than_the_terminal(name, width):
-    report = read_results(PROJECT / "figures" / name / "results.json")
-    text = terminal_text(analyse(report), width=width)
-    assert max(map(len, text.splitlines())) <= width
-    assert len(text.splitlines()) < 70 and "\x1b" not in text
-    for row in report.rows:  # no word is cut
-        assert all(word in text for word in row.label.split())
-    for entry in analyse(report).rows if name == "compare-synthetic" and width == 100 else ():  # each is a line
-        times = rf"{entry.summary.epoch_seconds:.2f} +{entry.summary.total_seconds:.1f} "
-        assert re.search(rf"^{re.escape(entry.label)}  +{times}", text, re.MULTILINE)
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_every_committed_comparison_is_one_screen(file, width, language):
+    analysis = analyse(read_results(file))
+    with speaking(language):
+        text = terminal_text(analysis, width=width)
+
+    def usable(entry):
+        ratio = analysis.beside_best(entry)
+        return ratio and ratio.low and not any(entry.name in decision.out for decision in analysis.decisions)
+
+    assert len(text.splitlines()) <= LINES < 24 and max(map(columns, text.splitlines())) <= width
+    assert "\x1b" not in text
+    cells = [re.split(" {2,}", line) for line in text.splitlines()]
+    told = {
+        str(analysis.beside_best(entry)): analysis.beside_best(entry).value for entry in analysis.rows if usable(entry)
+    }
+    place = next((line.index(cell) for line in cells for cell in line if cell.startswith("÷ ")), 0)
+    found = [told[line[place]] for line in cells if line[place : place + 1] and line[place] in told]
+    assert sorted(found) == found and {*found} == {*told.values()}
 
 
 def checked(status):
@@ -36,50 +56,126 @@ def checked(status):
 @pytest.mark.parametrize("status", ["failed", "expected"])
 def test_rows_with_other_weights_are_not_called_the_same(status):
     text = terminal_text(analyse(report_of(SINGLE, DDP, equivalence=checked(status))))
-    assert "Same weights in 1 of 2 rows: after 20 steps none differs from one device's by more than 0.0e+00." in text
+    assert "Same weights in 1 of 2 rows after 20 steps, within 0.0e+00 of one device's." in text
     assert "Same weights" not in terminal_text(analyse(report_of(SINGLE, DDP)))
 
 
 def test_the_order_and_what_is_in_it():
-    report = report_of(SINGLE, DDP, equivalence=checked("ok"), project=[2, 4])
-    title, advice, table, projection, *_, maths, where = terminal_text(analyse(report)).split("\n\n")
+    memory = (3 * 2**30, 2**30)
+    ddp = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, peak_memory_bytes=memory))
+    report = report_of(SINGLE, ddp, equivalence=checked("ok"))
+    title, advice, table, notes = terminal_text(analyse(report), width=80, report="a/report.html").split("\n\n")
     assert title == report.title
-    header, again, _, ddp, single = table.splitlines()
-    assert header.split() == ["Method", "Epoch", "Total", "Speed-up", "Time", "÷", "Accuracy", "Result"]
-    assert again.split() == ["(s)", "(s)", "[95", "%]", "best", "(%)"]
-    assert single.split()[:4] == ["SINGLE", "2.00", "9.0", "1.00"] and ddp.split()[-1] == "faster"
-    assert projection == "Projection (projected, not measured)"  # what was asked for comes first
-    assert maths == "Same weights in every row: after 20 steps none differs from one device's by more than 1.5e-08."
-    assert advice.startswith("Recommendation: use “DDP”, judged by an epoch")
-    assert where.startswith("DDP: A step takes 100.0")
+    use = "use “DDP”, 1.67 times as fast as “SINGLE” (95 % CI 1.66 to 1.67): 1.50 s instead of 2.50 s per epoch"
+    assert use in " ".join(advice.split()) and "4,096 MiB (“SINGLE”: 0.0 MiB)" in advice
+    assert [re.split(" {2,}", line) for line in table.splitlines()] == [
+        ["Method", "Epoch (s)", "÷ best [95 % CI]", "Memory (MiB)", "Speed-up [95 %]", "Total (s)"],
+        ["DDP", "1.50", "1.00", "4,096", "2.00 [2.00, 2.00]", "9.0"],
+        ["SINGLE", "2.50", "1.67 [1.66, 1.67]", "0.0", "1.00", "9.0"],
+    ]
+    assert ": 0.62 on 2 devices, 0.36 on 4." in terminal_text(analyse(full_report()))
+    assert "within 1.5e-08" in notes and notes.endswith("Causes, figures and definitions: a/report.html")
 
 
-def test_the_fastest_row_comes_first_and_those_without_a_time_come_last():
-    slow = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
+def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     failed, simulated = (configuration("mp"), ["failed"]), (configuration("dp"), runs("dp", simulated=True))
-    rows = (simulated, SINGLE, failed, slow, DDP)
-    table = terminal_text(analyse(report_of(*rows))).split("\n\n")[2]
-    assert [line.split()[0] for line in table.splitlines()[3:]] == ["DDP", "FSDP", "SINGLE", "DP", "MP"]
+    skipped = (configuration("mp-micro", skip="needs 2 GPUs, found none"), [])
+    table = terminal_text(analyse(report_of(simulated, SINGLE, failed, skipped, SLOW, DDP))).split("\n\n")[2]
+    lines = table.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["DDP", "FSDP", "SINGLE", "DP", "MP", "MP-MICRO"]
+    assert lines[4].endswith("failed: signal 9") and lines[5].endswith("skipped: needs 2 GPUs, found none")
+
+
+def test_of_many_rows_the_first_and_the_baseline_are_shown():
+    others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(14)]
+    text = terminal_text(analyse(report_of(*others, (configuration("single"), runs(seconds=(3.0,) * 3)))), width=80)
+    lines = text.split("\n\n")[2].splitlines()
+    assert len(lines) == 11 and lines[-2].startswith("SINGLE") and lines[-1] == "… 6 more rows"
+    assert len(text.splitlines()) <= LINES
+
+
+def test_a_row_that_must_not_be_used_has_the_reason_in_its_line():
+    worse = [replace(result, epochs=(*result.epochs[:-1], replace(result.epochs[-1], test_accuracy=0.5)))
+             for result in DDP[1]]  # fmt: skip
+    text = terminal_text(analyse(report_of(SINGLE, (DDP[0], worse))))
+    assert re.search(r"^DDP +0\.60.*: accuracy 30\.0 points lower$", text, re.MULTILINE)
+
+
+def of_two_cores(report):
+    report.environment["cores"] = 2
+    return report
+
+
+def again(report):
+    """The same, with a twin of the baseline that takes half as long."""
+    (baseline,) = [row for row in report.plan if row.name == "single"]
+    twin = replace(baseline, name="single-again", role="twin", against="single")
+    halves = [replace(run, configuration=twin.name, result=_half(run.result)) for run in report.outcomes
+              if run.configuration == "single"]  # fmt: skip
+    order = (*report.order, *((run.block, run.configuration) for run in halves))
+    return replace(report, plan=(*report.plan, twin), outcomes=(*report.outcomes, *halves), order=order)
+
+
+def _half(result):
+    return replace(result, epochs=tuple(replace(one, train_seconds=one.train_seconds / 2) for one in result.epochs))
+
+
+WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
+NEXT = {  # what makes it the most valuable → (a report, what to type or do)
+    "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
+    "interrupted": (replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5]), "--resume"),
+    "failed": (report_of(SINGLE, DDP, (configuration("mp"), ["failed"])), "mp-1.log"),
+    "without all cores": (of_two_cores(report_of(SINGLE, DDP)), "add single-all-cores to --methods"),
+    "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
+    "one row": (report_of(SINGLE), "leave out --methods"),
+    "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
+    "tied": (report_of(SINGLE, DDP, UNSURE), "--repeats 12 (now 3)"),
+    "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
+    "a cause": (report_of(SINGLE, DDP), "--prove tests whether “backward” slows “DDP” down"),
+    "nothing": (report_of(SINGLE, DDP, prove=True), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NEXT)
+def test_the_most_valuable_thing_to_do_next(kind):
+    report, expected = NEXT[kind]
+    told = [sentence for sentence in next_step(analyse(report)) if sentence.startswith("Next: ")]
+    assert (expected in told[0]) if expected else not told
+    assert all(" ".join(sentence.split()) in " ".join(terminal_text(analyse(report)).split()) for sentence in told)
+
+
+def test_what_makes_the_result_doubtful_stands_above_it():
+    interrupted = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
+    for report, said in ((interrupted, "interrupted after 5 of 6 runs"), (again(report_of(SINGLE, DDP)), "two equal")):
+        title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
+        assert said in title and "Recommendation" in advice
+    assert terminal_text(analyse(report_of(SINGLE, DDP))).split("\n\n")[0] == report_of(SINGLE, DDP).title
+
+
+def test_warnings_are_counted_and_verbose_tells_them():
+    noisy = (configuration("fsdp"), runs("fsdp", (1.2, 1.5, 2.1), first=9.0))
+    text, all_of_it = (terminal_text(analyse(report_of(SINGLE, DDP, noisy)), verbose=more) for more in (False, True))
+    assert text.splitlines()[-1] == "2 warnings (1 row with noisy runs): report.md" and "WARNING" not in text
+    assert all_of_it.count("WARNING: FSDP: ") == 2 and "DDP: A step takes 100.0" in " ".join(all_of_it.split())
 
 
 def test_where_time_goes_is_said_of_the_fastest_parallel_row_that_is_not_disturbed():
-    slow = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
     for rows, busy, told in (
-        ([SINGLE, slow, DDP], 0.0, ["DDP"]),
-        ([SINGLE, slow, DDP], 0.9, ["FSDP"]),
+        ([SINGLE, SLOW, DDP], 0.0, ["DDP"]),
+        ([SINGLE, SLOW, DDP], 0.9, ["FSDP"]),
         ([SINGLE], 0, []),
     ):
-        text = terminal_text(analyse(report_of(*rows, foreign_cores={"ddp": busy})))
+        text = terminal_text(analyse(report_of(*rows, foreign_cores={"ddp": busy})), verbose=True)
         assert re.findall(r"(\w+): A step takes", text) == told
 
 
-def test_a_table_is_brought_to_the_terminals_width():
-    header = ["Method", "Epoch\n(s)", "Result"]
-    rows = [["a method with a very long name that nobody shortens", "1.00", "failed for a reason of many words, too"]]
-    assert len(fitted_table(header, *rows, width=200).splitlines()) == 4
-    table = fitted_table(header, *rows, width=50)
-    assert max(map(len, table.splitlines())) <= 50 and len(table.splitlines()) > 5
-    assert all(word in table for word in " ".join(rows[0]).split())
+@pytest.mark.parametrize("width", [FEWEST, 80])
+def test_a_long_name_is_cut_and_columns_that_do_not_decide_are_left_out(width):
+    long = (replace(DDP[0], label="DDP with a very long name that nobody shortens"), DDP[1])
+    text = terminal_text(analyse(report_of(SINGLE, long)), width=width)
+    table = text.split("\n\n")[2]
+    assert max(map(len, text.splitlines())) <= width
+    assert "1.67 [1.66, 1.67]" in table and "Total (s)" not in table and ("…" in table) == (width == FEWEST)
 
 
 @pytest.mark.parametrize(
