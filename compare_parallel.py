@@ -1,15 +1,9 @@
-"""Run every way of training in parallel on this machine, several times in turn, and compare them.
+"""Compare every way of training in parallel on this machine, in turns. A flag that takes several values makes a
+sweep.
 
-    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100
-    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100 --methods ladder
-    python compare_parallel.py --dataset mnist --epochs 2 --max-steps 100 --methods single --num-workers 0 2 4
-    python compare_parallel.py --dataset mnist --loader resident --epochs 2 --max-steps 100 --against ../before
+    python compare_parallel.py --dataset mnist --epochs 2 --max-steps 100
+    python compare_parallel.py --script "python train.py"
     python compare_parallel.py --from figures/comparison/results.json
-    python compare_parallel.py --diff before/results.json after/results.json
-
-Each row is a training script in processes of its own, with the same model, data, global batch, loader workers and
-threads per device. A flag that takes several values makes a sweep. Prints a table and a verdict; writes report.md,
-results.json, results.csv and figures to --output-dir.
 """
 
 import argparse
@@ -231,7 +225,8 @@ def main() -> None:
         check_writable(arguments.tensorboard, "--tensorboard")
     directory, source = Path(arguments.output_dir or "figures/comparison"), arguments.source
     if arguments.diff:
-        print(describe_difference(*(read_sound(Path(file)) for file in arguments.diff)))
+        first, second = (read_sound(Path(file)) for file in arguments.diff)
+        print(describe_difference(first, second))
     elif arguments.dry_run:
         report, shared_flags = plan_comparison(arguments, shared_flags, directory)
         print_commands(report)

@@ -47,7 +47,7 @@ class OneLineParser(argparse.ArgumentParser):
         advice = None
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
             advice = ELSEWHERE.get(unknown[1])
-            message += "" if advice else _nearest(unknown[1], re.findall(r"--[\w-]+", self.format_usage()))
+            message += "" if advice else _nearest(unknown[1], self._option_string_actions)
         raise SuiteError(f"bad usage of {self.prog}", message, advice or f"see: python {self.prog} --help", USAGE)
 
 
@@ -61,6 +61,9 @@ def _nearest(text, names):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
+    def _format_args(self, action, default_metavar):
+        return re.sub(r" \[.* \.\.\.\]$", " ...", super()._format_args(action, default_metavar))
+
     def _fill_text(self, text, width, indent):
         wrap = textwrap.TextWrapper(
             width - 2, subsequent_indent=8 * " ", break_long_words=False, break_on_hyphens=False

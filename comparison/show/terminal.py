@@ -55,14 +55,14 @@ def terminal_text(
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(words, width) for words in said), table, *(fill(words, width) for words in more)])
     advice = [words for sentences in told for words in (sentences if len(told) == 1 else sentences[:1])]
-    ending, _ = _fitting(following, width, MOST_ADVICE)
-    opening, beyond = _fitting([title, *doubts(analysis)], width, MOST_OPENING)
-    head, left_out = _fitting(advice, width, MOST_ADVICE - len(ending))
+    ending, _ = fitting(following, width, MOST_ADVICE)
+    opening, beyond = fitting([title, *doubts(analysis)], width, MOST_OPENING)
+    head, left_out = fitting(advice, width, MOST_ADVICE - len(ending))
     room = (
         LINES - len(opening) - len(head) - len(ending) - 5
     )  # three empty lines, the table's heading, and the last line
     rows = _table(analysis, width, max(FEWEST_ROWS, min(MOST_ROWS, room)))
-    notes, hidden = _fitting(findings, width, room + 1 - len(rows))
+    notes, hidden = fitting(findings, width, room + 1 - len(rows))
     hidden += beyond + left_out
     rest = join(", ", [*([count(hidden, "more finding")] if hidden else []), *tell_warnings(analysis)])
     last = say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report)
@@ -70,7 +70,7 @@ def terminal_text(
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _fitting(sentences, width, most):
+def fitting(sentences, width, most):
     """The lines of those sentences that fit into so many together, each cut after LONGEST, and how many do not fit."""
     kept, hidden = [], 0
     for words in sentences:

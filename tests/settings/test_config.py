@@ -16,6 +16,7 @@ from common.machine.turns import TURNS, Turns
 from common.settings.arguments import ELSEWHERE
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
+from comparison.plan import flags as comparison_flags
 from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
 from tests.fixtures import start_here
@@ -104,11 +105,11 @@ def test_traits_go_together():
 
 @pytest.fixture
 def help_of(monkeypatch, capsys):
-    """What a script of this name prints for --help, on a terminal of 80 columns."""
+    """What a script of this name prints of its flags, on a terminal of 80 columns."""
 
-    def help_of(script):
+    def help_of(script, flag="--help"):
         monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", flag])
         with pytest.raises(SystemExit):
             compare_parallel.main() if script == "compare_parallel" else start_here(monkeypatch, f"{script}.py")
         return capsys.readouterr().out
@@ -119,15 +120,25 @@ def help_of(monkeypatch, capsys):
 def test_help_has_groups_and_examples_in_80_columns_and_every_flag_to_type_instead_is_one(help_of):
     known = set()
     for script in SCRIPTS:
-        text = help_of(script)
+        text = help_of(script, "--help-all" if script == "compare_parallel" else "--help")
         assert max(map(len, text.splitlines())) <= 80
         headings = re.findall(r"^([a-z].*):$", text, re.MULTILINE)
-        assert headings[:4] == ["options", *GROUPS.values()][:4] and len(headings) >= 5
+        groups = [heading for heading in headings if heading != "options"]
+        assert groups[:3] == [*GROUPS.values()][:3] and len(groups) >= 4
         example = re.search(r"^    (.*\b" + script + r"\.py.*(\n        .*)*)", text, re.MULTILINE)[1]
         assert "\n" not in shlex.split(example.replace("\\\n", ""))  # it can be pasted
         known |= {*re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)}
     instead = {flag for advice in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+(?![a-z_-])", advice)}
     assert instead - {"--standalone"} <= known and {"--use-parallel", "--spawn"} < instead
+
+
+@pytest.mark.parametrize("spelled", ["--help-all", "--help_all"])
+def test_a_comparison_shows_the_flags_that_most_need_and_all_where_that_is_asked(spelled, help_of):
+    most, every = help_of("compare_parallel"), help_of("compare_parallel", spelled)
+    named = [re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE) for text in (most, every)]
+    assert len(named[0]) == 20 and len(most.splitlines()) <= 40 and max(map(len, most.splitlines())) <= 80
+    own = {flag.option(name) for name, flag in comparison_flags.FLAGS.items()}
+    assert {*named[0]} < {*named[1]} == own | {*map(option, flags_that("shared"))} | {"--debug", "--help", "--help-all"}
 
 
 # ---- what other scripts call it

@@ -30,6 +30,7 @@ from comparison.show.sentences import tell
 from comparison.show.sweep_plots import axes_of, find_maps, map_finding
 from comparison.show.terminal import LINES, terminal_text
 from comparison.show.verdict import sweep_sentences, verdict, where_time_goes
+from tests.fixtures import PROJECT
 from tests.reports import (
     DDP,
     ENVIRONMENT,
@@ -675,12 +676,12 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
     before = report_of(SINGLE, DDP, (configuration("mp"), runs("mp", simulated=True)))
     unequal = [replace(result, global_batch_size=200) for result in DDP[1]]
     after = report_of((configuration(), runs(seconds=(1.0, 1.01, 0.99))), (DDP[0], unequal), row_of("dp"), lr=0.1)
-    text = describe_difference(before, replace(after, environment={**after.environment, "torch": "2.15.0"}))
+    text = describe_difference(before, replace(after, environment={**after.environment, "torch": "2.15.0"}), 200)
     assert not re.search(r"faster|slower|equal|\[", text)  # another hour: no claim, no interval
     assert "To claim a difference, measure both in turns: --against." in text
     for pattern in (
-        *(r"SINGLE +2.00 +3 +1.00 +3 +2.00\n", "refused: global batch 200 instead of 100"),
-        *(r"MP .*–.* not in both", r"DP  .*–.* not in both"),
+        *(r"SINGLE +2.00 +1.00 +2.00\n", "“DDP”: refused: global batch 200 instead of 100"),
+        *(r"MP +2.00 +– +–\n", "“MP”, “DP”: not in both"),
         *("Different machine: torch 2.11.0 → 2.15.0.", "Different settings: lr None → 0.1."),
     ):
         assert re.search(pattern, text), pattern
@@ -689,20 +690,30 @@ def test_diff_compares_equal_rows_and_refuses_unequal_ones():
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"config": {"lr_milestones": [3]}}, r"– +refused: lr_milestones \[3\] instead of None"),
-        ({"config": {"cuda_graph": True}}, "– +refused: cuda_graph True instead of False"),
-        ({"config": {"seed": 7}}, "1.00 +seed 7 instead of 42"),
+        ({"config": {"lr_milestones": [3]}}, r"every row: refused: lr_milestones \[3\] instead of None"),
+        ({"config": {"cuda_graph": True}}, "every row: refused: cuda_graph True instead of False"),
+        ({"config": {"seed": 7}}, r"1.00\n[^~]*every row: seed 7 instead of 42"),
         (  # what belongs to the machine
             {"threads_per_process": 4, "devices": ("cuda:0 (NVIDIA H200)",)},
-            r"1.00 +device cuda \(NVIDIA H200\) instead of cpu; threads per device 4 instead of 1",
+            r"1.00\n[^~]*every row: device cuda \(NVIDIA H200\) instead of cpu; threads per device 4 instead of 1",
         ),
     ],
 )
 def test_diff_refuses_what_trained_something_else_and_lists_what_belongs_to_the_machine(changed, words):
     config = {**SINGLE[1][0].config, **changed.get("config", {})}
     other = [replace(result, **{**changed, "config": config}) for result in SINGLE[1]]
-    text = describe_difference(report_of(SINGLE), report_of((configuration(), other)))
+    text = describe_difference(report_of(SINGLE), report_of((configuration(), other)), 200)
     assert re.search(words, text), text
+
+
+def test_a_difference_is_one_screen():
+    before, after = (
+        read_results(PROJECT / "figures" / name / "results.json") for name in ("cifar10-vgg", "ladder-mnist")
+    )
+    for one, other in ((before, after), (after, before), (after, after)):
+        lines = describe_difference(one, other).splitlines()
+        assert len(lines) <= LINES and max(map(len, lines)) <= 80
+        assert "To claim a difference, measure both in turns: --against." in " ".join(lines)
 
 
 def test_seeds_differ_by_block():
