@@ -139,15 +139,20 @@ def answer_rows(analysis: Analysis) -> Rows:
         values: dict[str, Any] = {
             **({"Largest batch": f"{batch:,}"} if analysis.report.fitted else {}),
             heading: numbers.runs and seconds(wall_time.means[entry.name]),
-            **({BESIDE_BEST: analysis.beside_best(entry)} if analysis.decisions[0].ratios else {}),
-            **({"× before [95 % CI]": before.get(entry.name)} if before else {}),
+            **({BESIDE_BEST: _claimed(analysis.beside_best(entry))} if analysis.decisions[0].ratios else {}),
+            **({"× before [95 % CI]": _claimed(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
-            "Speed-up [95 %]": entry.standing.speed_up,
+            "Speed-up [95 %]": _claimed(entry.standing.speed_up),
             **({"Total (s)": cell(numbers.total_seconds, ".1f")} if wall_time.kind == PER_EPOCH else {}),
             **({} if scripts else {"Accuracy (%)": accuracy(numbers.accuracies)}),
         }
         shown = dict.fromkeys(values) if why else values
         yield {"Method": entry.label, **shown, "Result": why or entry.result}
+
+
+def _claimed(ratio):
+    """A ratio with its interval, which claims nothing of a disturbed one."""
+    return say("{x:.2f} disturbed", x=ratio.value) if ratio and ratio.disturbed else ratio
 
 
 def _why_not(analysis, entry):

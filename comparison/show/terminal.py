@@ -14,7 +14,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.show.remarks import doubts, faults, tell_warnings, warnings
 from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
-from comparison.show.verdict import answers, details, next_step, recommendations, recommended, resolution
+from comparison.show.verdict import answers, details, in_short, next_step, recommendations, resolution
 from comparison.words import NOTHING, count, join, narrowed, render, say, widened
 
 MOST, FEWEST = 100, 60  # columns
@@ -47,17 +47,16 @@ def terminal_text(
 
     report: the file that has the rest.
     """
-    title, told, following = analysis.report.title, recommended(analysis), next_step(analysis)
+    title, following = analysis.report.title, next_step(analysis)
     findings = [*answers(analysis, proofs), *resolution(analysis)]
     if verbose:
         said = [title, *doubts(analysis), *recommendations(analysis), *following]
         more = [*findings, *details(analysis), *warnings(analysis), *faults(analysis)]
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(words, width) for words in said), table, *(fill(words, width) for words in more)])
-    advice = [words for sentences in told for words in (sentences if len(told) == 1 else sentences[:1])]
     ending, _ = fitting(following, width, MOST_ADVICE)
     opening, beyond = fitting([title, *doubts(analysis)], width, MOST_OPENING)
-    head, left_out = fitting(advice, width, MOST_ADVICE - len(ending))
+    head, left_out = fitting(in_short(analysis), width, MOST_ADVICE - len(ending))
     room = (
         LINES - len(opening) - len(head) - len(ending) - 5
     )  # three empty lines, the table's heading, and the last line

@@ -16,7 +16,6 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.rows import SWEEPS, Trial, trials_of
 from comparison.show.sentences import (
-    SENTENCES,
     as_fast,
     fastest_value,
     instead_of,
@@ -45,11 +44,11 @@ CLAIM_TEMPLATES = {
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Return a paragraph for every row that there is something to say of, one for all simulated rows, one per sweep and
-    method, and last what to use on this machine."""
+    """Return a paragraph for every row that there is something to say of, one per sweep and method, and last what to
+    use on this machine."""
     paragraphs = [(entry.label, _paragraph(analysis, entry)) for entry in analysis.rows]
     rows = [say("{row}: {words}", row=label, words=words) for label, words in paragraphs if words]
-    return [*rows, *_simulated(analysis), *sweep_sentences(analysis), *recommendations(analysis)]
+    return [*rows, *sweep_sentences(analysis), *recommendations(analysis)]
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
@@ -74,23 +73,18 @@ def details(analysis: Analysis) -> list[str]:
 
 def _projected(analysis):
     """How many times as fast as one device more of them would be, if that was asked."""
-    speeds: list[str] = []
-    for point in analysis.projection.points:
-        if point.speed_up and point.devices > 1:
-            template = "{x:.2f} on {n}" if speeds else "{x:.2f} on {devices}"
-            speeds.append(say(template, x=point.speed_up, n=point.devices, devices=count(point.devices, "device")))
-    if not speeds:
+    points = [point for point in analysis.projection.points if point.speed_up and point.devices > 1]
+    if not points:
         return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
-    return [say("Speed-up ({label}): {speeds}.", label=LABEL, speeds=join(", ", speeds))]
+    speeds, devices = zip(*((f"{point.speed_up:.2f}", str(point.devices)) for point in points), strict=True)
+    values = {"label": LABEL, "speeds": join(", ", speeds), "n": join(", ", devices)}
+    return [say("Speed-up ({label}): {speeds} on {n} devices.", **values)]
 
 
 def _accuracies(analysis):
-    means = [100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies]
-    if len(means) < 2:
-        return []
-    if f"{min(means):.1f}" == f"{max(means):.1f}":
-        return [say("Accuracy: {x:.1f} % in every row, mean of its runs.", x=means[0])]
-    return [say("Accuracy: {low:.1f} to {high:.1f} %, mean of each row's runs.", low=min(means), high=max(means))]
+    means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
+    ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
+    return [say("Accuracy: {x} %, mean of each row's runs.", x="–".join(ends))] if len(means) > 1 else []
 
 
 def _step_of_script(analysis):
@@ -119,12 +113,6 @@ def _maths(report):
     return [say(template, x=max(same), n=len(same), m=len(report.rows))]
 
 
-def _simulated(analysis):
-    rows = [entry.label for entry in analysis.rows if entry.row.simulated]
-    words = say("Simulated on one device, which says nothing about the method's speed: {rows}.", rows=quoted(rows))
-    return [words] if rows else []
-
-
 # ---- what to use
 
 
@@ -145,6 +133,22 @@ def recommended(analysis: Analysis) -> list[list[str]]:
             where = decision.trained
             told.append([say("For {trained}: {words}", trained=where, words=words) if where else words, *others])
     return told
+
+
+def in_short(analysis: Analysis) -> list[str]:
+    """Return what to use; of several models and batches, a line for each."""
+    told = recommended(analysis)
+    if len(told) < 2:
+        return [words for sentences in told for words in sentences]
+    lines: list[str] = [say("Recommendations:")]
+    for decision, sentences in zip(analysis.decisions, told, strict=True):
+        best, other = decision.best, _beside_best(decision) if decision.kind == "use" else None
+        words = sentences[0]
+        if other and not best.is_baseline:
+            ratio = decision.ratios[other.name]
+            words = say("“{row}”: {x:.2f} times as fast{i}.", row=best.label, x=ratio.value, i=within(ratio))
+        lines.append(words)
+    return lines
 
 
 def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
@@ -175,7 +179,9 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
     if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
         answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
-    return [*answer, *_memory_in_all(best, other)]
+    if memory := best.summary.memory:
+        answer.append(say("Memory of all its devices: {x} MiB.", x=mebibytes(memory.together)))
+    return answer
 
 
 def _reasons(analysis, decision, names):
@@ -217,17 +223,6 @@ def _times(analysis, decision, entry, other=None):
     return say("{s} s instead of {t} s {what}", s=seconds(means[entry.name]), t=seconds(means[other.name]), what=what)
 
 
-def _memory_in_all(best, other):
-    """What all devices of the row to use need together, beside another row's."""
-    if not best.summary.memory:
-        return []
-    own = mebibytes(best.summary.memory.together)
-    if not other or not other.summary.memory:
-        return [say("Memory of all its devices: {x} MiB.", x=own)]
-    y = mebibytes(other.summary.memory.together)
-    return [say("Memory of all its devices: {x} MiB (“{row}”: {y} MiB).", x=own, y=y, row=other.label)]
-
-
 # ---- what to do next
 
 
@@ -245,6 +240,8 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         yield say("other programs {what}; close them, and run the same command again.", what=most.words)
     if len(report.outcomes) < len(report.order):
         yield say("the same command with --resume goes on.")
+    if any(told_apart(pair.ratio) for pair in analysis.pairs[TWIN]):
+        yield say("run it again at a quieter time.")
     for row in report.all_rows:
         for run in row.troubles:
             if run.status not in (OUT_OF_MEMORY, "not reached"):
@@ -255,29 +252,24 @@ def _steps(analysis: Analysis) -> Iterator[str]:
     for entry in [*(decision.best for decision in decisions if decision.best), *parallel]:
         causes = [tell(cause) for cause in entry.causes if cause.kind in ADVISED]
         yield from (say("{row}: {words}", row=entry.label, words=words) for words in causes)
-    if not report.settings.get("prove") and not report.only_scripts:
-        remedies = [remedy for remedy in find_remedies(analysis) if remedy.label in [entry.label for entry in parallel]]
-        yield from (sentence("prove", row=one.label, cause=one.cause, change=named(one.change)) for one in remedies)
+    for one in [] if report.settings.get("prove") or report.only_scripts else find_remedies(analysis):
+        if one.label in [entry.label for entry in parallel]:
+            yield sentence("prove", row=one.label, cause=one.cause, change=named(one.change))
 
 
 def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     """What to type for a recommendation, or for one that excludes more."""
     kind, best, shown = decision.kind, decision.best, analysis.sweeps or analysis.pairs[BEFORE]
-    if kind == "all cores":
-        yield say("add {methods} to --methods.", methods=join(" or ", all_cores_methods()))
-    if kind == "own batches":
-        yield say("--target-accuracy X tells which row learns soonest.")
-    if kind == "few runs":
-        yield say("--repeats 3 or more.")
+    if kind in ("all cores", "own batches", "few runs"):
+        yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
     if kind == "not measured" and analysis.report.only_scripts:
         yield say("compare it with another one: --script COMMAND, once more.")
     elif kind == "not measured" and not shown and not analysis.report.settings["allow_unequal"]:
         yield say("leave out --methods, or name another that trains the same.")
-    if kind == "use" and best.row.configuration.is_script and f"what if {best.name.rpartition('-')[2]}" in SENTENCES:
+    if kind == "use" and best.row.configuration.what_if:
         yield say("“{row}” is your script with one change; the report says which.", row=best.label)
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
-        runs = best.summary.runs
-        yield sentence("more runs", n=HALVES * runs, m=runs)
+        yield sentence("more runs", n=HALVES * best.summary.runs, m=best.summary.runs)
     for name in [name for name, why in decision.out.items() if why.startswith(NOT_SHOWN)]:
         label = next(entry.label for entry in analysis.rows if entry.name == name)
         yield say("--check-maths, or more --repeats, can show that “{row}” learns as much.", row=label)
@@ -447,17 +439,11 @@ def sweep_sentences(analysis: Analysis) -> list[str]:
 
 
 def _sweep(analysis: Analysis, sweep: Sweep) -> str:
-    first, *others = sweep.rows
-    ratios = [
-        say("{value}: {ratio}", value=sweep.value(entry), ratio=longer(ratio))
-        for entry, ratio in zip(others, sweep.ratios, strict=True)
-    ]
+    first = sweep.rows[0]
     method = say("{name}{values}", name=first.row.configuration.method, values=first.row.values(without=sweep.name))
     fastest = fastest_value(analysis, sweep)
-    what, time = SWEEPS[sweep.name].lower(), analysis.report.asked.capital
-    words = sentence("sweep", what=what, method=method, fastest=fastest)
-    multiples = sentence("multiples", time=time, value=sweep.value(first), ratios=join(", ", ratios))
-    return join(" ", [words, multiples, *_where_it_pays(sweep)])
+    words = sentence("sweep", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest)
+    return join(" ", [words, *_where_it_pays(sweep)])
 
 
 def _where_it_pays(sweep):

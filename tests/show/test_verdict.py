@@ -11,6 +11,7 @@ from comparison.show import verdict as words
 from comparison.show.diff import describe_difference
 from comparison.show.sections import sections
 from comparison.show.sentences import tell
+from comparison.show.tables import sweep_tables
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
@@ -106,7 +107,7 @@ def test_waiting_for_data_with_a_measured_remedy():
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
     assert "with 2 workers instead of 0, an epoch took 1.00 s" in sentence(report, 0)
     (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, single: fastest at 2, 1,0")]
-    assert "2: 0.33 [0.33, 0.33] (faster)" in swept
+    assert swept.endswith("images/s.") and "0.33 [0.33, 0.33] (faster)" in sweep_tables(analyse(report), "simple")[0]
 
 
 def test_what_a_cost_is_measured_against_must_be_equal():
@@ -173,8 +174,6 @@ def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
     assert kinds(report) == ["idle stage"]
     assert f"idles {idle} of the time" in sentence(report) and f"ideally {ideal}" in sentence(report)
     assert ("computed, not measured" in sentence(report)) == simulated
-    said = "Simulated on one device, which says nothing about the method's speed: “MP”."
-    assert (said in verdict(report)) == simulated
 
 
 def test_a_pipeline_that_keeps_both_devices_busy_has_no_idle_stage():
@@ -211,7 +210,7 @@ def test_what_is_said_of_the_row_to_use_and_of_the_others():
     assert recommendations(report_of(SINGLE, dp, (ddp(), two()), flaky, skipped)) == [
         "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95 % CI 1.64 to 1.70): 1.50 s instead of 2.50 s per "
         "epoch with evaluation. Statistically tied with it: “DDP”; “DP” is the simplest. Faster, but not to be used: "
-        "“ACCELERATE”, 2 of 3 runs failed. Memory of all its devices: 0.0 MiB (“SINGLE”: 0.0 MiB)."
+        "“ACCELERATE”, 2 of 3 runs failed. Memory of all its devices: 0.0 MiB."
     ]
     (advice,) = recommendations(report_of(SINGLE, (ddp(), two((2.02, 1.98, 1.99)))))
     assert "Statistically tied with it: “DDP”; “SINGLE” is the simplest." in advice
