@@ -466,6 +466,8 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path, capsys):
     assert present(tmp_path) == read_results(tmp_path / "results.json") == full_report()
     names = "curves speed-up phases excess memory time-memory scaling".split()
     assert capsys.readouterr().out.endswith(f"{tmp_path / 'report.html'}\n")
+    present(tmp_path, verbose=True)
+    assert "MP, block 1: failed: signal 9" in capsys.readouterr().out
     text = (tmp_path / "report.md").read_text()
     for name in names:
         file = tmp_path / f"{name}.png"

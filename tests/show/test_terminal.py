@@ -101,6 +101,28 @@ def test_a_row_that_must_not_be_used_has_the_reason_in_its_line():
     assert re.search(r"^DDP +0\.60.*: accuracy 30\.0 points lower$", text, re.MULTILINE)
 
 
+def test_a_disturbed_ratio_claims_nothing():
+    table = terminal_text(analyse(report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5}))).split("\n\n")[2]
+    assert "1.67 disturbed" in table and "2.00 disturbed" in table and "," not in table
+
+
+def trained(size, seconds):
+    """Rows of one device and of DDP that train with batches of a size."""
+    values = {"values": {"batch_size": size}, "batch_size": size}
+    ranks = runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=size // 2, global_batch_size=size)
+    ddp = configuration("ddp", **{**values, "per_device_batch_size": size // 2})
+    return (configuration(**values), runs(global_batch_size=size)), (ddp, ranks)
+
+
+def test_of_several_trainings_each_has_a_line():
+    report = report_of(*trained(64, (1.0, 1.01, 0.99)), *trained(512, (1.5, 1.51, 1.49)))
+    advice = terminal_text(analyse(report)).split("\n\n")[1].splitlines()
+    assert [line.partition(" times")[0] for line in advice[1:3]] == [
+        "“DDP (batch size 64)”: 1.67",
+        "“DDP (batch size 512)”: 1.25",
+    ]
+
+
 def of_two_cores(report):
     report.environment["cores"] = 2
     return report
@@ -129,6 +151,7 @@ NEXT = {  # what makes it the most valuable → (a report, what to type or do)
     "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
     "one row": (report_of(SINGLE), "leave out --methods"),
     "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
+    "twins": (again(report_of(SINGLE, DDP)), "at a quieter time"),
     "tied": (report_of(SINGLE, DDP, UNSURE), "--repeats 12 (now 3)"),
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
     "a cause": (report_of(SINGLE, DDP), "--prove tests whether “backward” slows “DDP” down"),
