@@ -23,12 +23,8 @@ MOST_OPENING, MOST_ADVICE, LONGEST = 5, 9, 3  # lines of the title with doubts, 
 MOST_ROWS, FEWEST_ROWS = 10, 4  # of the table
 PARTING = "\v"  # for textwrap a space, between two characters that have none
 GAP = "  "  # between two columns of the table
-SPARE = (
-    "Accuracy (%)",
-    "Total (s)",
-    "Speed-up [95 %]",
-    "Memory (MiB)",
-)  # columns that it can do without, the first first
+# Columns that the table can do without, first the first; what the accuracies are, a sentence says.
+SPARE = ("Accuracy (%)", "Total (s)", "Speed-up [95 %]", "Memory (MiB)")
 
 
 def terminal_columns() -> int:
@@ -57,9 +53,8 @@ def terminal_text(
     ending, _ = fitting(following, width, MOST_ADVICE)
     opening, beyond = fitting([title, *doubts(analysis)], width, MOST_OPENING)
     head, left_out = fitting(in_short(analysis), width, MOST_ADVICE - len(ending))
-    room = (
-        LINES - len(opening) - len(head) - len(ending) - 5
-    )  # three empty lines, the table's heading, and the last line
+    # besides three empty lines, the table's heading and the last line
+    room = LINES - 5 - len(opening) - len(head) - len(ending)
     rows = _table(analysis, width, max(FEWEST_ROWS, min(MOST_ROWS, room)))
     notes, hidden = fitting(findings, width, room + 1 - len(rows))
     hidden += beyond + left_out
@@ -82,16 +77,11 @@ def fitting(sentences, width, most):
     return kept, hidden
 
 
-def fill(text: str, width: int, indent: str = "") -> str:
+def fill(text: str, width: int) -> str:
     """Return a text in lines of at most `width` columns; words stay whole, Chinese is parted before any character."""
     parted = _with_breaks(re.sub(r"[\t\n\v\f\r]", " ", render(text)))
     lines = textwrap.wrap(
-        parted,
-        width - (PARTING in parted),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        replace_whitespace=False,
+        parted, width - (PARTING in parted), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )  # a line's last character may be wide
     return narrowed("\n".join(lines)).replace(PARTING, "")
 
@@ -109,25 +99,35 @@ def _cut(text, columns):
 def _table(analysis, width, most):
     """The rows in a line each, so many at most, and the heading above them; those without numbers have a reason."""
     names, *cells = cells_of(answer_rows(analysis))
-    left = len(cells) - most + 1 if len(cells) > most else 0
-    if left:
-        first = next((place for place, entry in enumerate(fastest_first(analysis)) if entry.is_baseline), 0)
-        cells = [cells[place] for place in sorted({*range(most - 2 + (first < most - 1)), first})]
-    header, *rows = ([widened(render(text)) for text in row] for row in (names, *cells))
-    columns = [place for place, name in enumerate(names[:-1]) if name != SPARE[0]]
+    places = _shown([entry.is_baseline for entry in fastest_first(analysis)], most)
+    header, *rows = ([widened(render(text)) for text in row] for row in (names, *(cells[place] for place in places)))
     numbered = [row for row in rows if {*row[1:-1]} != {DASH}]
-    widths = {place: max(len(row[place]) for row in [header, *(numbered if place else rows)]) for place in columns}
-    for name in SPARE:
-        if sum(map(widths.get, columns)) + len(GAP) * (len(columns) - 1) <= width:
-            break
-        if BESIDE_BEST in names or "Speed-up" not in name:
-            columns = [place for place in columns if names[place] != name]
-    label = min(widths[0], width - sum(len(GAP) + widths[place] for place in columns[1:]))
-    lines = [
-        GAP.join([_cut(row[0], label).ljust(label), *(row[place].rjust(widths[place]) for place in columns[1:])])
-        if row in numbered or row is header
-        else GAP.join([_cut(row[0], label).ljust(label), _cut(row[-1], width - label - len(GAP))])
-        for row in (header, *rows)
-    ]
+    sizes = [max(len(row[place]) for row in [header, *(numbered if place else rows)]) for place in range(len(names))]
+    columns = _that_fit(names[:-1], sizes, width)
+    label = min(sizes[0], width - sum(len(GAP) + sizes[place] for place in columns[1:]))
+    lines = []
+    for row in (header, *rows):
+        numbers = [row[place].rjust(sizes[place]) for place in columns[1:]]
+        reason = [_cut(row[-1], width - label - len(GAP))]
+        lines.append([_cut(row[0], label).ljust(label), *(numbers if row in (header, *numbered) else reason)])
+    left = len(cells) - len(places)
     more = [render(say("… {rows}", rows=count(left, "more row")))] if left else []
-    return [*(narrowed(line).rstrip() for line in lines), *more]
+    return [*(narrowed(GAP.join(line)).rstrip() for line in lines), *more]
+
+
+def _shown(baselines, most):
+    """The places of the rows to show in so many lines: the first ones, and the first baseline; all if they fit."""
+    if len(baselines) <= most:
+        return range(len(baselines))
+    first = baselines.index(True) if True in baselines else 0
+    return sorted({*range(most - 2 + (first < most - 1)), first})
+
+
+def _that_fit(names, sizes, width):
+    """The places of the columns of a table that fit into so many characters, without SPARE[0]."""
+    columns = [place for place, name in enumerate(names) if name != SPARE[0]]
+    for name in SPARE:
+        fits = sum(sizes[place] + len(GAP) for place in columns) - len(GAP) <= width
+        if not fits and (BESIDE_BEST in names or "Speed-up" not in name):
+            columns = [place for place in columns if names[place] != name]
+    return columns

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse
+from comparison.judge.remedies import find_proofs
 from comparison.record import Equivalence
 from comparison.results_file import read_results
+from comparison.show.report import read_proof
 from comparison.show.terminal import FEWEST, LINES, MOST, terminal_columns, terminal_text
 from comparison.show.verdict import next_step
 from comparison.words import speaking
@@ -29,9 +31,10 @@ def columns(line):
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_every_committed_comparison_is_one_screen(file, width, language):
-    analysis = analyse(read_results(file))
+    analysis, proof = analyse(read_results(file)), read_proof(file.parent)
+    proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
-        text = terminal_text(analysis, width=width)
+        text = terminal_text(analysis, proofs, width=width)
 
     def usable(entry):
         ratio = analysis.beside_best(entry)
