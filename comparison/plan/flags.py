@@ -114,27 +114,18 @@ def _several_devices(text):
 N, MS, POINTS = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
-BRIEF = {  # what --help says of the flags that most need; --help-all has all
+BRIEF = {  # the flags that --help shows, and what it says of those that --help-all says more of
+    **dict.fromkeys("epochs max_steps nproc repeats resume output_dir verbose source help help_all".split()),
     "dataset": "cifar10 | mnist | synthetic-mnist | folder:PATH | …",
     "loader": "workers | resident: all images on the device",
     "num_workers": "loader processes, in total",
     "model": "lenet | vgg | resnet8 | my_net.py:build | …",
-    "epochs": "(10)",
     "batch_size": "images per step, in total over all devices (128)",
-    "max_steps": "end every epoch after N steps",
     "methods": "single | ddp | fsdp | pipeline | ladder | … (all)",
     "script": 'your own script, e.g. "python train.py"',
-    "nproc": "devices of parallel methods (all GPUs; 2 on a CPU)",
-    "repeats": "runs of every row (as many as the budget allows)",
     "budget": "e.g. 20m: repeat until all rows are decided (5m)",
-    "resume": "go on with what was interrupted",
     "prove": "then test the largest cause of each row",
-    "output_dir": "(figures/comparison)",
-    "verbose": "print more at the end than a screen",
     "dry_run": "print the commands, and run none",
-    "source": "show a results.json again; run nothing",
-    "help": "show the flags that most need",
-    "help_all": "show every flag",
 }
 GROUPS = {  # of --help-all, each under the name of its first flag
     "methods": "what to compare",
@@ -231,12 +222,12 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
         flag.add_to(group, name)
-    group.add_argument("-h", "--help", action="help", help=BRIEF["help"])
-    group.add_argument("--help-all", action="help", help=BRIEF["help_all"])
+    group.add_argument("-h", "--help", action="help", help="show the flags needed most")
+    group.add_argument("--help-all", action="help", help="show every flag")
     if not {"--help-all", "--help_all"} & {*sys.argv}:
         parser.usage = "python %(prog)s [--flag value ...]"
         for action in parser._actions:
-            action.help = BRIEF.get(action.dest, argparse.SUPPRESS)
+            action.help = BRIEF.get(action.dest, argparse.SUPPRESS) or action.help
     arguments = parse_with_recipe(parser, several=True)
     _refuse_contradictions(parser, arguments)
     if not arguments.repeats and not arguments.margin:

@@ -87,6 +87,7 @@ def main_table(analysis: Analysis) -> Rows:
     speed_up = say("Speed-up [95 %]") if target is None else say("Speed-up to {n:g} % [95 %]", n=target)
     scripts = report.only_scripts
     gpus = any(entry.summary.images_per_joule for entry in analysis.rows)
+    decided = any(decision.kind == "use" for decision in analysis.decisions)
     for entry in analysis.rows:
         row, numbers, memory = entry.row, entry.summary, entry.summary.memory
         check = report.equivalence.get(entry.name)
@@ -102,7 +103,7 @@ def main_table(analysis: Analysis) -> Rows:
             "Runs": numbers.runs,
             "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
-            **({"Time ÷ best [95 %]": analysis.beside_best(entry)} if decided(analysis) else {}),
+            **({"Time ÷ best [95 %]": analysis.beside_best(entry)} if decided else {}),
             "Efficiency [95 %]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
@@ -181,11 +182,6 @@ def fastest_first(analysis: Analysis) -> list[RowAnalysis]:
         return len(analysis.decisions) + (not timed), entry.summary.asked_seconds or math.inf
 
     return sorted(analysis.rows, key=place)
-
-
-def decided(analysis: Analysis) -> bool:
-    """Whether there is a row to use, beside which the times of the others can stand."""
-    return any(decision.kind == "use" for decision in analysis.decisions)
 
 
 def _target(report):
