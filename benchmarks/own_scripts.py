@@ -10,6 +10,7 @@ what another program disturbed is left out.
 """
 
 import contextlib
+import itertools
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +48,7 @@ RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one comparison said. step: the script's, in milliseconds; planted: in each row that has something.
+    """What one comparison of so many blocks said. step: the script's, in milliseconds; planted: in each other row.
 
     told_apart: whether the same again was called faster or slower. slower: which planted rows were proved to be slower;
     causes: what was named first in each; found: how long it is, in milliseconds.
@@ -55,6 +56,7 @@ class Comparison:
 
     script: str
     seed: int
+    blocks: int
     step: float
     planted: dict[str, float]
     told_apart: bool
@@ -104,6 +106,7 @@ def _compare(text, seed, blocks, directory):
     return Comparison(
         plain.label,
         seed,
+        blocks,
         step.whole,
         {kind: SHARES[kind] * step.whole for kind in kinds},
         again.standing.speed_up.words in (FASTER, SLOWER),
@@ -148,7 +151,8 @@ def main() -> None:
         parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
 
-        parser.add_argument("--blocks", type=int, default=4, metavar="N", help="runs of each row (4)")
+        what = "runs of each row, in one comparison of all scripts or of each (6)"
+        parser.add_argument("--blocks", type=int, nargs="+", default=[6], metavar="N", help=what)
 
     arguments = arguments_of(__doc__, more=more)
     path, done = Path(arguments.output), []
@@ -156,11 +160,11 @@ def main() -> None:
         kept = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
         done = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in kept]
     for seed in arguments.seeds:
-        for text in arguments.scripts:
+        for text, blocks in zip(arguments.scripts, itertools.cycle(arguments.blocks)):
             if any((entry.script, entry.seed) == (text.partition("=")[0], seed) for entry in done):
                 continue
             with Witness() as witness:
-                found = compare(text, seed, arguments.blocks)
+                found = compare(text, seed, blocks)
             print(found or f"{text}, seed {seed}: disturbed by another program, does not count", flush=True)
             if found:
                 done.append(found)
