@@ -18,6 +18,7 @@ from pathlib import Path
 
 from measure import SETTINGS, Witness, arguments_of, as_table, write
 
+from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
@@ -83,8 +84,10 @@ def compare(text: str, seed: int, blocks: int) -> Comparison | None:
 def _compare(text, seed, blocks, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
     settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": blocks, "seed": 1000 * seed}
-    alone = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment)).result
-    step = step_time(alone)
+    outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment))
+    if outcome.result is None:
+        raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
+    alone, step = outcome.result, step_time(outcome.result)
     able = {"update": True, "data": step.parts.get("data"), "straggler": alone.world_size > 1}
     kinds = [kind for kind in PLANTED if able[kind]]  # what is no DataLoader has no loader that could be slow
     rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]
