@@ -52,9 +52,10 @@ def verdict(analysis: Analysis) -> list[str]:
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
-    """Return what was asked for by a flag of its own, and what every row learned."""
+    """Return where a script's step goes, what was asked for by a flag of its own, and what every row learned."""
     costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
+        *_step_of_script(analysis),
         *tell_proofs(analysis, proofs),
         *(say("{row}: {words}", row=label, words=join(" ", words)) for label, words in costs if words),
         *sweep_sentences(analysis),
@@ -68,7 +69,7 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 def details(analysis: Analysis) -> list[str]:
     """Return where a projection stops, and where time goes."""
     stops = analysis.projection.stops if analysis.report.settings["project"] else ()
-    return [*map(tell, stops), *_step_of_script(analysis), *where_time_goes(analysis)]
+    return [*map(tell, stops), *where_time_goes(analysis)]
 
 
 def _projected(analysis):
