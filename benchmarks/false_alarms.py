@@ -227,10 +227,10 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         found = percent(row["any_false"]), *map(percent, row["found"])
         look_rows.append((row["noise"], differ, f"{row['blocks']:.1f}", *found))
     real_rows = [(number, speed_up, speed_up.words) for number, speed_up in enumerate(judged, start=1)]
-    fixed_header = "Noise | Blocks | Any false claim (%) | Interval holds the truth (%) | Fastest not ruled out (%)"
+    fixed_header = "Noise | Blocks | Any false claim (%) | Coverage (%) | Fastest not ruled out (%)"
     parts = [
         f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. "
-        "A comparison with any false claim counts once; intervals that hold the truth are counted one by one.",
+        "A comparison with any false claim counts once; coverage counts intervals one by one.",
         as_table(" | ".join([fixed_header, *effects]), fixed_rows),
         "The same with a look after every block from the third on, which ends the comparison once all rows are "
         f"decided, at the latest after {MOST} blocks. Rows that differ are "
