@@ -3,8 +3,9 @@
     python benchmarks/docs.py
 
 docs/*.schema.json are JSON schemas (2020-12) of the files that this project writes, made of the dataclasses that are
-read from them. In a page, what stands between <!-- NAME --> and <!-- end --> is made of committed JSON, or is the
-difference of two scripts; what was never measured is left as it is.
+read from them; figures/*/terminal-COLUMNS.txt is what a terminal shows at a comparison's end. In a page, what stands
+between <!-- NAME --> and <!-- end --> is made of committed JSON, or is the difference of two scripts; what was never
+measured is left as it is.
 """
 
 import difflib
@@ -27,6 +28,7 @@ from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
 from comparison.show.tables import before_table, lay_out, main_table, projection_table, sweep_tables
+from comparison.show.terminal import terminal_text
 
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
@@ -127,7 +129,13 @@ def projection(name: str) -> str:
 
 def terminal(name: str) -> str:
     """Return what a terminal of 100 columns shows of a comparison."""
-    return textwrap.indent((FIGURES / name / "terminal-100.txt").read_text(encoding="utf-8"), "    ").rstrip("\n")
+    return textwrap.indent(screen(FIGURES / name / "terminal-100.txt"), "    ").rstrip("\n")
+
+
+def screen(file: Path) -> str:
+    """Return what terminal-COLUMNS.txt beside a comparison's results is to hold."""
+    report = read_results(file.parent / "results.json")
+    return terminal_text(analyse(report), width=int(file.stem.rpartition("-")[2])) + "\n"
 
 
 def faults(_: str) -> str:
@@ -189,6 +197,7 @@ def made() -> dict[Path, str]:
             for name, value in schemas.items()
         },
         **{page: page_made(page) for page in PAGES},
+        **{file: screen(file) for file in FIGURES.glob("*/terminal-*.txt")},
     }
 
 

@@ -55,10 +55,11 @@ def test_comparisons_are_whole_and_their_commands_are_shown(name):
     assert name == "compare-synthetic" or f"`{report.command.partition(' --output-dir')[0]}`" in text_of(*PAGES)
 
 
-@pytest.mark.parametrize("width", [80, 100])
-def test_what_a_terminal_shows_is_kept_as_it_is(width):
-    shown = (FIGURES / "compare-synthetic" / f"terminal-{width}.txt").read_text()
-    assert shown == terminal_text(analysis_of("compare-synthetic"), width=width) + "\n"
+def test_what_a_terminal_shows_is_kept_as_it_is():
+    files = {file: int(file.stem.rpartition("-")[2]) for file in FIGURES.glob("*/terminal-*.txt")}
+    assert {*files.values()} == {80, 100}
+    for file, width in files.items():
+        assert file.read_text() == terminal_text(analysis_of(file.parent.name), width=width) + "\n"
 
 
 def test_projections_come_close_to_what_was_measured():
