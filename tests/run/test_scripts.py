@@ -127,8 +127,6 @@ def test_the_loader_is_timed_alone(tmp_path, one_slice):
 def test_a_script_that_starts_another_training_is_observed_in_that_one_alone(tmp_path, one_slice):
     outcome = train("starts another", tmp_path, slices=Slices(2, 3, 0.0))
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 3
-    late = train("starts another", tmp_path, slices=Slices(30, 7, 0.0))
-    assert late.reason.startswith("timed out") or "12 steps" in late.reason
 
 
 def test_a_script_may_run_in_another_environment(tmp_path, one_slice):
