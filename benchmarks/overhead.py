@@ -154,7 +154,7 @@ def observed(blocks: int) -> dict:
         return float(done.stdout)
 
     with temporary_directory() as directory:
-        Path(directory, "plan.json").write_text(json.dumps({"steps": 1 << 30}), encoding="utf-8")
+        Path(directory, "plan.json").write_text(json.dumps({"steps": 1 << 30, "alone": 0.0}), encoding="utf-8")
         watched = {"PYTHONPATH": str(OBSERVER), OBSERVE: directory}
         return interleave({"observed": partial(run, **watched), "alone": run}, blocks, warm_up=False)
 

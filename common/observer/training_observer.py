@@ -64,11 +64,8 @@ class Observer:
         self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch; what it is for
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
         self.counted, self.optimizers, self.last_gradient, self.handles = lambda: None, [], None, []
-        self.network, self.called, self.hooks = (
-            None,
-            weakref.WeakKeyDictionary(),
-            [],
-        )  # inside which it is; handles of all
+        self.network, self.first = None, lambda: None  # inside which one it is; that whose samples count
+        self.called, self.hooks = weakref.WeakSet(), []  # what was seen in the first steps; a network with its handles
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
         self.trained = self.steps = self.skipped = self.wanted = self.settled = 0
         self.alone = 0.0  # seconds for which the loader is timed alone after a slice
@@ -141,15 +138,17 @@ class Observer:
                 self.pause(len(self.marks) if self.fetched_from is None else self.fetched_from)
             return
         self.network = module
-        self.called[module] = None
+        if self.hooks:
+            self.called.add(module)
+            self.first = self.first if self.first() is not None else weakref.ref(module)
         self.go_on()
         self.mark(self.outer)
 
     def after_forward(self, module, given, named, result):
         if not self.torch.compiler.is_compiling() and module is self.network:
             self.network = None
-            first = next(iter(self.called.keys()), None)  # samples that one network hands to the next are the same
-            self.mark("forward", number_of([*given, *named.values()]) if module is first else 0)
+            own = module is self.first()  # samples that one network hands to the next are the same
+            self.mark("forward", number_of([*given, *named.values()]) if own else 0)
 
     @opaque
     def backward(self, call, *arguments, **named):

@@ -51,7 +51,7 @@ class Case:
 
 
 def small_batch(case: Case) -> Iterator[Finding]:
-    """What one device takes more than an even share too, when it has as few images: no fault of the method."""
+    """By how much one device is above ideal scaling too, when its batch is as small: no fault of the method."""
     steps, probe, baseline = case.accounts.steps, case.report.probe, case.standing.baseline
     if not steps or not probe or not baseline or not steps.total.least(0.0):
         return

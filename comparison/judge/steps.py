@@ -1,6 +1,6 @@
 """The mean step and the whole run of a row: by themselves, and against the baseline's.
 
-Of a step, an even share of the baseline's work is expected, phase by phase; of a whole run, the baseline's own time.
+A step is expected to scale ideally, phase by phase; a whole run, to take as long as the baseline's.
 """
 
 import math
@@ -137,7 +137,7 @@ def run_time(result: RunResult) -> Time:
 
 
 def account_for_steps(row: Row, baseline: Row, devices: float, accounts: int = 1) -> Account | None:
-    """Return where a row's mean step is longer than an even share of the baseline's work, in milliseconds.
+    """Return where a row's mean step is above ideal scaling of the baseline's, in milliseconds.
 
     devices: how many times as many the row has as the baseline. What is to be done in a step is told by its images,
     which may differ (weak scaling). accounts: how many are told. None if no block has both.
@@ -169,8 +169,8 @@ class Accounts:
     steps (milliseconds), runs (seconds): how its mean step and whole run differ from what the baseline lets expect;
     None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
     were kept. straggler, queued, throttled, cores, growth: see the functions of this module. beside: the growth beside
-    the baseline's; of a row that is compared with none, its own. usual: by phase, an even share of the milliseconds by
-    which long steps lengthen the baseline's.
+    the baseline's; of a row that is compared with none, its own. usual: by phase, the milliseconds by which long steps
+    lengthen the baseline's, scaled ideally.
     """
 
     steps: Account | None = None

@@ -34,7 +34,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         table(analysis, tablefmt)
         for table in (tables.before_table, tables.account_tables, tables.rank_table, tables.card_table)
     )
-    accounting = [sentence(key) for key in ("even share", "accounts", "slowest rank")]
+    accounting = [sentence(key) for key in ("ideal scaling", "accounts", "slowest rank")]
     projected = [
         (TABLE, tables.projection_table(analysis, tablefmt)),
         (LIST, list(map(tell, projection.stops))),
