@@ -147,7 +147,9 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
     check = report.equivalence.get(row.configuration.name)
     if check and check.status == "failed":
-        return say("its maths was not confirmed")
+        if check.difference is None:
+            return say("its maths could not be checked: {why}", why=check.reason)
+        return say("computes something else: its weights differ by {x:.1e}", x=check.difference)
     return row.trouble or (say("unequal: {settings}", settings=join(", ", unequal)) if unequal else "")
 
 

@@ -61,7 +61,7 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
         *sweep_sentences(analysis),
         *_projected(analysis),
         *tell_guesses(analysis),
-        *_maths(analysis.report),
+        *_maths(analysis),
         *_accuracies(analysis),
     ]
 
@@ -102,16 +102,17 @@ def _step_of_script(analysis):
     return []
 
 
-def _maths(report):
+def _maths(analysis):
     """In how many rows the weights are one device's, if that was asked; who is too far says so in the table."""
-    checks = report.equivalence.values()
-    same = [check.difference for check in checks if check.status == "ok" and check.difference is not None]
+    others = [entry.name for entry in analysis.rows if not entry.is_baseline]
+    checks = [analysis.report.equivalence.get(name) for name in others]
+    same = [check.difference for check in checks if check and check.status == "ok" and check.difference is not None]
     if not same:
         return []
-    template = "Same weights in every row after 20 steps, within {x:.1e} of one device's."
-    if len(same) < len(report.rows):
-        template = "Same weights in {n} of {m} rows after 20 steps, within {x:.1e} of one device's."
-    return [say(template, x=max(same), n=len(same), m=len(report.rows))]
+    template = "Weights after 20 steps: all rows within {x:.1e} of one device's."
+    if len(same) < len(others):
+        template = "Weights after 20 steps: {n} of {m} rows within {x:.1e} of one device's."
+    return [say(template, x=max(same), n=len(same), m=len(others))]
 
 
 # ---- what to use
@@ -247,6 +248,10 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         for run in row.troubles:
             if run.status not in (OUT_OF_MEMORY, "not reached"):
                 yield say("“{row}”: {status}; read {log}.", row=row.label, status=run.status, log=run.log)
+    for entry in analysis.rows:
+        check = report.equivalence.get(entry.name)
+        if check and check.status == "failed" and check.difference is not None:
+            yield say("find the mistake in “{row}”: it computes something else than the baseline.", row=entry.label)
     for decision in decisions:
         yield from _to_decide(analysis, decision)
     parallel = _fastest_parallel(analysis)

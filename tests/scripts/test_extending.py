@@ -90,7 +90,7 @@ def test_a_network_fits(part, said, follow):
 @pytest.mark.slow
 def test_an_own_network_is_trained_and_compared(follow, copy):
     assert "Epoch [2/2]" in follow(command("data_parallel_train.py", "my_net.py"))
-    assert "\nEqual in all rows: " in follow(command("compare_parallel.py", "my_net.py"))
+    assert "\nAccuracy: " in follow(command("compare_parallel.py", "my_net.py"))
     report = compared(copy)
     ways = {row.configuration.method for row in report.rows if row.results}
     assert ways >= {"single", "dp", "ddp"} and {row.configuration.method for row in report.rows} - ways >= {"pipeline"}
@@ -114,7 +114,7 @@ def test_an_own_method_is_one_script_and_one_record(follow, copy):
     assert (copy / "figures" / "comparison" / "speed-up.png").stat().st_size > 1e4
     assert {row.configuration.method for row in report.rows if row.results} == {"single", "my-own"}
     assert 0 < report.equivalence["my-own"].difference < 1e-6
-    assert "\nmy own way " in printed.partition("\nEqual in all rows: ")[2]
+    assert "\nmy own way " in printed.partition("\nMethod ")[2]
     rows = list(csv.DictReader((copy / "figures" / "comparison" / "results.csv").open()))
     assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
     text = (copy / "figures" / "comparison" / "report.md").read_text()
@@ -132,7 +132,7 @@ def test_a_mistake_in_an_own_method_is_found(project, copy):
         done = project(*arguments, tiny=False, cwd=copy)
     finally:
         script.write_text(right)
-    assert done.returncode == 1 and "failed: computes something else" in done.stdout
+    assert done.returncode == 1 and "\nNext: find the mistake in “my own way”" in done.stdout
 
 
 def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
