@@ -68,10 +68,12 @@ class TorchFinder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
+        sys.meta_path.insert(0, self)  # a library may only have asked whether there is a torch
         if spec is not None:
             run = spec.loader.exec_module
 
             def run_and_install(module):
+                sys.meta_path.remove(self)
                 run(module)
                 install(module, os.environ[OBSERVE])
 

@@ -4,12 +4,15 @@ Milliseconds of a step: data 10, forward 20, backward 15, update 5, and what the
 """
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import socket
 import subprocess
 import sys
 import time
+
+importlib.util.find_spec("torch")  # as some libraries ask, which import it later
 
 import torch
 import torch.distributed as dist
