@@ -29,12 +29,15 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
+from common.ranks.batchnorm import synchronize
 from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, share_out
-from common.ranks.start import choice, start_ranks, switch
+from common.ranks.start import choice, positive_float, start_ranks, switch, value
 
 FLAGS = {
     "--no-sync": switch("never exchange gradients: each rank trains a model of its own, to see the time"),
     "--compress": choice("none | bf16 | fp16: exchange gradients rounded to 16 bits", ("none", *COMPRESS), "TYPE"),
+    "--bucket-mb": value("MiB of gradients that travel together (1 for the first, then 25)", positive_float, "MIB"),
+    "--sync-batchnorm": switch("BatchNorm takes mean and variance over all ranks' images"),
     "--zero": switch("ZeroRedundancyOptimizer: each rank updates its share of the weights for all"),
 }
 
@@ -48,7 +51,10 @@ def train(config, options, place):
     model = build_model(config, image_set)
     place.join()  # from here on, ranks can exchange tensors
     model.to(place.device)
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)  # no copy into its buckets
+    if options.sync_batchnorm:
+        synchronize(model, place.device)
+    # gradients are views of the buckets in which they travel, or they would be copied
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=options.bucket_mb)
     parallel.broadcast_buffers = False  # once, before the evaluation, is enough
     if options.compress != "none":
         parallel.register_comm_hook(None, COMPRESS[options.compress])

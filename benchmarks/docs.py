@@ -27,7 +27,7 @@ from comparison.judge.analysis import analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
-from comparison.show.tables import before_table, lay_out, main_table, projection_table, sweep_tables
+from comparison.show.tables import accuracy, before_table, lay_out, main_table, projection_table, sweep_tables
 from comparison.show.terminal import terminal_text
 
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
@@ -50,6 +50,18 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
     "zero-muon": f"{FAST_CIFAR10} --epochs 2 --max-steps 12 --repeats 4 --methods single-all-cores ddp ddp-zero",
     "ddp-lenet": f"{DDP_LENET} --repeats 5",
     "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
+    **{
+        f"lr-{dataset}-{scaling}": f"--dataset {dataset} {flags} --lr-scaling {scaling} --optimizer nesterov "
+        "--loader resident --methods single-all-cores --baseline single-all-cores --repeats 3 --data-root ./data"
+        for dataset, flags in {
+            "mnist": "--lr 0.02 --epochs 8",
+            "cifar10": "--model strided --lr 0.02 --epochs 10",
+        }.items()
+        for scaling in ("none", "linear")
+    },
+    "memory-for-time": "--dataset synthetic-cifar10 --model vgg --loader resident --batch-size 512 --epochs 2 "
+    "--max-steps 6 --repeats 5 --baseline single-all-cores --methods single-all-cores "
+    "single-all-cores:accumulate=8 single-all-cores:recompute",
     "pipeline-resnet8": "--dataset cifar10 --model resnet8 --loader resident --epochs 2 --max-steps 15 --repeats 10 "
     "--methods pipeline-1 pipeline pipeline-1f1b --micro-batches 8 --baseline pipeline-1",
 }
@@ -122,6 +134,21 @@ def comparison_table(name: str) -> str:
     return "\n\n".join(sweep_tables(analysis, "github") if analysis.report.swept else [main_table(analysis, "github")])
 
 
+def accuracies(names: str) -> str:
+    """Return what each row of some benchmarks learned, with which batch and learning rate, and their commands."""
+    rows, commands = [], []
+    for name in names.split():
+        report = read_results(FIGURES / "benchmark" / name / "results.json")
+        commands.append(f"`{report.command}`")
+        for entry in analyse(report).done:
+            config = entry.row.results[0].config
+            batch = {field: config[field] for field in ("lr", "lr_scaling", "recipe", "dataset", "batch_size")}
+            rate = f"{RunConfig(**batch).highest_lr:g}"
+            rows.append((*list(batch.values())[3:], config["lr_scaling"], rate, accuracy(entry.summary.accuracies)))
+    heading = ("Data set", "Batch", "--lr-scaling", "Highest learning rate", "Test accuracy (%)")
+    return "\n\n".join([lay_out(rows, heading, "github"), *commands])
+
+
 def projection(name: str) -> str:
     """Return the table of what a comparison projects."""
     return projection_table(analyse(read_results(FIGURES / name / "results.json")), "github")
@@ -165,6 +192,7 @@ PARTS = {
     "terminal": terminal,
     "faults": faults,
     "diff": difference,
+    "accuracies": accuracies,
 }
 
 

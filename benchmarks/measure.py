@@ -41,7 +41,14 @@ from comparison.show.tables import lay_out  # noqa: E402
 PLANNED = {
     **vars(RunConfig()),
     **{name: [value] for name, value in {"model": "lenet", "batch_size": 128, "num_workers": 0, "nproc": 2}.items()},
-    **{"nodes": [1], "micro_batches": [1], "threads_per_device": 1, "scaling": "strong", "methods": [("single", {})]},
+    **{
+        "nodes": [1],
+        "micro_batches": [1],
+        "bucket_mb": [None],
+        "threads_per_device": 1,
+        "scaling": "strong",
+        "methods": [("single", {})],
+    },
 }
 
 # And what analyse() needs to know, for one that makes reports of its own.

@@ -175,6 +175,7 @@ _all_cores = partial(_single, label=ALL_CORES)
 _fsdp = partial(_ddp, name="FSDP", file="fsdp_train.py")
 _no_sync, _zero = _with(_ddp, "no exchange", *NO_EXCHANGE), _with(_ddp, "ZeRO", "--zero")
 _bf16, _fp16 = (_with(_ddp, f"gradients in {kind}", "--compress", kind) for kind in ("bf16", "fp16"))
+_sync_bn = _with(_ddp, "synchronized BatchNorm", "--sync-batchnorm")
 _1f1b = _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b")
 # What methods have in common: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
 SHARED: dict[str, Any] = {"uses": RANKS, "divides": True}
@@ -198,7 +199,8 @@ METHODS = {
     "ddp": Method(
         _ddp,
         Look("#0072B2", "-.", "^"),
-        **SHARED,
+        uses=(*RANKS, "bucket_mb"),
+        divides=True,
         rung=True,
         called=DDP,
         parts=PARTS,
@@ -208,6 +210,7 @@ METHODS = {
     ),
     "ddp-bf16": Method(_bf16, Look("#332288", (0, (4, 2, 1, 2)), "1"), **VARIANT, rounds="gradients to bf16"),
     "ddp-fp16": Method(_fp16, Look("#6699CC", (0, (2, 2)), "2"), **VARIANT, rounds="gradients to fp16"),
+    "ddp-sync-bn": Method(_sync_bn, Look("#117733", (0, (1, 1, 4, 1)), "3"), **VARIANT),
     "ddp-zero": Method(_zero, Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}),
     "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), **SHARED, complexity=3),
     "mp": Method(_mp, Look("#009E73", ":", "D"), **CUT, default_gpus=2),

@@ -22,11 +22,15 @@ SWEEPS = {
     "nodes": "Nodes",
     "nproc": "--nproc",
     "micro_batches": "Micro-batches",
+    "bucket_mb": "--bucket-mb",
 }
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
 MOST_FOREIGN = 0.1  # of the cores, or of a GPU's time, may go to other programs; beyond that, times prove nothing
 TRIAL_STEPS = 3  # the first makes gradients and the optimizer's state, which the next have all the time
 TRIAL_MARGIN = 0.05  # of --memory-limit that a trial leaves: peaks of equal runs differ by some percent, few by more
+
+
+UNCUT = ("accumulate", 1)  # which need not be typed
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Planned:
     precision: str = "fp32"
     compile: bool = False
     cuda_graph: bool = False
+    recompute: bool = False
+    accumulate: int = 1
 
     @property
     def batch(self) -> str:
@@ -62,7 +68,7 @@ class Planned:
     @property
     def flags(self) -> dict[str, object]:
         """The values that a training script is given, by RunConfig's fields."""
-        return {name: value for name, value in vars(self).items() if name in FLAGS}
+        return {name: value for name, value in vars(self).items() if name in FLAGS and (name, value) != UNCUT}
 
 
 TRIED = ("ranks", "bf16")  # of Configuration.what_if: what changes a training, so that nobody knows what it learns

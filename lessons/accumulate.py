@@ -24,5 +24,5 @@ for images, labels in batches():
 save(model.state_dict())
 
 # The weights are those of the whole batch at once, unless the network has BatchNorm, whose statistics are each part's.
-# Between ranks, DistributedDataParallel.no_sync() leaves out the exchange of all parts but the last. pipeline_train.py
-# and model_parallel_train.py accumulate over --micro-batches; `--methods pipeline-1` measures what that costs alone.
+# Between ranks, DistributedDataParallel.no_sync() leaves out the exchange of all parts but the last. That is
+# --accumulate N of every script; `compare_parallel.py --methods single single:accumulate=4` measures memory and time.

@@ -44,5 +44,5 @@ for images, labels in batches():
 save(model.state_dict())
 
 # A third more computation, for memory that grows with the number of blocks and not of layers. torch.utils.checkpoint
-# keeps the state of random numbers besides, so that dropout drops the same again. No script measures it yet; what a
-# row of compare_parallel.py needs for weights, gradients, optimizer state and activations is in its report.
+# keeps the state of random numbers besides, so that dropout drops the same again; that is --recompute of every script,
+# and `compare_parallel.py --methods single single:recompute` measures its memory and its time.

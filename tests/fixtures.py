@@ -189,8 +189,9 @@ def plan_arguments(**values):
     """What compare_parallel.py parses without flags, as far as the plan reads it."""
     defaults = {
         **{"methods": (), "nproc": None, "nodes": [1], "batch_size": [64], "num_workers": None, "loader": "workers"},
-        **{"model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "scaling": "strong"},
-        **{"precision": "fp32", "compile": False, "cuda_graph": False},
+        **{"model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "bucket_mb": [None]},
+        **{"scaling": "strong", "precision": "fp32", "accumulate": 1},
+        **dict.fromkeys(("compile", "cuda_graph", "recompute"), False),
     }
     return Namespace(**{**defaults, **values})
 

@@ -20,6 +20,10 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
     """
     if config.compile and config.cuda_graph:
         raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
+    for name in ("recompute", "accumulate") if config.cuda_graph else ("recompute",) if config.compile else ():
+        if getattr(config, name) != getattr(RunConfig, name):
+            what = f"--{name} does not go with --compile or --cuda-graph"
+            raise SuiteError(what, "found both", "leave one out", USAGE)
     if config.compile:
         _compile(context)
     if config.cuda_graph:

@@ -18,6 +18,7 @@ from common.engine.loop import fit, is_finite, reached, steps_of
 from common.engine.memory import held_to, memory_parts, peak_memory
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
+from common.engine.step import in_parts
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start
 from common.engine.tracing import spans_of, trace_steps, write_trace
@@ -65,7 +66,8 @@ class _Run:
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
         self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
         self.image_set, self.config, self.options = image_set, config, options
-        self.train_step = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
+        held = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
+        self.train_step = in_parts(held, context.model, config.accumulate)
         self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
         self.says = self.first and not config.quiet
         self.result = _before(context, config, options)
@@ -103,7 +105,7 @@ class _Run:
         self.optimizer.zero_grad()
 
     def announce(self):
-        images = min(self.config.batch_size, len(self.image_set.train_labels))
+        images = min(self.config.batch_size, len(self.image_set.train_labels)) // self.config.accumulate
         replace_network(self.context, (images, *self.image_set.image_shape), self.config)
         for device in self.checkpoints.gpus:
             torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
@@ -200,7 +202,7 @@ def _before(context, config, options):
     return RunResult(
         method=context.method,
         status="ok",
-        reason="; ".join(filter(None, (context.note, _unlike(names)))),
+        reason="; ".join(filter(None, (context.note, _unlike(names), _scaled(config)))),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
@@ -222,6 +224,13 @@ def _unlike(devices):
     """What a reader must know where devices, named as device_name() does, are of several kinds; "" else."""
     kinds = list(dict.fromkeys(device.partition(" (")[2].removesuffix(")") for device in devices))
     return f"its devices are not alike ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
+
+
+def _scaled(config):
+    """What --lr-scaling made of the learning rate; "" if nothing."""
+    if config.lr_factor == 1:
+        return ""
+    return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
 
 
 def _precision(model, device):

@@ -1,5 +1,6 @@
 """What a training step is made of: images on their device, the loss, the optimizer, the last gradient."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torc
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9: fused, where torch has a kernel for all weights."""
-    parameters, common = list(parameters), {"lr": config.lr, "weight_decay": config.weight_decay}
+    parameters, common = list(parameters), {"lr": config.highest_lr, "weight_decay": config.weight_decay}
     if config.optimizer == "muon":
         return uncompiled(Muon)(parameters, **common)
     if config.optimizer == "adam":
@@ -39,6 +40,38 @@ def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.op
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
+
+
+def in_parts(train_step: Callable, model: nn.Module, parts: int) -> Callable:
+    """Return a train_step that lets a batch through in so many parts, and leaves the gradients of its mean loss.
+
+    Ranks exchange gradients with the last part alone, where `model` knows how to go without (DDP's no_sync).
+    """
+    if parts == 1:
+        return train_step
+    parameters, no_sync = list(model.parameters()), getattr(model, "no_sync", contextlib.nullcontext)
+
+    def step(images, labels, mark):
+        counts = [len(part) for part in labels.tensor_split(min(parts, len(labels)))]
+        loss, before = 0.0, 0
+        for number, part in enumerate(zip(images.split(counts), labels.split(counts), strict=True), start=1):
+            count = counts[number - 1]
+            _scale(parameters, before / count)  # a sum of means that weigh equally becomes one by images
+            with no_sync() if number < len(counts) else contextlib.nullcontext():
+                own = train_step(*part, mark)
+            loss = None if own is None else loss + own.detach() * count / len(labels)
+            before = count
+        _scale(parameters, before / len(labels))
+        return loss
+
+    return step
+
+
+@torch.no_grad()
+def _scale(parameters, factor):
+    for parameter in parameters if factor != 1 else ():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 class LastGradient:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import difflib
+import functools
 import importlib.util
 import sys
 from collections import OrderedDict
@@ -27,23 +28,54 @@ class Network(nn.Sequential):
     """
 
     precision = "fp32"
+    recompute = False  # whether the backward pass computes each block's activations again, which are not kept
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.precision != "bf16":
-            return super().forward(images.double() if self.precision == "fp64" else images)
+            return self._through_blocks(images.double() if self.precision == "fp64" else images)
         with torch.autocast(images.device.type, torch.bfloat16):
-            return super().forward(images)
+            return self._through_blocks(images)
+
+    def _through_blocks(self, features):
+        if not (self.recompute and torch.is_grad_enabled()):
+            return super().forward(features)
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self:
+            contexts = functools.partial(_contexts, block)
+            features = checkpoint(block, features, use_reentrant=False, context_fn=contexts)
+        return features
 
     def __getitem__(self, index):
         part = super().__getitem__(index)
         if isinstance(part, Network):  # a slice
-            part.precision = self.precision
+            part.precision, part.recompute = self.precision, self.recompute
         return part
+
+
+def _contexts(block):
+    """The contexts of a block's first computation and of its second, which leaves BatchNorm's statistics alone."""
+    return contextlib.nullcontext(), _without_statistics(block)
+
+
+@contextlib.contextmanager
+def _without_statistics(block):
+    norms = [part for part in block.modules() if getattr(part, "track_running_stats", False)]
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, values in zip(norms, kept, strict=True):
+            norm.momentum, norm.num_batches_tracked = values
 
 
 def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network that `config` names, for these images: see build_network()."""
-    return build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
+    network = build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
+    network.recompute = config.recompute
+    return network
 
 
 def build_network(

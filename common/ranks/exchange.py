@@ -15,8 +15,9 @@ def refuse_contradictions(config, options) -> None:
     if options.no_sync and config.checkpoint:
         what = "--no-sync trains a model in every rank, a checkpoint holds one"
         raise SuiteError(what, "found both", "leave out --checkpoint", USAGE)
-    if options.no_sync and (options.zero or options.compress != "none"):
-        found = "found --zero or --compress, which are about the exchange"
+    exchanged = ("zero", "bucket_mb", "sync_batchnorm")
+    if options.no_sync and (options.compress != "none" or any(getattr(options, name) for name in exchanged)):
+        found = "found --zero, --compress, --bucket-mb or --sync-batchnorm, which are about the exchange"
         raise SuiteError("--no-sync exchanges nothing", found, "leave out --no-sync", USAGE)
     if options.zero and (config.checkpoint or config.resume):
         what = "--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it"
@@ -38,6 +39,8 @@ def describe_exchange(options) -> dict:
     notes = {}
     if options.compress != "none":
         notes[options.compress] = f"gradients are exchanged in {options.compress}"
+    if options.sync_batchnorm:
+        notes["sync-bn"] = "BatchNorm's statistics are those of all ranks' images"
     if options.zero:
         notes["zero"] = "each rank updates its share of the weights and sends it to the others, as part of the update"
     return {"method": "-".join(["ddp", *notes]), "note": ", ".join(notes.values())}

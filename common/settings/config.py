@@ -1,6 +1,7 @@
 """What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -20,7 +21,7 @@ from common.settings.arguments import (
     positive_int,
 )
 from common.settings.datasets import DATASETS, RECIPES
-from common.settings.schedules import SCHEDULES
+from common.settings.schedules import LR_SCALINGS, SCHEDULES
 from common.settings.totals import check_workers
 
 FOLDER = "folder:"
@@ -105,10 +106,21 @@ class RunConfig:
     allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
     compile: bool = trains(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True)
     cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
+    recompute: bool = trains(
+        False, "keep no activations inside the blocks: the backward pass computes them again", equal=False, own=True
+    )
+    accumulate: int = trains(
+        1, "let every batch through in N parts, and step once for all (%(default)s)", N, equal=False, own=True
+    )
     optimizer: str = trains(
         "adam", "adam | sgd or nesterov, momentum 0.9 | muon (docs/flags.md)", names("adam", "sgd", "nesterov", "muon")
     )
     lr: float = trains(1e-3, "learning rate (%(default)s)", (positive_float, "LR"))
+    lr_scaling: str = trains(
+        "none",
+        f"{' | '.join(LR_SCALINGS)}: raise --lr with the batch, from 128 (a recipe's own) on",
+        names(*LR_SCALINGS),
+    )
     weight_decay: float = trains(0.0, "(%(default)s)", X)
     schedule: str = trains(
         "steps", " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), names(*SCHEDULES)
@@ -152,6 +164,20 @@ class RunConfig:
     )
     quiet: bool = private(False, "print nothing but errors")
     debug: bool = private(False, "show tracebacks instead of one line per error")
+
+    @property
+    def lr_factor(self) -> float:
+        """How many times --lr the learning rate is, by --lr-scaling."""
+        usual: Any = RunConfig.batch_size
+        if self.recipe:
+            usual = RECIPES[self.recipe][self.dataset].get("batch_size", usual)
+        larger: float = self.batch_size / usual
+        return math.pow(larger, LR_SCALINGS[self.lr_scaling])
+
+    @property
+    def highest_lr(self) -> float:
+        """The learning rate at the schedule's highest point."""
+        return self.lr * self.lr_factor
 
 
 # The groups of --help, each under the name of its first flag.

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 class Schedule:
     about: str  # what --help says
     make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps of an epoch) → one of torch's
+    warms_up: bool = False
+
+
+# By which power of the batch the learning rate grows. linear: P. Goyal et al., "Accurate, Large Minibatch SGD", 2017;
+# sqrt, for Adam: S. Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
+LR_SCALINGS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+WARM_UP = 1  # epochs in which a learning rate that was scaled rises from --lr; Goyal et al.: 5 of 90
 
 
 def _steps(torch, optimizer, config, steps):
@@ -18,7 +25,7 @@ def _one_cycle(torch, optimizer, config, steps):
     """In straight lines (L. Smith, "Super-convergence", 2018)."""
     lines = {"pct_start": 0.25, "anneal_strategy": "linear", "cycle_momentum": False}
     total = max(5, config.epochs * steps)  # OneCycleLR divides by 0 at 4
-    return torch.OneCycleLR(optimizer, config.lr, total_steps=total, **lines)
+    return torch.OneCycleLR(optimizer, config.highest_lr, total_steps=total, **lines)
 
 
 def _linear(torch, optimizer, config, steps):
@@ -27,18 +34,27 @@ def _linear(torch, optimizer, config, steps):
 
 SCHEDULES = {
     "steps": Schedule("of the learning rate, at --lr-milestones", _steps),
-    "one-cycle": Schedule("up to --lr in the first quarter, then to 0", _one_cycle),
+    "one-cycle": Schedule("up to --lr in the first quarter, then to 0", _one_cycle, warms_up=True),
     "linear": Schedule("from --lr straight to 0", _linear),
 }
 
 
 def build_schedule(optimizer, config, steps_per_epoch: int):
-    """Return the schedule that `config` (a RunConfig) names, to be stepped after every training step."""
+    """Return the schedule that `config` (a RunConfig) names, to be stepped after every training step.
+
+    A learning rate that --lr-scaling raised begins at --lr, or higher jumps would upset the first steps.
+    """
     from torch.optim import lr_scheduler
 
-    return SCHEDULES[config.schedule].make(lr_scheduler, optimizer, config, steps_per_epoch)
+    schedule = SCHEDULES[config.schedule]
+    made = schedule.make(lr_scheduler, optimizer, config, steps_per_epoch)
+    if config.lr_factor <= 1 or schedule.warms_up:
+        return made
+    warm_up = lr_scheduler.LinearLR(optimizer, 1 / config.lr_factor, total_iters=WARM_UP * steps_per_epoch)
+    return lr_scheduler.ChainedScheduler([warm_up, made])
 
 
 def length_of(schedule: dict) -> int | None:
     """Return after how many steps a schedule, by its state_dict, has ended: a resumed one cannot change that."""
-    return schedule.get("total_iters", schedule.get("total_steps"))
+    last = schedule.get("_schedulers", [schedule])[-1]  # behind the warm-up
+    return last.get("total_iters", last.get("total_steps"))

@@ -96,11 +96,15 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
 
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
-    """Return what need not be equal between these rows, by name: the seed, which every block has of its own.
-
-    And the threads, where one of them has all cores on purpose.
+    """Return what need not be equal between these rows, by name: the seed, which every block has of its own, and how
+    the same gradients are computed. And the threads, where one of them has all cores on purpose.
     """
-    return ("seed", *(["threads"] if any(method_of(row.method).all_cores for row in configurations) else []))
+    return (
+        "seed",
+        "recompute",
+        "accumulate",
+        *(["threads"] if any(method_of(row.method).all_cores for row in configurations) else []),
+    )
 
 
 @dataclass(frozen=True)

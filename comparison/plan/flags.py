@@ -154,6 +154,7 @@ FLAGS = {
         "machines of a SLURM job, each with --nproc devices, for methods of ranks (1)", N, [1], "+", plans=True
     ),
     "micro_batches": Flag("of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
+    "bucket_mb": Flag("of ddp: gradients that travel together (25)", (positive_float, "MIB"), [None], "+", plans=True),
     "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
     "scaling": Flag("strong | weak: --batch-size over all devices, or on each", SCALING, "strong", plans=True),
     "against": Flag(

@@ -83,6 +83,8 @@ def _configuration(method, choice, shown, own, machine, shared_flags):
     shares = devices if "nproc" in kind.uses and not kind.staged else 1  # of a batch
     label, command, needed = kind.build(devices, replace(machine, nodes=nodes), choice["micro_batches"])
     label += "".join(f", {name.replace('_', ' ')}{'' if value is True else f' {value}'}" for name, value in own.items())
+    if "bucket_mb" in kind.uses and choice["bucket_mb"]:
+        command = [*command, "--bucket-mb", f"{choice['bucket_mb']:g}"]
     choice = {**choice, "threads": max(1, int(machine.cores)) if kind.all_cores else choice["share"], **own}
     batch = choice["batch_size"] * (shares if choice["scaling"] == "weak" else 1)
     choice |= {"batch_size": batch, "per_device_batch_size": -(-batch // shares)}

@@ -17,6 +17,7 @@ STEPS = 20
 # doubled gradient ends near 1e-2.
 TOLERANCE = 1e-4
 TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 end near 1e-4
+PLAIN = {"compile": False, "cuda_graph": False, "recompute": False, "accumulate": 1}  # how the reference trains
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
 DETERMINISTIC = (
     "--eval-mode --no-augment --optimizer sgd --lr 0.01 --weight-decay 0 --schedule steps --label-smoothing 0 "
@@ -33,7 +34,7 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
     references: dict[tuple[str, ...], Path] = {}
 
     def difference(number, row, precision):
-        one_device = replace(row.planned, threads=plan[0].planned.threads, compile=False, cuda_graph=False)
+        one_device = replace(row.planned, threads=plan[0].planned.threads, **PLAIN)
         flags = (*shared_flags, *type_flags(one_device.flags), "--precision", precision)
         if flags not in references:
             file = Path(directory, f"reference-{number}-{precision}.pth")

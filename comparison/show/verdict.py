@@ -63,6 +63,7 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
         *tell_guesses(analysis),
         *_maths(analysis),
         *_accuracies(analysis),
+        *_one_learning_rate(analysis),
     ]
 
 
@@ -86,6 +87,15 @@ def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
     return [say("Accuracy: {x} %, mean of each row's runs.", x="–".join(ends))] if len(means) > 1 else []
+
+
+def _one_learning_rate(analysis):
+    """What to type where batches of several sizes were trained on with one learning rate."""
+    batches = {entry.row.configuration.planned.batch_size for entry in analysis.done if entry.row.learns}
+    if len(batches) < 2 or analysis.report.settings.get("lr_scaling", "none") != "none":
+        return []
+    template = "Batches differ and the learning rate does not: --lr-scaling linear, or sqrt for Adam, scales it."
+    return [say(template)]
 
 
 def _step_of_script(analysis):

@@ -96,6 +96,33 @@ def test_ranks_give_the_weights_of_one_device(name, train, reference):
     assert (result["method"], result["simulated"]) == (name.split()[0], False)
 
 
+IN_PARTS = {
+    "dp": "data_parallel_train.py --simulate-devices 2",
+    "mp-micro": "model_parallel_train.py --use-model-parallel --micro-batches 2",
+    "ddp": "ddp_train.py --spawn 2 --bucket-mb 0.01",
+    "fsdp": "fsdp_train.py --spawn 2",
+    "pipeline": "pipeline_train.py --spawn 2",
+    "accelerate": "accelerate_train.py",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name > "ddp")) for name in IN_PARTS])
+def test_a_batch_in_parts_that_computes_twice_gives_the_same_weights(name, train, reference):
+    if name == "accelerate":
+        pytest.importorskip("accelerate")
+    _, weights, _ = train(IN_PARTS[name], *SAME_STEPS, "--accumulate", 3, "--recompute")
+    assert_same(weights, reference)
+
+
+def test_batchnorm_over_all_ranks_is_that_of_one_device(train, train_here):
+    same = "--model strided --no-augment --optimizer sgd --lr 0.05 --max-steps 4 --threads 1 --precision fp64".split()
+    _, expected, _ = train_here("data_parallel_train.py", *same)
+    result, weights, _ = train("ddp_train.py --spawn 2 --sync-batchnorm", *same)
+    assert result["method"] == "ddp-sync-bn" and distance(weights, expected) < 1e-9
+    _, weights, _ = train("ddp_train.py --spawn 2", *same)
+    assert distance(weights, expected) > 1e-3
+
+
 def distance(weights, others):
     assert weights.keys() == others.keys()
     return max((value - others[name]).abs().max().item() for name, value in weights.items())

@@ -3,6 +3,8 @@
 Milliseconds of a step: data 10, forward 20, backward 15, update 5, and what the script does besides, 5.
 """
 
+# ruff: noqa: E402
+
 import contextlib
 import importlib.util
 import itertools

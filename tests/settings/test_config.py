@@ -21,7 +21,7 @@ from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
 from tests.fixtures import start_here
 
-SWITCHES = "allow_slow_precision compile cuda_graph eval_mode bind quiet debug"
+SWITCHES = "allow_slow_precision compile cuda_graph recompute eval_mode bind quiet debug"
 CHANGED = (  # a value that is not the default
     dict.fromkeys(SWITCHES.split(), True)
     | {"augment": False, "curves": False, "lr_milestones": (3,), "memory_limit": 2**31}
@@ -31,6 +31,7 @@ CHANGED = (  # a value that is not the default
     | {"save": "s", "checkpoint": "c", "resume": "c", "train_size": 96, "image_size": 32, "num_workers": 4}
     | {"lr": 0.5, "weight_decay": 0.25, "label_smoothing": 0.125, "epochs": 7, "seed": 5}
     | {"target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "threads": 3, "profile": 2}
+    | {"accumulate": 4, "lr_scaling": "sqrt"}
 )
 SCRIPTS = "data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train compare_parallel".split()
 
@@ -93,8 +94,9 @@ def test_a_checkpoint_belongs_to_what_decides():
 
 def test_traits_go_together():
     assert {"precision", "compile", "cuda_graph"} < {*flags_that("own")}
-    assert len(flags_that("decides")) == 20 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
-    assert set(flags_that("decides")) - set(flags_that("equal")) == {"batch_size"}  # equal as the global batch
+    assert len(flags_that("decides")) == 23 and not {"epochs", "threads", "num_workers"} & {*flags_that("decides")}
+    same = {"accumulate", "recompute"}  # other ways to the same gradients
+    assert {*flags_that("decides")} - {*flags_that("equal")} == {"batch_size", *same}  # equal as the global batch
     assert {*flags_that("several")} == {*IN_EVERY_METHOD} < {field.name for field in fields(Planned)}
     assert {*flags_that("own")} < {field.name for field in fields(Planned)}
     assert not set(flags_that("by_rank")) & {*flags_that("decides"), *flags_that("equal")}

@@ -1,0 +1,56 @@
+"""BatchNorm over the images of all ranks: torch's own on GPUs, and one for CPUs, where torch has none."""
+
+import torch
+from torch import distributed, nn
+
+
+class _Sum(torch.autograd.Function):
+    """A sum over the ranks, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(context, values):
+        values = values.clone()
+        distributed.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(context, gradient):
+        return _Sum.apply(gradient)
+
+
+class RanksBatchNorm(nn.BatchNorm2d):
+    """BatchNorm2d whose mean and variance are those of all ranks' images, of which each rank has equally many.
+
+    As nn.SyncBatchNorm does on GPUs: the ranks exchange 2 C numbers in the forward pass, and again in the backward.
+    """
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images (B, C, H, W) to the same shape."""
+        if not self.training:
+            return super().forward(images)
+        ranks, pixels = distributed.get_world_size(), images.numel() // images.shape[1]
+        variance, mean = torch.var_mean(images, (0, 2, 3), correction=0)  # (C,)
+        mean, square = _Sum.apply(torch.stack([mean, variance + mean.square()])) / ranks
+        variance = square - mean.square()
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked += 1
+                new = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+                unbiased = variance * (ranks * pixels / (ranks * pixels - 1))
+                self.running_mean.lerp_(mean.to(self.running_mean), new)
+                self.running_var.lerp_(unbiased.to(self.running_var), new)
+        factor = torch.rsqrt(variance + self.eps) * (self.weight if self.affine else 1.0)
+        offset = (self.bias if self.affine else 0.0) - mean * factor
+        return torch.addcmul(offset[:, None, None], images, factor[:, None, None])
+
+
+def synchronize(model: nn.Module, device: torch.device) -> None:
+    """Let every BatchNorm2d of `model` normalise over all ranks; they keep their weights, statistics and names."""
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if type(part) is nn.BatchNorm2d:
+                if device.type == "cuda":
+                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
+                else:
+                    part.__class__ = RanksBatchNorm
