@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -49,15 +50,18 @@ RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one comparison of so many blocks said. step: the script's, in milliseconds; planted: in each other row.
+    """What one comparison of so many blocks said. command: the script's; step: its own, in milliseconds; planted: in
+    each other row.
 
     told_apart: whether the same again was called faster or slower. slower: which planted rows were proved to be slower;
     causes: what was named first in each; found: how long it is, in milliseconds.
     """
 
     script: str
+    command: str
     seed: int
     blocks: int
+    cpu: str
     step: float
     planted: dict[str, float]
     told_apart: bool
@@ -108,8 +112,10 @@ def _compare(text, seed, blocks, directory):
     }
     return Comparison(
         plain.label,
+        shlex.join(plain.command),
         seed,
         blocks,
+        environment["cpu"],
         step.whole,
         {kind: SHARES[kind] * step.whole for kind in kinds},
         again.standing.speed_up.words in (FASTER, SLOWER),
@@ -134,8 +140,8 @@ def scores(comparisons: list[Comparison]) -> dict:
 
 def table(results: dict) -> str:
     rows = []
-    for name in dict.fromkeys(entry["script"] for entry in results["comparisons"]):
-        own = [entry for entry in results["comparisons"] if entry["script"] == name]
+    for name, cpu in dict.fromkeys((entry["script"], entry["cpu"]) for entry in results["comparisons"]):
+        own = [entry for entry in results["comparisons"] if (entry["script"], entry["cpu"]) == (name, cpu)]
         planted = [(entry, kind) for entry in own for kind in entry["causes"]]
         slower, named = (
             f"{sum(values)} of {len(planted)}"
@@ -145,8 +151,8 @@ def table(results: dict) -> str:
             )
         )
         step = f"{sum(entry['step'] for entry in own) / len(own):.1f}"
-        rows.append((name, step, f"{sum(entry['told_apart'] for entry in own)} of {len(own)}", slower, named))
-    return as_table("Script | Step (ms) | Equal rows told apart | Planted: slower | named first", rows)
+        rows.append((name, cpu, step, f"{sum(entry['told_apart'] for entry in own)} of {len(own)}", slower, named))
+    return as_table("Script | CPU | Step (ms) | Equal rows told apart | Planted: slower | named first", rows)
 
 
 def main() -> None:
