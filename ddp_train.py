@@ -5,14 +5,10 @@
     torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 ddp_train.py
     srun --nodes=2 --ntasks-per-node=4 python ddp_train.py
 
-Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the ranks too.
-
-Every rank holds the whole model and steps its own optimizer; during the backward pass the ranks average their gradients
-(all-reduce, by NCCL between GPUs and by gloo between CPU processes), so that the models stay equal. Two options are for
-large models: with --compress, gradients travel in 16 bits, which a slow link has done sooner; with --zero, a rank keeps
-the optimizer's state for its share of the weights alone, updates them, and sends them to the others. The loop around
-train_step is common.engine.loop.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
-benchmarks/overhead.py.
+Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the ranks too. Every rank holds the whole
+model and steps its own optimizer; during the backward pass the ranks average their gradients (all-reduce, by NCCL
+between GPUs and by gloo between CPU processes), so that the models stay equal. The loop around train_step is
+common.engine.loop.train_one_epoch; the same without measuring is train_by_hand() in benchmarks/overhead.py.
 """
 
 import contextlib
@@ -29,8 +25,7 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.batchnorm import synchronize
-from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, share_out
+from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, share_out, synchronize
 from common.ranks.start import choice, positive_float, start_ranks, switch, value
 
 FLAGS = {

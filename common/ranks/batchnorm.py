@@ -43,14 +43,3 @@ class RanksBatchNorm(nn.BatchNorm2d):
         factor = torch.rsqrt(variance + self.eps) * (self.weight if self.affine else 1.0)
         offset = (self.bias if self.affine else 0.0) - mean * factor
         return torch.addcmul(offset[:, None, None], images, factor[:, None, None])
-
-
-def synchronize(model: nn.Module, device: torch.device) -> None:
-    """Let every BatchNorm2d of `model` normalise over all ranks; they keep their weights, statistics and names."""
-    for module in list(model.modules()):
-        for name, part in module.named_children():
-            if type(part) is nn.BatchNorm2d:
-                if device.type == "cuda":
-                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
-                else:
-                    part.__class__ = RanksBatchNorm

@@ -3,9 +3,12 @@
 import importlib
 import os
 
+import torch
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
 from common.errors import MACHINE, USAGE, SuiteError
+from common.ranks.batchnorm import RanksBatchNorm
 
 COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # round, average, and round back
 
@@ -30,6 +33,17 @@ def share_out(optimizer, model):
     from torch.distributed.optim import ZeroRedundancyOptimizer  # takes most of a second
 
     return ZeroRedundancyOptimizer(model.parameters(), type(optimizer), **optimizer.defaults)
+
+
+def synchronize(model: nn.Module, device: torch.device) -> None:
+    """Let every BatchNorm2d of `model` normalise over all ranks; they keep their weights, statistics and names."""
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if type(part) is nn.BatchNorm2d:
+                if device.type == "cuda":
+                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
+                else:
+                    part.__class__ = RanksBatchNorm
 
 
 def describe_exchange(options) -> dict:
