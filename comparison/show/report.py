@@ -130,7 +130,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
 
 
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
-    """Write report.html. figures: PNG files, which are put into it."""
+    """Write report.html. figures: PNG files; the SVG files beside them are put into it."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"render": render, "base64": lambda file: base64.b64encode(file.read_bytes()).decode()}
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
