@@ -192,7 +192,7 @@ METHODS = {
         _all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
     ),
     "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
-    "ddp-1": Method(_ddp_1, Look("#F0E442", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
+    "ddp-1": Method(_ddp_1, Look("#AA4499", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
     "ddp-no-sync": Method(
         _no_sync, Look("#D55E00", (0, (1, 2)), ">"), **VARIANT, differs="it exchanges no gradients", rung=True
     ),
@@ -225,7 +225,7 @@ METHODS = {
     "pipeline-1": Method(_pipeline_1, Look("#CC6677", (0, (7, 2)), "H"), **MICRO, by_default=False, complexity=4),
     "pipeline": Method(_pipeline, Look("#999933", (0, (5, 1, 1, 1)), "*"), **STAGES),
     "pipeline-1f1b": Method(
-        _1f1b, Look("#DDCC77", (0, (3, 1, 1, 1, 1, 1)), "8"), **STAGES, one_each=True, by_default=False
+        _1f1b, Look("#117733", (0, (3, 1, 1, 1, 1, 1)), "8"), **STAGES, one_each=True, by_default=False
     ),
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }

@@ -10,23 +10,35 @@ from common.files.writing import replacing
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
-NO_PHASES = {"late ranks": "#CC79A7"}  # of a step's account: of Okabe and Ito, apart from the colour map of phases
-BETWEEN_RANKS, ON_A_GPU = ("exchange between ranks", "#D55E00"), ("kernels on a GPU", "#222222")
+BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#CC79A7"), ("kernels on a GPU", "#222222")
+STYLE: dict[Any, Any] = {  # of every figure, in matplotlib's words: legible at half of its size
+    **{"font.size": 11.0, "axes.titlesize": "medium", "figure.labelsize": "medium"},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
+    **{"grid.alpha": 0.3, "legend.frameon": False, "lines.linewidth": 2.0, "errorbar.capsize": 4.0},
+}
 
 
-def new_figure(columns: int = 1, width: float = 8.0, height: float = 4.5, rows: Sequence[float] = (1,)):
-    """Return (figure, axes), in inches, with `columns` axes side by side, or `rows` (heights) below each other."""
+def new_figure(columns: int = 1, width: float = 9.0, height: float = 4.5, rows: Sequence[float] = (1,)):
+    """Return (figure, axes), in inches, with `columns` axes side by side, and `rows` (heights) below each other."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    matplotlib.rcParams.update(STYLE)
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), columns, squeeze=False, sharex=len(rows) > 1, height_ratios=rows).ravel()
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.3)
-        axis.set_axisbelow(True)
-    return figure, axes
+    axes = figure.subplots(len(rows), columns, squeeze=False, sharex=columns == 1, height_ratios=rows)
+    return figure, axes.ravel()
+
+
+def new_panels(count: int, height: float, each: float = 0.0, across: int = 3):
+    """Return (figure, axes, columns) for so many panels, at most `across` in a line; inches, and for each line."""
+    lines = -(-count // across)
+    columns = -(-count // lines)
+    figure, axes = new_figure(columns, height=height + each * lines, rows=(1,) * lines)
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count], columns
 
 
 def save_figure(figure, path: Path) -> Path:
@@ -54,15 +66,6 @@ def show_literally(figure) -> None:
         text.set(text=printable(text.get_text()), parse_math=False)
 
 
-def phase_look(name: str) -> dict[str, Any]:
-    """Return how the bars of a phase look, for matplotlib; grey where a part of a step is none."""
-    import matplotlib
-
-    phase = PHASES.get(name)
-    color = matplotlib.colormaps["cividis"](phase.shade) if phase else NO_PHASES.get(name, "#BBBBBB")
-    return {"facecolor": color, "hatch": phase.hatch if phase else "", "edgecolor": "white"}
-
-
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
     """Draw a bar for the phases of every rank's steps, thin ones for its exchanges and each GPU; return, by name, the
     artists for a legend, without what is too short to be seen."""
@@ -78,7 +81,8 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
         place, length = places[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
             name = span.name
-            (bar,) = axis.barh(place, length, 0.4, span.start, linewidth=0.5, **phase_look(name))
+            color = PHASES[name].color if name in PHASES else "#BBBBBB"
+            (bar,) = axis.barh(place, length, 0.4, span.start, color=color, edgecolor="white", linewidth=0.5)
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
             (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
@@ -92,7 +96,7 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
 
 def draw_curves(result: RunResult, directory: str | Path) -> Path:
     """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
-    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, width=9.0, height=3.8)
+    figure, (loss_axis, accuracy_axis) = new_figure(columns=2, height=3.8)
     epochs = [record.epoch for record in result.epochs]
     test: dict[str, Any] = {**LOOK, "linestyle": "--", "markerfacecolor": "white", "label": "test"}
     loss_axis.plot(epochs, [record.train_loss for record in result.epochs], **LOOK, label="training")
@@ -107,5 +111,5 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     devices, last = f"{len(result.devices)} × {result.devices[0]}", result.epochs[-1]
     title = f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
     title += f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
-    figure.suptitle(title + (f"\n{result.note}" if result.reason else ""), fontsize=11)
+    figure.suptitle(title + (f"\n{result.note}" if result.reason else ""))
     return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

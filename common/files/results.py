@@ -43,24 +43,23 @@ class Environment(TypedDict):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step. shade, hatch: how it is drawn; shade is a place, 0..1, on the colour map cividis."""
+    """A part of a step. color: of Okabe and Ito's, which the colour-blind can tell apart."""
 
     meaning: str
-    shade: float
-    hatch: str = ""
+    color: str
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
     """Milliseconds per step, the mean over one epoch of one rank; None: what a method's step does not tell apart."""
 
-    data: Annotated[float | None, Phase("waiting for the next batch", 0.0)] = None
-    transfer: Annotated[float | None, Phase("host to device", 0.25, "////")] = None
-    forward: Annotated[float | None, Phase("forward pass, with the loss", 0.5)] = None
-    backward: Annotated[float | None, Phase("backward pass", 0.75, "....")] = None
-    exchange: Annotated[float | None, Phase(EXCHANGE, 0.0, "oo")] = None
-    update: Annotated[float | None, Phase("optimizer's step", 1.0, "\\\\\\\\")] = None
-    rest: Annotated[float | None, Phase("what the method's step does in none of these", 0.6, "xxxx")] = None
+    data: Annotated[float | None, Phase("waiting for the next batch", "#E69F00")] = None
+    transfer: Annotated[float | None, Phase("host to device", "#F0E442")] = None
+    forward: Annotated[float | None, Phase("forward pass, with the loss", "#56B4E9")] = None
+    backward: Annotated[float | None, Phase("backward pass", "#0072B2")] = None
+    exchange: Annotated[float | None, Phase(EXCHANGE, "#D55E00")] = None
+    update: Annotated[float | None, Phase("optimizer's step", "#009E73")] = None
+    rest: Annotated[float | None, Phase("what the method's step does in none of these", "#BBBBBB")] = None
 
     @property
     def known(self) -> dict[str, float]:

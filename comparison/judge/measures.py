@@ -57,14 +57,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the device that had the most. peak: median over the runs; lowest, highest: of all runs.
+    """Bytes of the device that had the most. peak: median over the runs.
 
     together: the sum of all devices' peaks, median over the runs. parts: what is in it, where that is known.
     """
 
     peak: float
-    lowest: int
-    highest: int
     together: float
     parts: dict[str, int]
 
@@ -89,7 +87,6 @@ class Summary:
     runs: int = 0
     asked_seconds: float | None = None
     epoch_seconds: float | None = None
-    epoch_interval: tuple[float, float] | None = None  # of 95 %, around epoch_seconds
     fastest_epoch: float | None = None
     slowest_epoch: float | None = None
     images_per_second: float | None = None
@@ -304,7 +301,6 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
         runs=len(seconds),
         asked_seconds=asked,
         epoch_seconds=mean,
-        epoch_interval=mean_interval(seconds, mean),
         fastest_epoch=min(epoch.train_seconds for epoch in epochs),
         slowest_epoch=max(epoch.train_seconds for epoch in epochs),
         images_per_second=1 / per_image,
@@ -332,10 +328,10 @@ def _memory(results: Sequence[RunResult]) -> Memory | None:
     devices = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
     if not devices:
         return None
-    peaks, together = list(map(max, devices)), statistics.median(map(sum, devices))
+    peak, together = (statistics.median(map(combine, devices)) for combine in (max, sum))
     parts = results[0].memory_parts or {}
     known = parts if any(parts.values()) else {}  # no network has no parameters
-    return Memory(statistics.median(peaks), min(peaks), max(peaks), together, known)
+    return Memory(peak, together, known)
 
 
 @dataclass(frozen=True)

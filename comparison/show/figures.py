@@ -11,14 +11,14 @@ from common.files.plots import save_figure, show_literally
 from common.files.writing import replacing
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
-from comparison.show.plots import draw_curves, draw_memory, draw_speed_ups, draw_time_and_memory
-from comparison.show.step_plots import draw_excess, draw_phases, draw_timelines
+from comparison.show.plots import draw_curves, draw_memory, draw_speed_ups
+from comparison.show.step_plots import draw_phases, draw_timelines
 from comparison.show.sweep_plots import draw_map, draw_scaling, draw_sweep
 from comparison.show.terminal import fill
 from comparison.words import ENGLISH, spoken, widened
 
 EDGE, FEWEST = 0.1, 10  # inches that a figure's edges keep free; columns of a line in a title
-PANEL = 0.85  # of a panel's width lies above its axes, beside their labels
+PANEL = 0.75  # of a panel's width lies above its axes, beside their labels
 FONTS = (  # with Chinese characters, as matplotlib calls them
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN"),
     *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Heiti TC"),
@@ -28,10 +28,8 @@ FONTS = (  # with Chinese characters, as matplotlib calls them
 FIGURES: dict[str, Callable[[Analysis], Any]] = {
     "curves.png": draw_curves,  # What do the rows learn, and how soon?
     "speed-up.png": draw_speed_ups,  # How many times as fast as the baseline is each row, how sure?
-    "phases.png": draw_phases,  # What is in a step?
-    "excess.png": draw_excess,  # What of a step takes longer than it should?
+    "phases.png": draw_phases,  # What is in a step, and what should be?
     "memory.png": draw_memory,  # How much memory does a device need?
-    "time-memory.png": draw_time_and_memory,  # Who buys time with memory?
     "timeline.png": draw_timelines,  # What does every device do when?
     **{f"sweep-{name.replace('_', '-')}.png": partial(draw_sweep, name=name) for name in SWEEPS},  # Which is fastest?
     "map.png": draw_map,  # For which model and batch does a method pay?

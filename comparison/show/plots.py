@@ -1,4 +1,4 @@
-"""The figures of whole rows: speed-up, memory, both times, what they learn."""
+"""The figures of whole rows: speed-up, memory, what they learn."""
 
 import math
 import statistics
@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from common.files.plots import new_figure
+from common.files.plots import new_figure, new_panels
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
-from comparison.judge.statistics import FASTER
+from comparison.judge.statistics import FASTER, SLOWER
 from comparison.methods import METHODS, Look, method_of
 from comparison.rows import Row
 from comparison.show.sentences import mebibytes
-from comparison.words import Sentence, count, join, render, say
+from comparison.words import count, join, render, say
 
 BELOW = "outside lower center"  # where a figure's legend stands
+WIDE = 8  # of ratios, the largest ÷ the smallest, above which their axis is logarithmic
+VISIBLE = 1.0  # percentage points by which accuracies have to differ to have a panel of their own
 
 
 def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
@@ -36,23 +38,30 @@ def look_of(analysis: Analysis, entry: RowAnalysis) -> Look:
     return looks[[other.name for other in analysis.report.plan if other.is_script].index(row.name) % len(looks)]
 
 
-def finish(figure, analysis: Analysis, finding: str, *more: str, size: int = 12, note: str = "", **legend):
+def finish(figure, analysis: Analysis, finding: str, *more: str, note: str = "", **legend):
     """Write above a figure what it shows, what was compared, and more; below it a note and its first axes' legend."""
-    figure.suptitle(render(join("\n", [finding, join("", [analysis.report.title, *more])])), fontsize=size)
+    figure.suptitle(render(join("\n", [finding, join("", [analysis.report.title, *more])])), x=0.012, ha="left")
     if note:
-        figure.supxlabel(render(note), fontsize=10)
+        figure.supxlabel(render(note))
     if legend:
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc=BELOW, **legend)
     return figure
 
 
-def bar_chart(labels: Sequence[str], height: float, each: float, **text):
-    """Return (figure, axis) for horizontal bars with these labels, the first one on top; inches, and for each bar."""
-    figure, (axis,) = new_figure(width=9.0, height=height + each * len(labels))
-    axis.set_yticks(range(len(labels)), list(map(render, labels)), **text)
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    return figure, axis
+def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
+    """Return (figure, axes) with a line for each row, the first one on top, in every panel; labels on the left."""
+    figure, axes, columns = new_panels(panels, 1.4, 0.6 + 0.36 * len(entries))
+    for number, axis in enumerate(axes):
+        axis.set_yticks(range(len(entries)), [] if number % columns else [render(entry.label) for entry in entries])
+        axis.set_ylim(len(entries) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+    return figure, axes
+
+
+def write_beside(axis, end: float, place: int, words: str) -> None:
+    """Write what a line or bar says to the right of its end."""
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over lines of the axes
+    axis.annotate(words, (end, place), (8, 0), textcoords="offset points", va="center", bbox=ground)
 
 
 def whiskers(value: float, low: float | None, high: float | None) -> list[list[float]] | None:
@@ -60,41 +69,32 @@ def whiskers(value: float, low: float | None, high: float | None) -> list[list[f
     return None if low is None or high is None else [[value - low], [high - value]]
 
 
-def _bar(axis, position, value, analysis, entry):
-    color = look_of(analysis, entry).color
-    return axis.barh(position, value, color=color, edgecolor="#777777", alpha=0.85)
-
-
-def _left_out(rows: Sentence) -> str:
-    """On a line of its own, how many rows are not in a figure, if any."""
-    return say("\n{rows} left out", rows=rows) if rows.values["n"] else ""
-
-
 def draw_speed_ups(analysis: Analysis):
-    """Draw a bar for each row with a speed-up, with its interval."""
+    """Draw a dot with an interval for each row with a speed-up, the fastest first, and a line at the baseline."""
     compared = [entry for entry in analysis.done if entry.standing.speed_up]
+    compared.sort(key=lambda entry: -entry.standing.speed_up.value)
     if all(entry.is_baseline for entry in compared):
         return None
-    labels = []
-    for entry in compared:
+    figure, (axis,) = row_panels(compared)
+    for place, entry in enumerate(compared):
         ratio = entry.standing.speed_up
-        words = say("baseline") if entry.is_baseline else join(", ", [str(ratio), ratio.words])
-        labels.append(join("\n", [entry.label, words, *([say("UNEQUAL settings")] if entry.standing.unequal else ())]))
-    figure, axis = bar_chart(labels, 2.0, 0.6)
-    for position, entry in enumerate(compared):
-        ratio = entry.standing.speed_up
-        _bar(axis, position, ratio.value, analysis, entry)
-        interval = whiskers(ratio.value, ratio.low, ratio.high)
-        for color, width in (("white", 5), ("black", 2)):  # to be seen on any colour
-            look = {"ecolor": color, "elinewidth": width, "capthick": width}
-            axis.errorbar(ratio.value, position, xerr=interval, fmt="none", capsize=6, **look)
-    axis.axvline(1, color="#777777", linestyle="--")
-    axis.set(xlim=(0, None))
+        words = [] if entry.is_baseline or ratio.words in (FASTER, SLOWER) else [ratio.words]
+        words = [str(ratio), *words, *([say("UNEQUAL settings")] if entry.standing.unequal else [])]
+        look = {"color": look_of(analysis, entry).color, "elinewidth": 3, "capsize": 0, "markersize": 9}
+        axis.errorbar(ratio.value, place, xerr=whiskers(ratio.value, ratio.low, ratio.high), fmt="o", **look)
+        write_beside(axis, ratio.high or ratio.value, place, render(join(", ", words)))
+    axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)
+    above = {"xycoords": axis.get_xaxis_transform(), "xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
+    axis.annotate(render(say("baseline")), (1, 1), **above)
+    if compared[0].standing.speed_up.value > WIDE * compared[-1].standing.speed_up.value:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+    left_out = count(len(analysis.done) - len(compared), "simulated or refused row")
     note = say(
-        "speed-up over the baseline ({what}; beyond the dashed line is faster)\nwhiskers: simultaneous "
+        "times as fast as the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
         "95 % confidence intervals; across the dashed line: no difference proved{more}",
         what=analysis.report.asked,
-        more=_left_out(count(len(analysis.done) - len(compared), "simulated or refused row")),
+        more=say("\n{rows} left out", rows=left_out) if left_out.values["n"] else "",
     )
     return finish(figure, analysis, speed_up_finding(compared), note=note)
 
@@ -114,13 +114,12 @@ def draw_memory(analysis: Analysis):
     entries = [entry for entry in analysis.done if entry.summary.memory]
     if not entries:
         return None
-    figure, axis = bar_chart([entry.label for entry in entries], 1.8, 0.5, fontsize=12)
-    for position, entry in enumerate(entries):
-        bar = _bar(axis, position, entry.summary.memory.peak / 2**20, analysis, entry)
-        axis.bar_label(bar, [mebibytes(entry.summary.memory.peak)], padding=4, fontsize=12)
-    axis.margins(x=0.12)  # for the numbers beside the bars
-    axis.set_xlabel(render(say("peak memory of a device (MiB)")), fontsize=12)
-    return finish(figure, analysis, memory_finding(entries))
+    figure, (axis,) = row_panels(entries)
+    for place, entry in enumerate(entries):
+        peak = entry.summary.memory.peak
+        axis.barh(place, peak / 2**20, 0.62, color=look_of(analysis, entry).color)
+        write_beside(axis, peak / 2**20, place, mebibytes(peak))
+    return finish(figure, analysis, memory_finding(entries), note=say("peak memory of a device (MiB)"))
 
 
 def memory_finding(entries: Sequence[RowAnalysis]) -> str:
@@ -135,83 +134,26 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
     return say("“{row}” needs {x:.2f} times the memory of “{base}”", row=most.label, x=most.memory_ratio, base=base)
 
 
-def draw_time_and_memory(analysis: Analysis):
-    """Draw a point for each row, the lower and the further to the left the better; simulated rows say nothing of time.
-
-    The axis of memory is so wide that what is not worth a sentence does not look large.
-    """
-    entries = [entry for entry in analysis.done if entry.summary.memory]
-    shown = [entry for entry in entries if not (entry.row.simulated or entry.row.configuration.is_script)]
-    if len(shown) < 2:  # one is no choice
-        return None
-    figure, (axis,) = new_figure(width=9.0, height=5.6 + 0.15 * len(shown))
-    sizes = [
-        [size / 2**20 for size in (memory.lowest, memory.peak, memory.highest)]
-        for memory in (entry.summary.memory for entry in shown)
-    ]
-    for entry, (lowest, peak, highest) in zip(shown, sizes, strict=True):
-        seconds, batch = entry.summary.epoch_seconds, entry.row.configuration.planned.batch_size
-        label = say("{row}, batch {n:,}", row=entry.label, n=batch) if analysis.report.fitted else entry.label
-        interval = whiskers(seconds, *(entry.summary.epoch_interval or (seconds, seconds)))
-        look = {**style_of(analysis, entry), "linestyle": "none", "markersize": 11, "capsize": 5}
-        axis.errorbar(peak, seconds, xerr=whiskers(peak, lowest, highest), yerr=interval, label=render(label), **look)
-    low, high = min(size[0] for size in sizes), max(size[2] for size in sizes)
-    middle, half = (low + high) / 2, 0.6 * max(high - low, MUCH_MEMORY * high)
-    axis.set(xlim=(middle - half, middle + half), ylim=(0, None))
-    across = say("peak memory of a device (MiB); whiskers: lowest and highest of the runs")
-    axis.set_xlabel(render(across), fontsize=12)
-    axis.set_ylabel(render(say("time per epoch (s)\nwhiskers: the row's own 95 % interval")), fontsize=12)
-    axis.tick_params(labelsize=12)
-    left_out = _left_out(count(len(entries) - len(shown), "simulated row"))
-    return finish(figure, analysis, choice_finding(shown), left_out, ncols=2, fontsize=12)
-
-
-def choice_finding(entries: Sequence[RowAnalysis]) -> str:
-    """Return what the figure of time and memory shows, in one line: the fastest row, if one is proved to be faster, or
-    else the one with the least memory."""
-    compared = [entry for entry in entries if entry.rivals_baseline and entry.memory_ratio and not entry.row.disturbed]
-    faster = [entry for entry in compared if entry.standing.speed_up.words == FASTER]
-    best = min(compared, key=lambda entry: entry.memory_ratio, default=None)
-    if faster:
-        best = max(faster, key=lambda entry: entry.standing.speed_up.value)
-    elif best is None or not best.much_memory or best.memory_ratio > 1:
-        return say("No row is proved to be faster than its baseline, or needs {n:.0%} less memory", n=MUCH_MEMORY)
-    values = {"row": best.label, "ratio": best.standing.speed_up, "base": best.standing.baseline.label}
-    template = "“{row}”: {ratio} times as fast as “{base}”,\nwith {x:.2f} times as much memory per device"
-    return say(template, **values, x=best.memory_ratio)
-
-
 def draw_curves(analysis: Analysis):
-    """Draw what the rows learn: loss over the epochs, how far their accuracies are apart, accuracy over time."""
-    done = [entry for entry in analysis.done if not entry.row.configuration.is_script]  # what scripts learn is not seen
-    if not any(len(result.epochs) > 1 for entry in done for result in entry.row.results):  # one is no curve
+    """Draw the rows' accuracy over the seconds and, where it differs visibly, over the epochs too."""
+    done = [entry for entry in analysis.done if not (entry.row.configuration.is_script or entry.row.times_only)]
+    timed = [entry for entry in done if not entry.row.simulated]  # whose seconds say something
+    if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):  # one is no curve
         return None
-    compared = any(_has_rival(entry) for entry in done)
-    width, height = 8.8 + 4.2 * compared, 4.4 + 0.15 * len(done)
-    figure, (loss, *difference, time) = new_figure(columns=2 + compared, width=width, height=height)
-    for entry in done:
-        style = {"linewidth": 2, "markersize": 5, **style_of(analysis, entry), "label": render(entry.label)}
-        losses = _epochs(entry.row, "train_loss").mean(axis=0)
-        loss.plot(range(1, 1 + len(losses)), losses, **style)
-        if entry.row.times_only:
-            continue
-        apart = np.array(differences(entry.row, entry.standing.baseline) if entry.standing.baseline else [])
-        for axis in difference if len(apart) else ():
-            epochs = range(1, 1 + len(apart))
-            axis.plot(epochs, apart.mean(axis=1), **style)
-            axis.fill_between(epochs, apart.min(1), apart.max(1), color=style["color"], alpha=0.12, linewidth=0)
-        if not entry.row.simulated:  # its seconds say nothing
-            seconds, accuracies = (_epochs(entry.row, name) for name in ("train_seconds", "test_accuracy"))
-            time.plot(seconds.mean(axis=0).cumsum(), 100 * accuracies.mean(axis=0), **style)
-    loss.set(ylabel=render(say("training loss (nats per image)")))
-    for axis in difference:
-        axis.set(ylabel=render(say("test accuracy − the baseline's,\nsame seed (percentage points)")))
-    time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
-    for axis in (loss, *difference):
-        axis.set_xlabel(render("epoch"))
+    accuracies = [100 * _epochs(entry.row, "test_accuracy") for entry in done]
+    apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))  # of the epochs that all have
+    figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
+    for entry, points in zip(done, accuracies, strict=True):
+        style = {"markersize": 6, **style_of(analysis, entry), "label": render(entry.label)}
+        for axis in over_epochs:
+            axis.plot(range(1, 1 + len(points)), points, **style)
+        if entry in timed:
+            over_time.plot(_epochs(entry.row, "train_seconds").cumsum(), points, **style)
+    for axis in over_epochs:
+        axis.set(xlabel=render("epoch"), ylabel=render(say("test accuracy (%)")))
         axis.xaxis.get_major_locator().set_params(integer=True)
-    bands = say("; lines: mean over the runs, bands: lowest to highest")
-    return finish(figure, analysis, curves_finding(analysis), bands, size=11, ncols=3, handlelength=4)
+    over_time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
+    return finish(figure, analysis, curves_finding(analysis), say("; mean of the runs"), ncols=2, handlelength=4)
 
 
 def differences(row: Row, baseline: Row) -> list[list[float]]:
@@ -235,7 +177,7 @@ def curves_finding(analysis: Analysis) -> str:
         if entry.row.learns and _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))
     }
     if not apart:
-        return say("Loss and accuracy")
+        return say("Accuracy over the training")
     most = max(apart, key=lambda label: abs(apart[label]))
     far = abs(apart[most])
     if far < 0.05:
@@ -249,6 +191,6 @@ def _has_rival(entry):
 
 
 def _epochs(row, name):
-    """An attribute of the epochs that all runs have, by run and epoch."""
+    """An attribute of the epochs that all runs have, by epoch: the mean of the runs."""
     epochs = zip(*(result.epochs for result in row.results), strict=False)
-    return np.array([[getattr(record, name) for record in records] for records in epochs]).T
+    return np.array([statistics.fmean(getattr(record, name) for record in records) for records in epochs])

@@ -4,14 +4,15 @@ import math
 
 import numpy as np
 
-from common.files.plots import new_figure
+from common.files.plots import new_figure, new_panels
+from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL, TESTED
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import projected_method
 from comparison.rows import SWEEPS
-from comparison.show.plots import BELOW, finish, speed_up_finding, style_of
+from comparison.show.plots import finish, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
@@ -22,14 +23,10 @@ Cells = dict[tuple[object, object], RowAnalysis]
 
 def draw_sweep(analysis: Analysis, name: str):
     """Draw a panel for each method: the time per image at each value of a setting, and what of it waits for data."""
-    import matplotlib
-
     sweeps = [sweep for sweep in analysis.sweeps if sweep.name == name]
     if not sweeps:
         return None
-    figure, axes = new_figure(columns=len(sweeps), width=max(7.0, 3.6 * len(sweeps)), height=4.6)
-    waiting, rest = (matplotlib.colormaps["cividis"](shade) for shade in (0.0, 0.6))
-    look = {"hatch": "////", "edgecolor": "white", "capsize": 5, "ecolor": "#777777", "color": rest}
+    figure, axes, _ = new_panels(len(sweeps), 1.4, 3.4)
     for axis, sweep in zip(axes, sweeps, strict=True):
         numbers = [entry.summary for entry in sweep.rows]
         times = np.array([1e6 / summary.images_per_second for summary in numbers])
@@ -37,9 +34,9 @@ def draw_sweep(analysis: Analysis, name: str):
         bounds = np.maximum(0.0, [times * (1 - epochs[0] / epochs[1]), times * (epochs[2] / epochs[1] - 1)])  # rounding
         data = times * [summary.waiting_share for summary in numbers]
         values = [str(sweep.value(entry)) for entry in sweep.rows]
-        axis.bar(values, data, color=waiting, label=render("waiting for data"))
+        axis.bar(values, data, color=PHASES["data"].color, label=render("waiting for data"))
         words = render(say("the rest: transfer, forward, backward, update"))
-        axis.bar(values, times - data, bottom=data, label=words, yerr=bounds, **look)
+        axis.bar(values, times - data, bottom=data, label=words, yerr=bounds, color="#BBBBBB")
         axis.grid(visible=False, axis="x")
         called = series_name((entry.row for entry in sweep.rows), name)
         axis.set(
@@ -48,10 +45,8 @@ def draw_sweep(analysis: Analysis, name: str):
             ylim=(0, None),
             title=render(join("\n", [called, fastest_value(analysis, sweep)])),
         )
-    figure.legend(*axes[0].get_legend_handles_labels(), loc=BELOW, ncols=2)
-    title = join("\n", [analysis.report.title, say("whiskers: fastest and slowest epoch")])
-    figure.suptitle(render(title), fontsize=11)
-    return figure
+    question = say("How long does an image take, by {what}?", what=SWEEPS[name].lower())
+    return finish(figure, analysis, question, say("\nwhiskers: fastest and slowest epoch"), ncols=2)
 
 
 def draw_scaling(analysis: Analysis):
@@ -60,35 +55,35 @@ def draw_scaling(analysis: Analysis):
     points = analysis.projection.points
     if not (points or (compared and "nproc" in analysis.report.swept)):
         return None
-    figure, (axis,) = new_figure(height=4.8)
+    figure, (axis,) = new_figure(height=5.0)
     series: dict[str, list[RowAnalysis]] = {}
     for entry in sorted(analysis.done, key=_devices):
         if entry.standing.speed_up and not entry.row.times_only and not entry.row.all_cores:
             series.setdefault(entry.row.series("nproc"), []).append(entry)
-    most = unit = 1  # devices, of the rows and of their baseline
+    most = unit = top = 1.0  # devices, of the rows and of their baseline; the highest end of what is drawn
     for entries in series.values():
         devices, ratios = [_devices(entry) for entry in entries], [entry.standing.speed_up for entry in entries]
-        lower = [ratio.value - (ratio.low or ratio.value) for ratio in ratios]
-        upper = [(ratio.high or ratio.value) - ratio.value for ratio in ratios]
+        ends = [(ratio.low or ratio.value, ratio.high or ratio.value) for ratio in ratios]
+        bounds = np.abs(np.array(ends).T - [ratio.value for ratio in ratios])
         label = render(say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc")))
-        look = {"capsize": 5, "label": label, **style_of(analysis, entries[0])}
-        axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=[lower, upper], **look)
+        look = {"label": label, **style_of(analysis, entries[0])}
+        axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=bounds, **look)
         most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
+        top = max(top, *(high for _, high in ends))
     if points and unit == 1:  # they are over one device, as the axis then is
         tested = [point for point in points if point.devices <= TESTED]
         for part, linestyle, how in ((tested, "-", []), (points[len(tested) - 1 :], "--", [say("untested")])):
             label = render(join(", ", [projected_method().called, LABEL, *how]))
             places, speed_ups = [point.devices for point in part], [point.speed_up for point in part]
             axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
-        most = max(most, points[-1].devices)
+        most, top = max(most, points[-1].devices), max(top, *(point.speed_up for point in points))
     ideal = render(say("ideal: in proportion to the devices"))
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entries in series.values() for entry in entries])
-    axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
-    axis.set(title=render(join("\n", [finding, analysis.report.title])), xlim=(0.8, most + 0.2), ylim=(0, None))
+    axis.set(xlabel=render("devices"), ylabel=render(say("times as fast as the baseline")))
+    axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave it
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(fontsize=9)
-    return figure
+    return finish(figure, analysis, finding, ncols=2)
 
 
 def _devices(entry):
@@ -119,18 +114,17 @@ def draw_map(analysis: Analysis):
         return None
     vertical, horizontal = axes_of(analysis)
     rows, columns = (list(dict.fromkeys(place[axis] for cells in maps.values() for place in cells)) for axis in (0, 1))
-    width, height = 2.2 + len(maps) * (0.8 + 1.2 * len(columns)), 2.4 + 0.8 * len(rows)
-    figure, axes = new_figure(columns=len(maps), width=width, height=height)
+    figure, axes, _ = new_panels(len(maps), 1.4, 0.8 + 0.8 * len(rows), across=max(1, 6 // len(columns)))
     for axis, cells in zip(axes, maps.values(), strict=True):
         for (row, column), entry in cells.items():
             _draw_cell(axis, rows.index(row), columns.index(column), entry.standing.speed_up)
-        axis.set(title=render(_label(cells)), xlabel=render(SWEEPS[horizontal].lower()))
+        names = {"xlabel": render(SWEEPS[horizontal].lower()), "ylabel": render(SWEEPS[vertical].lower())}
+        axis.set(title=render(_label(cells)), **names)
         axis.set_xticks(range(len(columns)), map(str, columns))
-        axis.set_yticks(range(len(rows)), map(str, rows) if axis is axes[0] else [""] * len(rows))
+        axis.set_yticks(range(len(rows)), map(str, rows))
         axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-    axes[0].set_ylabel(render(SWEEPS[vertical].lower()))
     note = say("how many times as fast; purple: proved to be faster, orange: proved to be slower, hatched: not proved")
     return finish(figure, analysis, map_finding(analysis, maps), note=note)
 

@@ -19,7 +19,7 @@ from common.errors import SuiteError
 from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.run.launch import ran_out_of_memory
-from comparison.show.plots import choice_finding, draw_memory, draw_time_and_memory, memory_finding
+from comparison.show.plots import draw_memory, memory_finding
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table, memory_table
 from comparison.show.verdict import verdict
@@ -170,40 +170,11 @@ def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown,
     assert memory_table(nobody, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "peak, seconds, finding",
-    [
-        (150, 1.0, "“DDP”: 2.00 [2.00, 2.00] times as fast as “SINGLE”,\nwith 1.50 times as much memory per device"),
-        (60, 3.0, "“DDP”: 0.67 [0.67, 0.67] times as fast as “SINGLE”,\nwith 0.60 times as much memory per device"),
-        (90, 3.0, "No row is proved to be faster than its baseline, or needs 20% less memory"),
-    ],
-)
-def test_time_and_memory_are_set_against_each_other(peak, seconds, finding):
-    report = compared(peak, seconds=[seconds * factor for factor in (1.0, 1.01, 0.99)])
-    assert choice_finding(analyse(report).done) == finding
-
-
-def test_the_points_are_the_rows_with_their_intervals():
-    some = zip((30, 50, 40), (1.0, 1.1, 1.2), strict=True)
-    ddp = [run for peak, seconds in some for run in runs("ddp", (seconds,), peak_memory_bytes=(peak * MIB,))]
-    simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    single = (configuration(), runs(peak_memory_bytes=(100 * MIB,)))
-    figure = draw_time_and_memory(analyse(report_of(single, simulated, (configuration("ddp"), ddp))))
-    points = {point.get_label(): point for point in figure.axes[0].containers}
-    assert [*points] == ["SINGLE", "DDP"] and "1 simulated row left out" in figure.get_suptitle()
-    line, _, (memory_bar, time_bar) = points["DDP"]
-    assert [*zip(*line.get_data(), strict=True)] == [(40, pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3)))]
-    assert [end[0] for end in memory_bar.get_segments()[0]] == [30, 50]
-    low, high = (end[1] for end in time_bar.get_segments()[0])
-    assert low < 1.0 and high > 1.2
-
-
 def test_what_is_drawn_and_written(tmp_path):
     old = (configuration(), runs(peak_memory_bytes=()))
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
-    for rows, drawn in (([old], (False, False)), ([old, simulated], (True, False))):
-        some = analyse(report_of(*rows))
-        assert (bool(draw_memory(some)), bool(draw_time_and_memory(some))) == drawn
+    for rows, drawn in (([old], False), ([old, simulated], True)):
+        assert bool(draw_memory(analyse(report_of(*rows)))) == drawn
     analysis = analyse(compared(150, 150))
     assert draw_memory(analysis)
     write_csv(analysis, tmp_path / "results.csv")

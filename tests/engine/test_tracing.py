@@ -152,7 +152,8 @@ def test_what_the_figure_says():
     assert waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
     figure, axes = new_figure(rows=(2, 1))
     legend = draw_timeline(axes[0], (*SPANS, Span(1, "cuda:0", "sgemm", 0.0, 1.0)))
-    assert list(legend) == ["forward", "exchange", "exchange between ranks", "kernels on a GPU"]
+    assert list(legend) == ["forward", "exchange", "messages between ranks", "kernels on a GPU"]
+    assert sum("exchange" in name for name in legend) == 1
     assert [label.get_text() for label in axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
     bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in axes[0].patches]
     assert bars == [(0.0, 2.0), (2.0, 1.0), (0.5, 2.5), (2.0, 0.9), (0.0, 1.0)]

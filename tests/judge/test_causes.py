@@ -9,7 +9,6 @@ from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import Finding
 from comparison.judge.ranks import mean_ranks, rank_means
-from comparison.show.figures import draw_all
 from comparison.show.report import write_markdown
 from comparison.show.sentences import tell
 from comparison.show.tables import account_tables, rank_table
@@ -323,7 +322,6 @@ def test_tables_and_the_figure_show_every_part_and_every_rank(tmp_path):
     waiting, working = rank_table(analysis, "plain").splitlines()[2:]
     assert [text for text in waiting.split() if text] == ["DDP", "0", "26.00", "20.00", "6.00", "0.95", "1.00"]
     assert [text for text in working.split() if text] == ["DDP", "1", "26.00", "26.00", "0.00", "0.95", "–"]
-    assert draw_all(analysis, tmp_path)[3].name == "excess.png"
     write_markdown(analysis, tmp_path / "report.md", [])
     text = (tmp_path / "report.md").read_text()
     assert "## Where the time goes" in text and "## Every rank" in text

@@ -183,7 +183,7 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     files = {path.name for path in directory.iterdir()} - {"runs"}
     figures, images = ({name for name in files if name.endswith(end)} for end in (".png", ".svg"))
     assert images == {name.replace(".png", ".svg") for name in figures}
-    drawn = {f"{name}.png" for name in "curves speed-up phases memory time-memory".split()}
+    drawn = {f"{name}.png" for name in "curves speed-up phases memory".split()}
     assert figures >= (drawn if more else {"phases.png"})
     written = {f"results.{end}" for end in ("json", "csv", "tex")} | {"report.md", "report.html"}
     assert files - figures - images == written | {".comparison.lock"}

@@ -464,7 +464,7 @@ def test_ranks_that_share_a_core_exchange_more_slowly_and_a_given_link_does_not(
 def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path, capsys):
     write_results(full_report(), tmp_path)
     assert present(tmp_path) == read_results(tmp_path / "results.json") == full_report()
-    names = "curves speed-up phases excess memory time-memory scaling".split()
+    names = "curves speed-up phases memory scaling".split()
     assert capsys.readouterr().out.endswith(f"{tmp_path / 'report.html'}\n")
     present(tmp_path, verbose=True)
     assert "MP, block 1: failed: signal 9" in capsys.readouterr().out
@@ -551,11 +551,11 @@ KINDS = {
     ),
 }
 DRAWN = {
-    "devices alone": "curves phases memory time-memory sweep-nproc",  # no scaling without a speed-up
-    "devices": "curves phases excess memory time-memory scaling speed-up sweep-nproc",
+    "devices alone": "curves phases memory sweep-nproc",  # no scaling without a speed-up
+    "devices": "curves phases memory scaling speed-up sweep-nproc",
     "one epoch": "phases memory",  # is no curve
-    "two sweeps": "curves phases memory time-memory sweep-model sweep-batch-size",
-    "methods that are not known any more": "curves speed-up phases excess memory time-memory",
+    "two sweeps": "curves phases memory sweep-model sweep-batch-size",
+    "methods that are not known any more": "curves speed-up phases memory",
 }
 
 
@@ -601,30 +601,106 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     for compared, finding in (
         (report, "At the end, no row is further than 2.5 points from its baseline (“DDP”)"),
         (alike, "At the end, every row is as accurate as its baseline, within 0.1 points"),
-        (report_of(SINGLE), "Loss and accuracy"),
+        (report_of(SINGLE), "Accuracy over the training"),
     ):
         assert plots.curves_finding(analyse(compared)) == finding
 
 
-@pytest.mark.parametrize("rows, panels", [((SINGLE,), 2), ((SINGLE, DDP), 3)])
-def test_curves_of_one_row_alone_have_no_panel_of_differences(rows, panels, drawn):
-    axes = drawn(analyse(report_of(*rows)))["curves.png"].axes
-    assert len(axes) == panels and all(axis.has_data() for axis in axes)
+@pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])
+def test_accuracy_is_drawn_over_epochs_only_where_rows_differ_by_more_than_a_point(apart, axes, drawn):
+    report = report_of(learned("single", 0.70, 0.70), learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70))
+    panels = drawn(analyse(report))["curves.png"].axes
+    assert [axis.get_xlabel() for axis in panels] == axes
+    for axis in panels:
+        single, ddp, _ = axis.get_lines()
+        assert single.get_ydata() == pytest.approx([60, 70]) and ddp.get_ydata() == pytest.approx(
+            [60, 70 + 100 * apart]
+        )
+        assert axis is not panels[-1] or single.get_xdata() == pytest.approx([2.0, 4.0])
+
+
+def test_speed_ups_are_dots_with_their_intervals_the_fastest_first(drawn):
+    slow, fast = (
+        (configuration(name), runs(name, times)) for name, times in (("dp", (4.0, 4.1, 3.9)), ("ddp", (0.9, 1.0, 1.1)))
+    )
+    analysis = analyse(report_of(SINGLE, slow, fast))
+    figure = drawn(analysis)["speed-up.png"]
+    (axis,), ratios = figure.axes, {entry.label: entry.standing.speed_up for entry in analysis.rows}
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["DDP", "SINGLE", "DP"]
+    assert axis.get_ylim() == (2.5, -0.5) and axis.get_xlim()[0] > 0.3 and axis.get_xscale() == "linear"
+    dots = {label: container for label, container in zip(("DDP", "SINGLE", "DP"), axis.containers, strict=True)}
+    for label, place in (("DDP", 0), ("DP", 2)):
+        line, _, (interval,) = dots[label]
+        assert ([*line.get_xdata()], [*line.get_ydata()]) == ([ratios[label].value], [place])
+        assert interval.get_segments()[0][:, 0] == pytest.approx([ratios[label].low, ratios[label].high])
+    assert dots["SINGLE"].lines[2] == ()  # it has no interval
+    words = [text.get_text() for text in axis.texts]
+    assert words == [str(ratios["DDP"]), "1.00", str(ratios["DP"]), "baseline"]
+    ends = [text.xy for text in axis.texts]
+    assert ends == [(ratios["DDP"].high, 0), (1.0, 1), (ratios["DP"].high, 2), (1, 1)] and not axis.patches
+
+
+@pytest.mark.parametrize("seconds, scale", [(0.26, "linear"), (0.24, "log")])
+def test_ratios_are_on_a_logarithmic_axis_only_if_they_span_more_than_eight_times(seconds, scale, drawn):
+    ddp = (configuration("ddp"), runs("ddp", (seconds, seconds * 1.01, seconds * 0.99)))
+    (axis,) = drawn(analyse(report_of(SINGLE, ddp)))["speed-up.png"].axes
+    assert axis.get_xscale() == scale
+
+
+def test_a_row_that_claims_nothing_says_so_beside_its_dot(drawn):
+    undecided = (configuration("ddp"), runs("ddp", (1.5, 2.5, 1.9)))
+    unequal = (configuration("fsdp"), runs("fsdp", (1.0, 1.01, 0.99), workers_per_process=2))
+    figure = drawn(analyse(report_of(SINGLE, undecided, unequal, allow_unequal=True)))["speed-up.png"]
+    words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
+    assert words == ["UNEQUAL settings", "undecided", "", ""]
+
+
+def test_phases_have_a_panel_each_with_a_tick_where_ideal_scaling_would_be(drawn):
+    ddp = runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2, phases=(0.0, 0.01, 15.0, 30.0, 3.0))
+    single = runs(phases=(0.0, 0.01, 20.0, 40.0, 3.0))
+    figure = drawn(analyse(report_of((configuration(), single), (configuration("ddp"), ddp))))["phases.png"]
+    assert [axis.get_title() for axis in figure.axes] == ["forward", "backward", "update"]  # the others take nothing
+    assert len({axis.get_xlim() for axis in figure.axes}) == 1 and figure.axes[0].get_xlim()[0] == 0
+    for axis, bars, tick in zip(figure.axes, ((20, 15), (40, 30), (3, 3)), (10, 20, 1.5), strict=True):
+        assert [bar.get_width() for bar in axis.patches] == pytest.approx(bars)
+        assert {text.get_text() for text in axis.texts} == {f"{bar:.1f}" for bar in bars}
+        for line in axis.get_lines():
+            assert ([*line.get_xdata()], [*line.get_ydata()]) == ([pytest.approx(tick)], [1])  # the baseline has none
+
+
+def test_memory_begins_at_nothing(drawn):
+    some = [
+        (configuration(name), runs(name, peak_memory_bytes=(size * 2**20,)))
+        for name, size in (("single", 1000), ("ddp", 1010))
+    ]
+    (axis,) = drawn(analyse(report_of(*some)))["memory.png"].axes
+    assert axis.get_xlim()[0] == 0 and [bar.get_width() for bar in axis.patches] == [1000, 1010]
+    assert [text.get_text() for text in axis.texts] == ["1,000", "1,010"]
 
 
 def test_titles_say_what_was_found(drawn):
     simulated = (configuration("dp"), runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True))
     title = drawn(analyse(report_of(SINGLE, simulated)))["phases.png"].get_suptitle()
-    assert title.startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 of them in the phase backward\n")
-    (axis,) = drawn(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8))["scaling.png"].axes
-    assert axis.get_title().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
-    assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in axis.get_legend().get_texts()}
+    assert title.startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 in backward\n")
+    figure = drawn(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8))["scaling.png"]
+    assert figure.get_suptitle().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
+    assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in figure.legends[0].get_texts()}
     swept = [
         (configuration("mp", values={"num_workers": count}), runs("mp", 3 * [time]))
         for count, time in ((0, 3.0), (2, 1.5))
     ]
-    (axis,) = drawn(analyse(report_of(*swept)))["sweep-num-workers.png"].axes
-    assert axis.get_title() == "MP\nfastest at 2, 667 images/s"
+    figure = drawn(analyse(report_of(*swept)))["sweep-num-workers.png"]
+    assert figure.axes[0].get_title() == "MP\nfastest at 2, 667 images/s"
+    assert figure.get_suptitle().startswith("How long does an image take, by workers?\n")
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.0])
+def test_what_was_measured_fills_the_figure_of_scaling_whatever_the_ideal(seconds, drawn):
+    analysis = projected(row_of("single"), row_of("ddp", 2, seconds=seconds), cores=8)
+    (axis,) = drawn(analysis)["scaling.png"].axes
+    drawn_to = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
+    drawn_to += [point.speed_up for point in analysis.projection.points]
+    assert axis.get_ylim() == (0, pytest.approx(1.15 * max(drawn_to)))
 
 
 def test_a_map_says_where_a_method_pays(drawn):
@@ -659,7 +735,6 @@ def test_what_could_not_be_used_is_named_the_fastest_nowhere():
     assert all(entry.standing.speed_up for entry in analysis.rows) and list(find_maps(analysis)) == ["ddp"]
     name = "DDP (model mlp, batch size 100)"
     assert plots.speed_up_finding(analysis.done).startswith(f"“{name}” is 2.00 times as fast")
-    assert plots.choice_finding(analysis.done).startswith(f"“{name}”: 2.00")
     assert [words.partition(":")[0] for words in where_time_goes(analysis)] == [name]
 
 

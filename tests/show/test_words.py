@@ -143,7 +143,7 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
     assert '<html lang="zh">' in (tmp_path / "report.html").read_text()
     axes = [one for figure in shown for one in figure.axes]
     drawn = [text.get_text() for one in axes for text in (one.xaxis.label, one.yaxis.label, *one.get_yticklabels())]
-    assert "一台设备的内存峰值 (MiB)" in drawn and "SINGLE\n基准" in drawn
+    assert "测试准确率 (%)" in drawn and "SINGLE" in drawn
     assert not [text for text in [*drawn, *(figure.get_suptitle() for figure in shown)] if ENGLISH.search(text)]
 
 
