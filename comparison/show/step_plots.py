@@ -30,7 +30,7 @@ def draw_phases(analysis: Analysis):
         axis.set_title(render(name))
     end = max(axis.dataLim.x1 for axis in axes)
     for axis in axes:
-        axis.set_xlim(0, 1.3 * end)  # what is free is for the numbers
+        axis.set_xlim(0, end / (1 - 0.09 * len(axes)))  # what is free is for the numbers
     template = "milliseconds per step, mean over the epochs without the warm-up"
     if analysis.report.only_scripts:
         template = "milliseconds per step, mean over the timed slices"
