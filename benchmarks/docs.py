@@ -51,16 +51,14 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
     "ddp-lenet": f"{DDP_LENET} --repeats 5",
     "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
     **{
-        f"lr-{dataset}-{scaling}": f"--dataset {dataset} {flags} --lr-scaling {scaling} --optimizer nesterov "
-        "--loader resident --methods single-all-cores --baseline single-all-cores --repeats 3 --data-root ./data"
-        for dataset, flags in {
-            "mnist": "--lr 0.02 --epochs 8",
-            "cifar10": "--model strided --lr 0.02 --epochs 10",
-        }.items()
-        for scaling in ("none", "linear")
+        f"lr-{dataset}-{scaling}": f"--dataset {dataset} {flags} --batch-size {batches} --lr-scaling {scaling} "
+        "--lr 0.02 --optimizer nesterov --loader resident --repeats 3 --methods single-all-cores "
+        "--baseline single-all-cores"
+        for dataset, flags in {"mnist": "--epochs 8", "cifar10": "--model strided --epochs 10"}.items()
+        for scaling, batches in {"none": "128 1024", "linear": "1024"}.items()
     },
     "memory-for-time": "--dataset synthetic-cifar10 --model vgg --loader resident --batch-size 512 --epochs 2 "
-    "--max-steps 6 --repeats 5 --baseline single-all-cores --methods single-all-cores "
+    "--max-steps 20 --repeats 5 --baseline single-all-cores --methods single-all-cores "
     "single-all-cores:accumulate=8 single-all-cores:recompute",
     "pipeline-resnet8": "--dataset cifar10 --model resnet8 --loader resident --epochs 2 --max-steps 15 --repeats 10 "
     "--methods pipeline-1 pipeline pipeline-1f1b --micro-batches 8 --baseline pipeline-1",

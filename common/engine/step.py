@@ -26,7 +26,7 @@ def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torc
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9: fused, where torch has a kernel for all weights."""
-    parameters, common = list(parameters), {"lr": config.highest_lr, "weight_decay": config.weight_decay}
+    parameters, common = list(parameters), {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "muon":
         return uncompiled(Muon)(parameters, **common)
     if config.optimizer == "adam":

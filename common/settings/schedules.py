@@ -42,11 +42,13 @@ SCHEDULES = {
 def build_schedule(optimizer, config, steps_per_epoch: int):
     """Return the schedule that `config` (a RunConfig) names, to be stepped after every training step.
 
-    A learning rate that --lr-scaling raised begins at --lr, or higher jumps would upset the first steps.
+    The optimizer has --lr, which --lr-scaling multiplies; where that is more, it is reached in a warm-up.
     """
     from torch.optim import lr_scheduler
 
     schedule = SCHEDULES[config.schedule]
+    for group in optimizer.param_groups:
+        group["lr"] *= config.lr_factor
     made = schedule.make(lr_scheduler, optimizer, config, steps_per_epoch)
     if config.lr_factor <= 1 or schedule.warms_up:
         return made
