@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,16 @@ def alive(marker: str) -> dict[int, str]:
         except OSError:
             pass
     return commands
+
+
+def wait_until(true, seconds=60.0, process=None):
+    """Wait until it is true, as long as a process runs; return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "waited in vain"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return found
 
 
 # ---- one device's part of a training script

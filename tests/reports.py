@@ -10,8 +10,14 @@ from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
 from comparison.record import Equivalence, Report
 from comparison.rows import Configuration, Outcome, Planned
+from comparison.show.report import write_markdown
 
+UNTOUCHED = (
+    "link_gbps max_steps train_size timeout link_ms target_accuracy budget margin equal_within accuracy_margin predict"
+)
 SETTINGS = {
+    **dict.fromkeys(UNTOUCHED.split()),
+    **dict.fromkeys("allow_unequal check_maths fit_batch prove timeline".split(), False),
     "dataset": "synthetic-mnist",
     "batch_size": [100],
     "epochs": 3,
@@ -19,24 +25,8 @@ SETTINGS = {
     "repeats": 3,
     "seed": 42,
     "baseline": "single",
-    "allow_unequal": False,
-    "check_maths": False,
     "project": [],
-    "link_gbps": None,
-    "max_steps": None,
-    "train_size": None,
     "loader": "workers",
-    "timeout": None,
-    "link_ms": None,
-    "target_accuracy": None,
-    "budget": None,
-    "margin": None,
-    "equal_within": None,
-    "accuracy_margin": None,
-    "fit_batch": False,
-    "predict": None,
-    "prove": False,
-    "timeline": False,
 }
 ENVIRONMENT = {
     **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
@@ -161,6 +151,22 @@ def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -
     )
 
 
+def each_epoch(result: RunResult, **values) -> RunResult:
+    """The same, whose every epoch has these values."""
+    return replace(result, epochs=tuple(replace(epoch, **values) for epoch in result.epochs))
+
+
+def each_outcome(report: Report, **values) -> Report:
+    """The same, whose every run has these values."""
+    return replace(report, outcomes=tuple(replace(outcome, **values) for outcome in report.outcomes))
+
+
+def markdown_of(analysis, directory) -> str:
+    """What report.md says."""
+    write_markdown(analysis, directory / "report.md", [])
+    return (directory / "report.md").read_text()
+
+
 def as_long_as_its_parts(report: Report) -> Report:
     """The same, where the wall time of each run is that of its start-up, epochs and evaluations."""
 
@@ -237,18 +243,12 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
         def longer(phases):
             return PhaseTimes(**{name: factor * value for name, value in phases.known.items()})
 
-        kept = tuple(
-            RankTimes(
-                factor * own.train_seconds,
-                longer(own.phases),
-                factor * own.cpu_seconds,
-                own.queue_seconds and factor * own.queue_seconds,
-                own.waits,
-                own.long_steps,
-                own.throttled_seconds,
-            )
-            for own in ranks
-        )
+        def scaled(own):
+            times = {name: getattr(own, name) for name in ("train_seconds", "cpu_seconds", "queue_seconds")}
+            times = {name: seconds and factor * seconds for name, seconds in times.items()}
+            return replace(own, phases=longer(own.phases), **times)
+
+        kept = tuple(map(scaled, ranks))
         slowest = max(kept, key=lambda own: own.train_seconds)
         return replace(
             result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases, ranks=kept

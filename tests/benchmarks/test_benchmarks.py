@@ -21,7 +21,6 @@ import false_alarms
 import links
 import measure
 import options
-import sharding
 
 import docs
 
@@ -57,47 +56,6 @@ def test_a_page_shows_what_one_script_has_and_the_other_has_not(tmp_path, monkey
     for page in ("lecture.md", "lecture.zh-CN.md"):
         text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
         assert "<!-- diff data_parallel_train ddp_train -->" in text
-
-
-def cells_of(line):
-    return [text.strip() for text in line.strip("| ").split("|")]
-
-
-def test_the_table_of_what_ranks_hold_shows_every_rate_beside_ddp():
-    results = {
-        **{"model": "net", "ranks": 2, "steps": 2},
-        "memory_parts": {"DDP": {"parameters": 2**21}, "FSDP": {"parameters": 2**20}},
-        "seconds": {
-            "10 Gbit/s": {"DDP": [0.2, 0.3, 0.4], "FSDP": [0.3, 0.45, 0.6]},
-            "1 Gbit/s": {"DDP": [1.0, 1.0, 1.0], "FSDP": [1.5, 1.5, 1.5]},
-        },
-    }
-    header, _, ddp, fsdp = sharding.table(results).splitlines()
-    assert cells_of(header)[1:3] == ["parameters (MiB)", "10 Gbit/s: step (ms)"] and "1.00 [1.00, 1.00]" in ddp
-    assert cells_of(fsdp) == ["FSDP", "1.0", "225", "1.50 [1.50, 1.50]", "750", "1.50 [1.50, 1.50]"]
-
-
-def test_parts_are_put_between_their_markers_and_the_rest_stays(tmp_path, monkeypatch):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- loaders -->\nold\n<!-- end -->\nbetween\n<!-- startup -->\nold\n<!-- end -->\n")
-    monkeypatch.setattr(docs, "FIGURES", tmp_path)
-    (tmp_path / "benchmark").mkdir()
-    times = {"default": [20.0, 21.0, 22.0], "1 thread, 0 workers": [30.0] * 3, "2 threads, 0 workers": [10.0] * 3}
-    results = {
-        **{"command": "python x.py", "foreign_cores": 0.25},
-        "environment": {"gpus": [], "cores": 2, "cpu": "C", "torch": "2.11"},
-        "images_per_second": {"mnist": {"0 workers": [100.0] * 3, "resident": [2000.0, 3000.0, 2449.5]}},
-        "beside_training": [{"model": "lenet", "cores": 2, "ranks": 1, "milliseconds": times}],
-    }
-    (tmp_path / "benchmark" / "loaders.json").write_text(json.dumps(results))
-    text = docs.page_made(page)
-    assert text.startswith("before\n<!-- loaders -->\n\n| Data set")
-    assert "2,450 (2,000–3,000)" in text and "24.49 [" in text  # the geometric mean of 20 and 30
-    cells = cells_of(next(line for line in text.splitlines() if line.startswith("| lenet")))
-    assert cells[:6] == ["lenet", "2", "1", "21 (20–22)", "2 threads, 0 workers", "10 (10–10)"]
-    assert cells[6].startswith("2.10 [")
-    assert "2 cores of C, torch 2.11; other programs kept 0.25 cores busy.\n\n<!-- end -->\nbetween\n" in text
-    assert text.endswith("<!-- startup -->\nold\n<!-- end -->\n")
 
 
 def test_rivals_take_turns_and_the_first_block_warms_up():

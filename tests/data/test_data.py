@@ -1,15 +1,16 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
 from torchvision import datasets, transforms
 
 from common.data import image_set as data
-from common.data import loaders
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import PARTS, load_image_set
 from common.data.loaders import EVALUATION_BATCH
@@ -176,9 +177,9 @@ def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, 
     }
     on_the_way = (channels == 3) + 1 if augment else 0  # the images as they came, and the mirrored ones
     assert needed == sum(held.values()) + on_the_way * images.nbytes
-    monkeypatch.setattr(loaders, "free_memory", lambda device: needed)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
     make_loaders(image_set, config, CPU)
-    monkeypatch.setattr(loaders, "free_memory", lambda device: needed - 1)
+    needed -= 1
     with pytest.raises(SuiteError, match=r"memory of cpu; .* MiB needed, .* MiB free; type --loader workers") as caught:
         make_loaders(image_set, config, CPU)
     assert caught.value.exit_code == MACHINE

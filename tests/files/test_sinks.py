@@ -14,8 +14,8 @@ from comparison.judge.analysis import analyse
 from comparison.results_file import write_results
 from comparison.show.diff import describe_difference
 from comparison.show.figures import keep_figure
-from comparison.show.report import fenced, markdown, present, write_csv, write_markdown
-from tests.reports import configuration, report_of, runs
+from comparison.show.report import fenced, markdown, present, write_csv
+from tests.reports import configuration, markdown_of, report_of, runs
 
 STEADY = (2.0, 2.02, 1.98)
 EVIL = "\x1b]52;c;aaaa\x07\x9b31m\u202egnp\u2066 <img src=x onerror=alert(1)> [link](http://evil) $_or_$ \x00\x08"
@@ -55,8 +55,7 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
 
 
 def test_markdown_has_no_html_no_link_and_no_way_out_of_its_code(tmp_path):
-    write_markdown(analyse(evil_report()), tmp_path / "report.md", [])
-    text = (tmp_path / "report.md").read_text()
+    text = markdown_of(analyse(evil_report()), tmp_path)
     assert not OBEYED.search(text)
     outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text, flags=re.DOTALL)
     assert "gnp" in outside and not re.search(r"<img|<script|\]\(http", outside)

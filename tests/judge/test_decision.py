@@ -7,7 +7,7 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.judge.decision import Decision
 from comparison.record import Equivalence
-from tests.reports import as_long_as_its_parts, configuration, make_result, report_of, runs
+from tests.reports import as_long_as_its_parts, configuration, each_epoch, report_of, runs
 
 SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
 
@@ -22,10 +22,6 @@ def row(method, seconds, accuracies=(0.7, 0.71, 0.69), **values):
         for value, accuracy in zip(seconds, accuracies, strict=False)
     ]
     return configuration(method), results
-
-
-def each_epoch(result, **values):
-    return replace(result, epochs=tuple(replace(epoch, **values) for epoch in result.epochs))
 
 
 def decide(*rows, **settings) -> Decision:
@@ -102,13 +98,6 @@ def test_a_row_with_failed_runs_is_not_recommended_however_fast_it_is():
     assert decide(row("single", (3.0, None, 3.0)), row("ddp", (1.0, None, 1.0))).kind == "none sound"
 
 
-def test_epochs_that_stall_count():
-    stalls = [make_result("ddp", (1.0, 1.0, 5.0, 1.0, 5.0 + number / 100, 1.0), ("cpu", "cpu")) for number in range(3)]
-    steady = [make_result("single", 6 * (2.0 + number / 100,)) for number in range(3)]
-    rows = (configuration(), steady), (configuration("ddp"), stalls)
-    assert chosen(*rows) == "SINGLE" and result_of("DDP", *rows) == "slower"
-
-
 @pytest.mark.parametrize("methods", ["dp ddp", "ddp fsdp", "fsdp pipeline", "single-all-cores ddp", "dp pipeline"])
 def test_of_rows_that_are_tied_the_simplest_is_recommended(methods):
     simple, complex_ = methods.split()
@@ -128,9 +117,8 @@ def test_a_row_that_is_not_proved_to_be_faster_is_not_recommended_though_it_may_
 def test_of_equally_simple_rows_the_one_with_the_shortest_command_is_recommended():
     report = report_of(SINGLE, row("ddp", FAST), row("accelerate", FAST))
     for longer, best in (("ddp", "ACCELERATE"), ("accelerate", "DDP")):
-        outcomes = tuple(
-            replace(outcome, wall_seconds=9.0 + (outcome.configuration == longer)) for outcome in report.outcomes
-        )
+        seconds = ((outcome, 9.0 + (outcome.configuration == longer)) for outcome in report.outcomes)
+        outcomes = tuple(replace(outcome, wall_seconds=wall) for outcome, wall in seconds)
         (choice,) = analyse(replace(report, outcomes=outcomes)).decisions
         assert choice.best.label == best
 
@@ -188,16 +176,19 @@ def test_a_baseline_that_learns_less_than_another_row_is_not_recommended():
     assert choice.best.label == "DDP" and choice.out["single"] == "accuracy 60.0 points lower"
 
 
-def test_values_of_a_sweep_of_workers_are_one_answer():
-    rows = [
-        (configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
-        for workers, seconds in ((0, SLOW), (2, FAST), (4, MIDDLE))
+def sweep_of_workers(*seconds):
+    """Rows of one device with 0, 2 and 4 workers, whose epochs take so long."""
+    return [
+        (configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=own))
+        for workers, own in zip((0, 2, 4), seconds, strict=True)
     ]
+
+
+def test_values_of_a_sweep_of_workers_are_one_answer():
+    rows = sweep_of_workers(SLOW, FAST, MIDDLE)
     assert decide(*rows).best.name == "single-num_workers=2"
     report = report_of(*rows)
-    report.environment["cores"] = (
-        2  # of which one device has one: which number of workers is best is asked all the same
-    )
+    report.environment["cores"] = 2  # of which one device has one: the best number of workers is asked all the same
     assert analyse(report).decisions[0].kind == "use"
 
 
@@ -257,10 +248,7 @@ def test_nothing_is_told_of_a_sweep_of_simulated_rows():
 
 
 def test_a_sweep_names_no_value_as_the_fastest_that_is_undecided_or_disturbed():
-    rows = [
-        (configuration(values={"num_workers": workers}, num_workers=workers), runs(seconds=seconds))
-        for workers, seconds in ((0, SLOW), (2, FAST), (4, (1.02, 0.98, 1.0)))
-    ]
+    rows = sweep_of_workers(SLOW, FAST, (1.02, 0.98, 1.0))
     (sweep,) = analyse(report_of(*rows)).sweeps
     assert {sweep.value(entry) for entry in sweep.fastest} == {2, 4}
     (sweep,) = analyse(report_of(*rows, foreign_cores={"single-num_workers=2": 0.5})).sweeps

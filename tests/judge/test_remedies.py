@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 import compare_parallel
-from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs, find_remedies, plan_proof
 from comparison.judge.statistics import Excess
@@ -13,7 +12,7 @@ from comparison.results_file import write_results
 from comparison.show.report import PROOF, present
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, tell_proofs
-from tests.reports import JITTER, configuration, ddp, halves, pipeline, rank, report_of, run, runs, single
+from tests.reports import JITTER, configuration, ddp, each_epoch, halves, pipeline, rank, report_of, run, runs, single
 
 NEAR = (1.0, 1.01, 0.99)
 
@@ -76,12 +75,9 @@ def test_the_baseline_waits_for_its_workers_too():
 
 def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
     def of(method, backward, **values):
-        phases = PhaseTimes(1.0, 1.0, 10.0, backward, update=8.0)
-        results = [
-            replace(result, epochs=tuple(replace(epoch, phases=phases, ranks=()) for epoch in result.epochs))
-            for result in runs(method, (0.2, 0.202, 0.198), **values)
-        ]
-        return configuration(method), results
+        return configuration(method), runs(
+            method, (0.2, 0.202, 0.198), phases=(1.0, 1.0, 10.0, backward, 8.0), **values
+        )
 
     (remedy,) = remedies(of("single", 20.0), of("ddp", 20.0, count=2, world_size=2))
     assert (remedy.cause, remedy.change) == ("backward", "no exchange")
@@ -165,6 +161,7 @@ def test_the_gain_of_the_blamed_phase_stands_beside_the_prediction():
     result = proved({"exchange": 0.0})
     assert result.outcome == "proved" and result.measured.value == pytest.approx(6.0) and result.measured.low > 5
     assert tell_proof(result).startswith("DDP, without “exchange” (no exchange): exchange is 6.0 ± ")
+    assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
 
 
 @pytest.mark.parametrize(
@@ -194,18 +191,11 @@ def test_without_a_sham_nothing_is_proved():
     assert (result.measured.value, result.outcome) == (pytest.approx(6.0), "not measured")
 
 
-def test_a_disturbed_proof_claims_nothing():
-    assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
-
-
 def test_a_larger_batch_counts_for_as_many_images():
     analysis = analyse(report_of(single(), slow("forward")))
     (remedy,) = find_remedies(analysis)
     row, results = steps_of(remedy.configuration, {"forward": 16.0})  # for twice the images
-    twice = [
-        replace(result, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in result.epochs))
-        for result in results
-    ]
+    twice = [each_epoch(result, samples=2 * result.epochs[0].samples) for result in results]
     (result,) = find_proofs(analysis, report_of(steps_of(remedy.row, {"forward": 11.0}), (row, twice)))
     assert result.measured.value == pytest.approx(3.0)
 

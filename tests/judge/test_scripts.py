@@ -9,9 +9,8 @@ from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import seen_differences
 from comparison.judge.step_causes import with_loader_workers
-from comparison.show.report import write_markdown
 from comparison.show.terminal import terminal_text
-from tests.reports import configuration, make_result, report_of, runs
+from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
 OWN = {"loader": "its own", "optimizer": "SGD", "optimizers": 1, "epochs": 3}
 PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
@@ -23,20 +22,15 @@ def script(name, milliseconds, samples=100, **values):
     def run(factor):
         values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
         result = make_result("script", (1.0,) * 4, phases=PHASES, class_accuracy=None, **values_of)
-        slices = [
-            replace(
-                epoch,
-                steps=10 * epoch.epoch,
-                samples=10 * epoch.epoch * samples,
-                train_seconds=factor * epoch.epoch * milliseconds / 100,
-                train_loss=math.nan,
-                test_loss=math.nan,
-                test_accuracy=math.nan,
-                evaluate_seconds=math.nan,
+        unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
+
+        def slice_of(steps):
+            seconds, epoch = factor * steps * milliseconds / 1000, result.epochs[0]
+            return replace(
+                epoch, epoch=steps // 10, steps=steps, samples=steps * samples, train_seconds=seconds, **unseen
             )
-            for epoch in result.epochs
-        ]
-        return replace(result, epochs=tuple(slices))
+
+        return replace(result, epochs=tuple(map(slice_of, (10, 20, 30, 40))))
 
     return replace(configuration("script", f"script-{name}"), label=name), [run(factor) for factor in (1.0, 1.01, 0.99)]
 
@@ -115,9 +109,9 @@ def test_what_is_seen_to_differ_is_said():
 
 def test_a_report_of_scripts_speaks_of_samples_and_shows_a_dash_for_what_nobody_saw(tmp_path):
     analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
-    write_markdown(analysis, tmp_path / "report.md", [])
-    for text in (terminal_text(analysis), (tmp_path / "report.md").read_text()):
+    report_md = markdown_of(analysis, tmp_path)
+    for text in (terminal_text(analysis), report_md):
         assert "nan" not in text.split() and "mages/s" not in text and "0.200" in text
         assert "WARNING: ddp: samples per step 200 instead of 100." in text
-    table = next(line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| mine"))
+    table = next(line for line in report_md.splitlines() if line.startswith("| mine"))
     assert table.split("|")[2].strip() == table.split("|")[4].strip() == "–"  # data set, accuracy

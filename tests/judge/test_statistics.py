@@ -1,7 +1,6 @@
 """Medians, ratios and their intervals; what is warned of. The intervals' coverage: benchmarks/false_alarms.py."""
 
 import math
-import random
 from dataclasses import replace
 from itertools import product
 
@@ -158,16 +157,6 @@ def test_a_difference_of_means_is_that_of_a_two_way_analysis_of_variance():
     assert mean_difference(values[:1], 2, 0, 0.9) == (pytest.approx(-1.0), -math.inf, math.inf)
 
 
-def test_a_noisy_row_has_a_wide_interval_and_leaves_the_others_theirs():
-    times = table(blocks=6, noise=0.01)
-    before = ratios(times, 0, [1, 2])
-    times[:, 2] *= [1.0, 1.6, 0.8, 1.3, 0.7, 1.1]
-    after = ratios(times, 0, [1, 2])
-    widths = [[math.log(found.high / found.low) for found in pair] for pair in (before, after)]
-    assert widths[1][1] > 15 * widths[0][1]  # its noise grew from 1 to 33 %
-    assert widths[1][0] < 0.5 * widths[1][1]
-
-
 @pytest.mark.parametrize("blocks, columns, known", [(1, 5, False), (2, 2, False), (2, 3, True), (3, 2, True)])
 def test_an_interval_needs_two_degrees_of_freedom(blocks, columns, known):
     (found,) = ratios(table(blocks, columns), 0, [1])
@@ -307,16 +296,6 @@ def test_what_stalls_counts_and_other_programs_do_on_few_cores():
     large = {"torch": "2.11.0", "cores": 8, "gpus": []}
     for environment, disturbed in (({}, True), ({"environment": large}, False)):
         assert row_of(*runs(**environment), foreign_cores={"single": 0.5}).disturbed == disturbed
-
-
-def test_more_runs_of_a_steady_row_are_warned_of_no_more_often():
-    generator = random.Random(0)
-
-    def warned(count):
-        rows = ([2 * math.exp(generator.gauss(0, 0.04)) for _ in range(count)] for _ in range(150))
-        return sum(bool(unsteadiness(row_of(*runs(seconds=seconds)))) for seconds in rows) / 150
-
-    assert 0.2 > warned(3) > warned(10)  # by the range of its runs: 18 and 75 %
 
 
 def test_the_time_of_a_target_has_an_interval_from_three_runs_on():

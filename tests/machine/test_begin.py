@@ -1,9 +1,8 @@
 """Importing `common` does nothing; a program says where it begins."""
 
-import subprocess
-import sys
+import pytest
 
-from tests.fixtures import PROJECT, child_environment
+from tests.fixtures import PROJECT
 
 IMPORTED = """
 import atexit, gc, importlib, os, pkgutil, signal, sys
@@ -27,15 +26,9 @@ assert state() == before and len(modules) > 40, (before, state())
 """
 
 
-def run(*command, cwd=PROJECT, path=PROJECT):
-    environment = {**child_environment(), "PYTHONPATH": str(path)}
-    done = subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True)
-    assert not done.stderr and not done.returncode, done.stderr
-    return done.stdout
-
-
-def test_importing_any_module_of_common_has_no_effect():
-    run("-c", IMPORTED)
+def test_importing_any_module_of_common_has_no_effect(project):
+    done = project("-c", IMPORTED, tiny=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SPAWNING = """
@@ -52,8 +45,16 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_begins_where_it_says_so_and_in_what_it_spawns_and_not_where_it_is_imported(tmp_path):
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("program.py",), "__main__ True True\n__mp_main__ True True\n"),
+        (("-c", "import program; program.child()"), "program False False\n"),
+    ],
+)
+def test_a_program_begins_where_it_says_so_and_in_what_it_spawns_and_not_where_it_is_imported(
+    words, told, project, tmp_path
+):
     (tmp_path / "program.py").write_text(SPAWNING)
-    path = f"{PROJECT}:{tmp_path}"
-    assert run("program.py", cwd=tmp_path, path=path) == "__main__ True True\n__mp_main__ True True\n"
-    assert run("-c", "import program; program.child()", cwd=tmp_path, path=path) == "program False False\n"
+    done = project(*words, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": f"{PROJECT}:{tmp_path}"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")

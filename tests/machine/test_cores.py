@@ -2,8 +2,6 @@
 
 import os
 import platform
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -15,7 +13,7 @@ from common.errors import MACHINE, SuiteError
 from common.machine import cores
 from common.machine.cores import SHORT_SLICE, short_slices
 from common.ranks import meet
-from tests.fixtures import CPU, HAS_SLICES, PROJECT, SHARES, child_environment, make_config, slice_of
+from tests.fixtures import CPU, HAS_SLICES, SHARES, make_config, slice_of
 
 
 @pytest.fixture
@@ -108,8 +106,8 @@ assert available_cores() == before
 """
 
 
-def test_every_thread_is_kept_on_the_cores_and_the_others_still_count():
-    subprocess.run([sys.executable, "-c", KEEP], cwd=PROJECT, env=child_environment(), check=True)
+def test_every_thread_is_kept_on_the_cores_and_the_others_still_count(project):
+    assert project("-c", KEEP, tiny=False).returncode == 0
 
 
 @HAS_SLICES

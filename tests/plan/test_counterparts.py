@@ -17,12 +17,11 @@ from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
 from comparison.show.remarks import warnings
-from comparison.show.report import write_markdown
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import resolution
 from tests.fixtures import PROJECT, flag
-from tests.reports import SETTINGS, cells, configuration, report_of, runs
+from tests.reports import SETTINGS, cells, configuration, each_epoch, each_outcome, markdown_of, report_of, runs
 
 STEADY, SLOWER, FAST = (2.0, 2.02, 1.98), (2.2, 2.21, 2.19), (1.0, 1.02, 0.99)
 SINGLE = configuration(command=("python", script("data_parallel_train.py"), "--epochs", "1"))
@@ -89,8 +88,7 @@ def test_two_equal_rows_are_said_to_be_so_and_warned_of_if_not():
     assert resolution(analyse(report))[-1].endswith("times as fast, DIFFERENT, though equal.")
     (warning,) = warnings(analyse(report))
     assert warning.startswith("WARNING: two equal rows came out different, “SINGLE” and the same again: 1.10 [")
-    outcomes = tuple(replace(outcome, foreign_cores=0.9) for outcome in report.outcomes)
-    disturbed = analyse(replace(report, outcomes=outcomes))
+    disturbed = analyse(each_outcome(report, foreign_cores=0.9))
     assert resolution(disturbed)[-1].endswith("times as fast, disturbed.")
     assert not any("came out different" in warning for warning in warnings(disturbed))
     first = replace(report, outcomes=tuple(outcome for outcome in report.outcomes if outcome.block == 1))
@@ -211,14 +209,10 @@ def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(t
     other = {**runs()[0].config, "lr": 0.5}
     analysis = analyse(beside(BEFORE, SLOWER, BEFORE, config=other))
     assert analysis.pairs[BEFORE][0].differences == ("lr 0.001 instead of 0.5",)
-    half = [
-        replace(result, epochs=tuple(replace(epoch, samples=epoch.samples // 2) for epoch in result.epochs))
-        for result in runs(seconds=SLOWER)
-    ]
+    half = [each_epoch(result, samples=500) for result in runs(seconds=SLOWER)]
     report = report_of((SINGLE, runs(seconds=STEADY)), (counterpart(SINGLE, BEFORE, BEFORE, SINGLE.command), half))
     assert analyse(report).pairs[BEFORE][0].ratio is None
-    write_markdown(analyse(report), tmp_path / "report.md", [])
-    assert "not compared: they train other numbers of images" in (tmp_path / "report.md").read_text()
+    assert "not compared: they train other numbers of images" in markdown_of(analyse(report), tmp_path)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,11 +21,10 @@ from common.errors import SuiteError
 from common.ranks.slurm import become_rank, first_host
 from common.settings.totals import per_process
 from comparison.methods import Machine, python
-from comparison.plan.plan import make_plan
 from comparison.results_file import read_results
 from comparison.run import machine
 from comparison.run.machine import by_hand, find_nodes
-from tests.fixtures import PROJECT, child_environment, plan_arguments
+from tests.fixtures import PROJECT, child_environment, plan, small, wait_until
 
 TOLD = {
     **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"},
@@ -77,13 +75,8 @@ def test_the_command_of_the_kubernetes_example_trains(project, data_root, tmp_pa
 # ---- a comparison on several nodes
 
 
-def plan_of(nodes, gpus=0, **values):
-    machine = Machine(gpus, cores=8)
-    return {row.name: row for row in make_plan(plan_arguments(nodes=nodes, **values), machine, [])}
-
-
 def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
-    rows = plan_of([2], nproc=[2], batch_size=[64])
+    rows = plan(nodes=[2], nproc=[2], batch_size=[64])
     here = [name for name, row in rows.items() if row.nodes == 1]
     assert here == ["single", "single-all-cores", "dp"]
     assert all(row.launched == row.command for name, row in rows.items() if name in here)
@@ -97,7 +90,7 @@ def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
 
 
 def test_a_ladder_over_nodes_is_a_sweep():
-    rows = plan_of([1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
+    rows = plan(nodes=[1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
     assert {name: (row.nodes, row.nodes * row.tasks) for name, row in rows.items() if name != "single"} == {
         "ddp-nodes=1-nproc=1": (1, 1),
         "ddp-nodes=1-nproc=4": (1, 1),
@@ -105,7 +98,7 @@ def test_a_ladder_over_nodes_is_a_sweep():
         "ddp-nodes=2-nproc=4": (2, 8),
     }
     assert not any(row.skip for row in rows.values()) and rows["ddp-nodes=1-nproc=4"].command[2:4] == ("--spawn", "4")
-    too_many = plan_of([2], nproc=[5], batch_size=[640], methods=[("ddp", {})], gpus=4)["ddp"]
+    too_many = plan(nodes=[2], nproc=[5], batch_size=[640], methods=[("ddp", {})], gpus=4)["ddp"]
     assert too_many.skip == "needs 10 GPUs, found 8"
 
 
@@ -130,7 +123,7 @@ def test_totals_that_would_divide(total, processes, choices):
 
 
 def test_what_to_type_without_slurm(capsys):
-    row = plan_of([2], nproc=[4], methods=[("ddp", {})])["ddp"]
+    row = plan(nodes=[2], nproc=[4], methods=[("ddp", {})])["ddp"]
     script = f"{row.command[1]} "
     before, _, after = by_hand(row).partition(script)
     assert before.endswith("--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=FIRST_HOST:29500 ")
@@ -180,16 +173,13 @@ def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path)
     assert found == ["cpu A CPU; cores 8", "cpu A CPU; cores 16"]
 
 
-def test_a_directory_that_another_machine_does_not_see_is_bad(tmp_path):
-    command = (sys.executable, "-m", "common.programs.check", "--json", "--output-dir", tmp_path, "--sees")
-    for file, bad in (("there", False), ("missing", True)):
-        (tmp_path / "there").touch()
-        done = subprocess.run(
-            [*command, tmp_path / file], cwd=PROJECT, env=child_environment(), capture_output=True, text=True
-        )
-        (line,) = done.stdout.splitlines()
-        checks = {check["name"]: check["status"] for check in json.loads(line)["checks"]}
-        assert checks.get("shared files") == ("bad" if bad else None)
+@pytest.mark.parametrize("file, status", [("there", None), ("missing", "bad")])
+def test_a_directory_that_another_machine_does_not_see_is_bad(file, status, project, tmp_path):
+    (tmp_path / "there").touch()
+    flags = ("--output-dir", tmp_path, "--sees", tmp_path / file)
+    (line,) = project("-m common.programs.check --json", *flags, tiny=False).stdout.splitlines()
+    checks = {check["name"]: check["status"] for check in json.loads(line)["checks"]}
+    assert checks.get("shared files") == status
 
 
 # ---- a real SLURM
@@ -273,37 +263,26 @@ def slurm(cluster):
         for command in ("squeue", "sinfo -N -l", "sinfo -R", "scontrol show job"):
             print("$", command, cluster(*command.split(), check=False), sep="\n")
     cluster("scancel", "--user=root")
-    wait_for(lambda: not cluster("squeue", "-h"), 90)
+    wait_until(lambda: not cluster("squeue", "-h"), 90)
     for node in ("n1", "n2"):
         cluster("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # needed by a drained one alone
     all_idle(cluster)
 
 
 def all_idle(slurm):
-    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
+    wait_until(lambda: slurm("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
 
 
-def wait_for(met, seconds):
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
+def gone(data_root):
+    """Wait until no process has this in its command line."""
+
+    def commands():
+        return str([process.info["cmdline"] for process in psutil.process_iter(["cmdline"])])
+
+    wait_until(lambda: str(data_root) not in commands(), 20)
 
 
-def small(data_root, *more):
-    flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --loader resident".split()
-    return *flags, "--data-root", data_root, *more
-
-
-def alive(text):
-    """The processes in whose command line a text stands."""
-    return [process for process in psutil.process_iter(["cmdline"]) if text in " ".join(process.info["cmdline"] or ())]
-
-
-def gone(text):
-    wait_for(lambda: not alive(text), 20)
-
-
+RESIDENT = "--loader resident"
 SBATCH = ("sbatch", "--parsable", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
@@ -317,7 +296,7 @@ def begin_again(slurm, job):
 
     Five seconds, not at once: nodes refuse a job that they ended in the same second ("already killed, do not launch").
     """
-    wait_for(lambda: state(slurm, job) == "PENDING", 90)
+    wait_until(lambda: state(slurm, job) == "PENDING", 90)
     all_idle(slurm)
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now+5")
 
@@ -329,26 +308,26 @@ def state(slurm, job):
 @pytest.mark.slow
 def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_ends_as_ddp(slurm, train, data_root, tmp_path):
     files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
-    flags = small(data_root, "--epochs", 3, *files)
+    flags = small(RESIDENT, data_root, "--epochs", 3, *files)
     log = tmp_path / "log"
-    job = submit(slurm, tmp_path, "train", *small(data_root, "--epochs", 500, "--figure-dir", tmp_path))
-    wait_for(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
+    job = submit(slurm, tmp_path, "train", *small(RESIDENT, data_root, "--epochs", 500, "--figure-dir", tmp_path))
+    wait_until(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
     slurm("scancel", job)
-    gone(str(data_root))
+    gone(data_root)
     assert len(list(tmp_path.glob("job-*.pt"))) == 1 and not list(tmp_path.glob("*.part"))
     log.unlink()
 
     job = submit(slurm, tmp_path, "train", *flags)
-    wait_for(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
+    wait_until(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
     slurm("scontrol", "requeue", job)
     begin_again(slurm, job)
-    wait_for(lambda: not state(slurm, job), 120)
+    wait_until(lambda: not state(slurm, job), 120)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok" and len(result["epochs"]) == 3 and result["world_size"] == 2
     _, expected, _ = train("ddp_train.py", "--spawn", 2, "--loader", "resident", "--epochs", 3)
     weights = torch.load(tmp_path / "weights.pth", weights_only=True)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    gone(str(data_root))
+    gone(data_root)
 
 
 def kill_node(slurm, node):
@@ -369,18 +348,18 @@ COMPARE = "compare", *"--nproc 1 --device cpu --methods single ddp accelerate --
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True], ids=["it was requeued", "a node died"])
 def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_path):
-    job, log = submit(slurm, tmp_path, *COMPARE, *small(data_root, "--epochs", 2)), tmp_path / "log"
-    wait_for(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
+    job, log = submit(slurm, tmp_path, *COMPARE, *small(RESIDENT, data_root, "--epochs", 2)), tmp_path / "log"
+    wait_until(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
     if dies:
         kill_node(slurm, "n2")
     else:
         slurm("scontrol", "requeue", job)
-    wait_for(lambda: state(slurm, job) == "PENDING", 90)
-    gone(str(data_root))
+    wait_until(lambda: state(slurm, job) == "PENDING", 90)
+    gone(data_root)
     if dies:
         slurm("slurmd", "-N", "n2")
     begin_again(slurm, job)
-    wait_for(lambda: not state(slurm, job), 400)
+    wait_until(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
     assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
         ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes
@@ -388,4 +367,4 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     assert len(report.outcomes) >= 6 and not report.in_turns
     assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
     assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
-    gone(str(data_root))
+    gone(data_root)

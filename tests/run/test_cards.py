@@ -18,11 +18,11 @@ from comparison.run import cards
 from comparison.run.cards import CardWatch
 from comparison.run.turns import run_once
 from comparison.show.remarks import bandwidths
-from comparison.show.report import write_csv, write_markdown
+from comparison.show.report import write_csv
 from comparison.show.sentences import tell
 from comparison.show.tables import card_table, main_table
 from comparison.show.terminal import terminal_text
-from tests.reports import configuration, make_result, report_of, runs
+from tests.reports import configuration, each_epoch, each_outcome, make_result, markdown_of, report_of, runs
 
 UUIDS = ("GPU-a", "GPU-b", "GPU-c")
 USE = CardUse("cuda:0", 0.9, 2**30, 300.0, 500.0, 1980.0, 0.0, 0.0)
@@ -93,7 +93,7 @@ def test_a_card_in_the_timed_epochs(nvml):
     first, second = watch.uses(result)
     assert first == CardUse("cuda:0", 0.75, 3 * 2**30, 300.0, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
     assert (second.device, second.watts) == ("cuda:1", 100.0)  # PyTorch's numbers are not NVML's
-    old = replace(result, epochs=tuple(replace(epoch, start=None) for epoch in result.epochs), gpu_uuids=UUIDS[:1])
+    old = each_epoch(replace(result, gpu_uuids=UUIDS[:1]), start=None)
     for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # nobody looked, or when is not known
         assert watch.uses(unseen) == (CardUse("cuda:0"),)
     assert watch.uses(make_result()) == ()
@@ -152,7 +152,7 @@ def with_cards(*uses, **rows):
     report = report_of(
         (configuration("single"), runs(**fine)), (configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)), **rows
     )
-    return replace(report, outcomes=tuple(replace(outcome, cards=uses) for outcome in report.outcomes))
+    return each_outcome(report, cards=uses)
 
 
 def test_what_the_cards_did_is_in_the_report(tmp_path):
@@ -162,8 +162,7 @@ def test_what_the_cards_did_is_in_the_report(tmp_path):
     assert cells[1:-1] == ["SINGLE", "cuda:1", "90%", "256", "1,024", "–", "300.0", "1,980", "0%", "0%"]
     assert measure(report).summaries[report.plan[0].name].images_per_joule == pytest.approx(1000 / 800)
     assert "Images/J" in main_table(analysis, "simple") and " 1.2 " in main_table(analysis, "simple")
-    write_markdown(analysis, tmp_path / "report.md", [])
-    assert "## The GPUs while they trained" in (tmp_path / "report.md").read_text()
+    assert "## The GPUs while they trained" in markdown_of(analysis, tmp_path)
     write_csv(analysis, tmp_path / "results.csv")
     assert ",1.25," in (tmp_path / "results.csv").read_text()
 
@@ -179,8 +178,7 @@ def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml
         (8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gb"),
     ):
         environment = {**report.environment, "gpus": ["H200"] * gpus}
-        write_markdown(analyse(replace(report, environment=environment)), tmp_path / "report.md", [])
-        text = (tmp_path / "report.md").read_text()
+        text = markdown_of(analyse(replace(report, environment=environment)), tmp_path)
         assert text.count("bus bandwidth") == text.count(told) == gpus // 8
     assert bandwidths(replace(report, probe=None)) == []
 

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import psutil
@@ -19,11 +18,10 @@ from comparison.results_file import read_results
 from comparison.run.forecast import checks_maths, guesses_of, how_long, seconds_left, starved
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
-from comparison.show.report import write_markdown
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_guesses
-from tests.fixtures import PROJECT, child, child_environment, misfits
-from tests.reports import configuration, make_result, report_of, runs
+from tests.fixtures import PROJECT, child, child_environment, misfits, wait_until
+from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
 # ---- how long it takes
 
@@ -81,13 +79,14 @@ def test_a_guess_stands_beside_what_was_measured(tmp_path):
     ]
     assert tell_guesses(analysis) == sentences and tell_guesses(analyse(report_of(*rows, predict=None))) == []
     assert sentences[1] in " ".join(terminal_text(analysis).split())
-    write_markdown(analysis, tmp_path / "report.md", [])
-    assert f"## What was guessed\n\n- {sentences[0]}" in (tmp_path / "report.md").read_text()
+    assert f"## What was guessed\n\n- {sentences[0]}" in markdown_of(analysis, tmp_path)
     (noisy,) = tell_guesses(analyse(report_of(*rows, predict=["ddp=2"], foreign_cores={"ddp": 0.9})))
     assert noisy.endswith("not proved.")
 
 
 # ---- one child
+
+OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,10 @@ def test_a_guess_stands_beside_what_was_measured(tmp_path):
             "no cake; found none; bake one, before its first epoch (log: ",
         ),
         ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
-        ("pass", "it ended without writing a result"),
+        ("pass", "it ended without writing a result, before its first epoch (log: "),
         ("import sys; sys.exit(124)", "exit code 124"),  # is no time out
+        (f'{OUTPUT}.write(\'{{"method": "sing\')', "cannot read the result file"),
+        (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
     ],
 )
 def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
@@ -128,9 +129,8 @@ def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(values, expected, 
 def test_nothing_that_a_child_started_outlives_it(session, tmp_path):
     code = f"import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session={session}).pid)"
     assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
-    pid, deadline = (tmp_path / "log").read_text().strip(), time.monotonic() + 2
-    while psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"process {pid} still runs"
+    pid = int((tmp_path / "log").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
 
 
 # ---- the whole

@@ -17,11 +17,10 @@ from comparison.run.fitting import next_batch, try_batch, with_largest
 from comparison.run.session import continued, run_comparison
 from comparison.run.turns import why_not_in_turns
 from comparison.show.remarks import definitions
-from comparison.show.report import write_markdown
 from comparison.show.tables import main_table, trial_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import verdict
-from tests.reports import PROBE, configuration, make_result, report_of, runs
+from tests.reports import PROBE, configuration, each_epoch, make_result, markdown_of, report_of, runs
 
 MIB = 2**20
 ENOUGH = 10**6  # images
@@ -149,7 +148,7 @@ def compared(monkeypatch, tmp_path):
             seconds = times[method][block - 1 if block <= 3 else 0]
             sizes = {"global_batch_size": planned.batch_size, "per_device_batch_size": planned.per_device_batch_size}
             (result,) = runs(method, (seconds,), count=planned.shares, peak_memory_bytes=(needed * MIB,), **sizes)
-            result = replace(result, epochs=tuple(replace(epoch, samples=ENOUGH) for epoch in result.epochs))
+            result = each_epoch(result, samples=ENOUGH)
             end = (ended[-1][2], "", "", "", 0, seconds)
             return Outcome(tested.name, block, *end, result=result if fits else None)
 
@@ -206,8 +205,7 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     assert "It trains at a batch of 256, 128 per device, which fits" in ddp
     assert recommendation.startswith("Recommendation: none. Each row trains with its own batch size")
     assert any("accuracies are those of different trainings" in text for text in definitions(report))
-    write_markdown(analysis, tmp_path / "report.md", [])
-    assert trial_table(analysis, "github") in (tmp_path / "report.md").read_text()
+    assert trial_table(analysis, "github") in markdown_of(analysis, tmp_path)
     lines = [" ".join(line.split()).lower() for line in trial_table(analysis, "simple").splitlines()[2:]]
     assert lines[:2] == ["single 128 228 fits", "single 256 – out of memory"] and len(lines) == 5
     target = analyse(run(target_accuracy=0.5))  # rows that train to one accuracy can be recommended
@@ -219,14 +217,10 @@ def test_rows_that_differ_without_being_asked_are_still_refused(compared):
     report = run()
     plain = replace(report, settings={**report.settings, "fit_batch": False})
     assert "global batch 256 instead of 128" in analyse(plain).rows[1].standing.reason
-    other = [
-        replace(outcome, result=replace(outcome.result, precision="bfloat16 autocast"))
-        if outcome.configuration == "ddp"
-        else outcome
-        for outcome in report.outcomes
-    ]
-    reason = analyse(replace(report, outcomes=tuple(other))).rows[1].standing.reason
-    assert reason == "refused: precision bfloat16 autocast instead of float32"
+    bf16 = {"ddp": "bfloat16 autocast", "single": "float32"}
+    results = ((run, replace(run.result, precision=bf16[run.configuration])) for run in report.outcomes)
+    other = replace(report, outcomes=tuple(replace(run, result=result) for run, result in results))
+    assert analyse(other).rows[1].standing.reason == "refused: precision bfloat16 autocast instead of float32"
 
 
 @pytest.mark.parametrize(

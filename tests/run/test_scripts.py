@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from common.errors import OUT_OF_MEMORY, SuiteError
+from common.errors import OUT_OF_MEMORY
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
@@ -241,8 +241,3 @@ def test_a_slice_of_seconds_has_the_steps_that_fill_it():
 def test_a_script_is_called_as_one_says_or_as_its_file(typed, name, command):
     (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
     assert (row.label, list(row.command)) == (name, command)
-
-
-def test_two_scripts_need_two_names():
-    with pytest.raises(SuiteError, match='found train twice; name them, e.g. --script "train_2=COMMAND"'):
-        script_rows([parse_script("python train.py"), parse_script("python ../train.py")], Machine(0, 2))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import compare_parallel
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, USAGE, SuiteError
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.plan.plan import make_order
@@ -23,7 +23,7 @@ from comparison.run.stopping import wants_block
 from comparison.show import report as shown
 from comparison.show.remarks import definitions, faults
 from comparison.show.terminal import terminal_text
-from tests.reports import PROBE, configuration, report_of, runs
+from tests.reports import PROBE, configuration, each_epoch, report_of, runs
 
 STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
 ROOM = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
@@ -274,8 +274,9 @@ def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, started, t
     directory, made, seen = tmp_path / "out", report_of((configuration(), runs())), []
 
     def present(*_):
-        with pytest.raises(SuiteError, match="another comparison is writing"), only_writer(directory):
+        with pytest.raises(SuiteError, match="another comparison is writing") as caught, only_writer(directory):
             pass
+        assert caught.value.exit_code == USAGE
         seen.append(True)
         return made
 
@@ -317,9 +318,7 @@ def blocks(monkeypatch, tmp_path, answers):
             if block > stop_after:
                 raise KeyboardInterrupt
             template, value = (first, 2.0) if row.name == "single" else (last, seconds(block))
-            result = replace(
-                template.result, epochs=tuple(replace(epoch, train_seconds=value) for epoch in template.result.epochs)
-            )
+            result = each_epoch(template.result, train_seconds=value)
             return replace(template, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
 
         monkeypatch.setattr(session, "run_once", run_once)

@@ -98,22 +98,22 @@ def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
 
 
 @pytest.mark.parametrize(
-    "fault, status, reason",
+    "fault, status, reason, code",
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL)"),
-        ("time.sleep(1000)", "timed out", "stopped after 2 s"),
-        (KILLS_WHO_WAITS, "failed", "signal 9 (SIGKILL)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL), probably out of memory", -9),
+        ("time.sleep(1000)", "timed out", "stopped after 2 s", 124),
+        (KILLS_WHO_WAITS, "failed", "signal 9 (SIGKILL), probably out of memory", -9),
     ],
     ids=["is killed", "hangs", "is killed while it waits"],
 )
-def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, rows):
+def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, code, rows):
     runs, written = rows
     rows = {"a": {}, "b": {"fault": fault, "timeout": 2}, "c": {}}
     if fault == KILLS_WHO_WAITS:
         rows |= {"a": {"fault": fault}, "b": {}}
     outcomes = {outcome.configuration: outcome for outcome in take_turns(runs(**rows), seed=2)}
-    assert outcomes["b"].status == status and outcomes["b"].reason.startswith(reason)
-    assert {name: outcomes[name].exit_code for name in "ac"} == {"a": 0, "c": 0}
+    assert outcomes["b"].status == status and outcomes["b"].reason.startswith(f"{reason}, ")
+    assert {name: outcomes[name].exit_code for name in "abc"} == {"a": 0, "b": code, "c": 0}
     assert sum(what == "end 3" for *_, what in written()) == 2
 
 
