@@ -26,23 +26,18 @@ WHOLE = "needs a whole number from"
 NO_WORKERS = "--loader resident has no workers"
 PARALLEL = "type --device cpu --simulate-devices 2 instead of --use-parallel"
 FLAGS = [
-    (f"{COMPARE} --dataset cifra10", "unknown name 'cifra10', did you mean cifar10? (choose from cifar10, mnist"),
     (f"{COMPARE} --model transformer", f"unknown name 'transformer' (choose from {', '.join(MODELS)}, FILE.py:"),
     (f"{COMPARE} --epochs 0", f"--epochs: {WHOLE} 1 to 2147483647, found '0'"),
-    (f"{COMPARE} --batch-size -1", f"--batch-size: {WHOLE} 1 to 2147483647, found '-1'"),
     (f"{COMPARE} --num-workers -2", f"--num-workers: {WHOLE} 0 to 2147483647, found '-2'"),
     (f"{COMPARE} --lr -1", "--lr: needs a finite number above 0, found '-1'"),
     (f"{COMPARE} --epoch 3", "unrecognized arguments: --epoch 3"),
-    (f"{COMPARE} --methods single dddp", "unknown name 'dddp', did you mean ddp?"),
     (f"{COMPARE} --methods single:compile=yes", "a switch takes no value, found 'yes'"),
-    (f"{SINGLE} --epochs abc", f"--epochs: {WHOLE} 1 to 2147483647, found 'abc'"),
     (f"{SINGLE} --batch-size {2**31}", f"--batch-size: {WHOLE} 1 to 2147483647, found '2147483648'"),
     (f"{SINGLE} --seed {'9' * 30}", f"--seed: {WHOLE} 0 to 2147483647, found"),
     (f"{SINGLE} --lr nan", "--lr: needs a finite number above 0, found 'nan'"),
     (f"{SINGLE} --lr inf", "--lr: needs a finite number above 0, found 'inf'"),
     (f"{SINGLE} --model mlp --loader resident --num-workers 2", f"{NO_WORKERS}; found --num-workers 2; leave out"),
     (f"{SINGLE} --use-parallel --device cpu", PARALLEL),
-    (f"{SINGLE} --use-parallel --device auto", PARALLEL),
     (DDP, "type torchrun --standalone --nproc_per_node=2 ddp_train.py"),
     (STAGES, "found neither torchrun, nor srun, nor --spawn"),
     ("model_parallel_train.py --micro-batches 49", "--micro-batches 49, --batch-size 48"),
@@ -149,15 +144,6 @@ def test_a_target_that_is_not_reached(command, project, tmp_path, reported):
     assert (result["status"], len(result["epochs"])) == ("not reached", 2)
     assert "without reaching a test accuracy of 99.90%" in done.stdout
     assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)
-
-
-def test_an_output_directory_that_cannot_be_written_is_found_before_anything_runs(tmp_path, rejected):
-    (tmp_path / "file").touch()
-    named = tmp_path / "file" / "below"
-    done = rejected(
-        COMPARE, USAGE, f"cannot write to {named}", "--output-dir", named, fault="--output-dir below a file"
-    )
-    assert done.stdout == ""
 
 
 def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from comparison.results_file import read_results
-from comparison.run.turns import busy_seconds, run_once
-from tests.fixtures import PROJECT, alive, child, child_environment
+from comparison.run.turns import busy_seconds
+from tests.fixtures import PROJECT, alive, child_environment, wait_until
 
 PIPES = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 SMALL = "--methods single --repeats 2 --model mlp --dataset synthetic-mnist --train-size 480 --batch-size 48"
@@ -42,14 +42,6 @@ def comparison(data_root, tmp_path):
         process.communicate()
 
 
-def wait_until(true, process=None, seconds=100):
-    """Wait until it is true, as long as a process runs."""
-    deadline = time.time() + seconds
-    while not true():
-        assert time.time() < deadline and (process is None or process.poll() is None), process and process.communicate()
-        time.sleep(0.02)
-
-
 def in_file(file, part):
     """How much of that a file has; None before the file is there."""
     return len(json.loads(file.read_text())[part]) if file.exists() else None
@@ -59,7 +51,7 @@ def test_ctrl_c_while_torch_is_imported():
     command, listens = [sys.executable, "data_parallel_train.py", "--help"], (signal.SIGINT, signal.SIG_DFL)
     options = {"env": child_environment(), "preexec_fn": partial(signal.signal, *listens), **PIPES}
     process = subprocess.Popen(command, cwd=PROJECT, **options)
-    wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text(), process)
+    wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text(), process=process)
     process.send_signal(signal.SIGINT)
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", -signal.SIGINT)
 
@@ -84,9 +76,8 @@ run_script(main)
     "number, tell",
     [(signal.SIGINT, "os.register_at_fork(before=tell)"), (signal.SIGTERM, "type('Dropped', (), {'__del__': tell})()")],
 )
-def test_a_signal_where_python_drops_what_it_raises(number, tell):
-    options = {"env": {**child_environment(), "PYTHONPATH": str(PROJECT)}, **PIPES}
-    done = subprocess.run([sys.executable, "-c", DROPPED.format(number=int(number), tell=tell)], **options)
+def test_a_signal_where_python_drops_what_it_raises(number, tell, project):
+    done = project("-c", DROPPED.format(number=int(number), tell=tell), tiny=False)
     assert (done.returncode, done.stderr) == (128 + number, "")
 
 
@@ -94,7 +85,7 @@ def test_a_signal_where_python_drops_what_it_raises(number, tell):
 def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path):
     results = tmp_path / "results.json"
     process = comparison(ignored=[signal.SIGHUP])
-    wait_until(lambda: in_file(results, "outcomes"), process)
+    wait_until(lambda: in_file(results, "outcomes"), process=process)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):  # it goes on
         process.wait(1)
@@ -114,7 +105,7 @@ def test_a_signal(number, comparison, tmp_path):
     """Rows take turns: none has come to its end, but all have trained an epoch."""
     flags, files = "--methods single ddp --repeats 1 --epochs 12", [f"runs/{name}-1.json" for name in ("single", "ddp")]
     process, killed = comparison(flags), number == signal.SIGKILL
-    wait_until(lambda: all(in_file(tmp_path / file, "epochs") for file in files), process)
+    wait_until(lambda: all(in_file(tmp_path / file, "epochs") for file in files), process=process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=5)
@@ -133,7 +124,7 @@ def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path):
     if busy_seconds() is None:
         pytest.skip("what other programs use of this machine is not known")
     process = comparison("--repeats 1 --epochs 1")
-    wait_until((tmp_path / "runs" / "single-1.log").exists, process)
+    wait_until((tmp_path / "runs" / "single-1.log").exists, process=process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(2)
     process.send_signal(signal.SIGCONT)
@@ -142,35 +133,3 @@ def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path):
     first = read_results(tmp_path / "results.json").outcomes[0]
     assert first.status == "ok" and first.foreign_cores > 1 / first.wall_seconds
     assert first.wall_seconds > first.result.total_seconds
-
-
-@pytest.mark.slow
-def test_two_comparisons_at_once_in_one_directory(comparison, tmp_path):
-    process = comparison()
-    wait_until(lambda: in_file(tmp_path / "results.json", "outcomes") is not None, process)
-    second = comparison()
-    _, err = second.communicate(timeout=60)
-    assert second.returncode == 2 and process.poll() is None
-    assert err.startswith(f"error: another comparison is writing to {tmp_path}; its lock is held; wait for it, ")
-
-
-def test_a_run_that_takes_too_long(tmp_path):
-    outcome = run_once(child("import time; time.sleep(60)"), 1, 42, tmp_path, timeout=0.5)
-    assert (outcome.status, outcome.exit_code) == ("timed out", 124)
-    assert outcome.reason == f"stopped after 0.5 s, before its first epoch (log: {tmp_path / 'single-1.log'})"
-
-
-@pytest.mark.parametrize(
-    "code, message",
-    [
-        ("pass", "it ended without writing a result, before its first epoch"),
-        ("open(path, 'w').write('{\"method\": \"sing')", "cannot read the result file"),
-        ("open(path, 'w').write('{}')", "cannot read the result file"),
-    ],
-    ids=["missing", "cut", "without its fields"],
-)
-def test_a_result_that_is_missing_or_broken(code, message, tmp_path):
-    row = child(f"import sys; path = sys.argv[sys.argv.index('--output') + 1]; {code}")
-    outcome = run_once(row, 1, 42, tmp_path)
-    assert (outcome.status, outcome.result) == ("failed", None)
-    assert message in outcome.reason and f"(log: {tmp_path / 'single-1.log'})" in outcome.reason

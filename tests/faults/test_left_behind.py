@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from common.machine.lifetime import temporary_directory
-from tests.fixtures import PROJECT, alive, child_environment
+from tests.fixtures import PROJECT, alive, child_environment, wait_until
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2 ddp_train.py".split()
 SPAWN = "ddp_train.py --spawn 2".split()
@@ -42,15 +41,6 @@ def marked():
     yield start
     for process in alive(mark):
         os.kill(process, signal.SIGKILL)
-
-
-def wait_until(true, seconds=60, process=None):
-    """Wait until it is true, as long as a process runs; return that."""
-    deadline = time.time() + seconds
-    while not (found := true()):
-        assert time.time() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.02)
-    return found
 
 
 def kill(process):

@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from common.ranks.group import Rank
-from tests.fixtures import KILL_A_WORKER, PROJECT, child_environment, small
+from tests.fixtures import KILL_A_WORKER, PROJECT
 
 SINGLE = "data_parallel_train.py"
 SPAWN = "ddp_train.py --spawn 2"
@@ -24,7 +22,7 @@ STEPS = 60
 
 
 @pytest.fixture
-def training(data_root, injected, tmp_path):
+def training(project, injected, tmp_path):
     """training(command, name, fault, *flags): train two epochs; in the second, rank 1 or the only one does `fault`.
 
     Returns the finished process, and what it left in a TMPDIR of its own.
@@ -35,15 +33,12 @@ def training(data_root, injected, tmp_path):
         breaking = injected(fault, 0 if command.startswith(SINGLE) else 1, epoch=2) if fault else {}
         named = [word for flag in writes for word in (f"--{flag}", tmp_path / f"{name}.{flag}")]
         size = f"--model mlp --train-size {48 * STEPS} --epochs 2 --figure-dir {tmp_path}"
-        done = subprocess.run(
-            [sys.executable, *small(f"{command} {size}", data_root, *named, *flags)],
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            timeout=180,
+        done = project(
+            f"{command} {size}",
+            *(*named, *flags),
+            environment={"TMPDIR": str(temporary), **breaking},
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
-            env={**child_environment(), "TMPDIR": str(temporary), **breaking},
         )
         left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
         shutil.rmtree(temporary)
@@ -168,14 +163,13 @@ def test_told_to_end_where_the_disk_is_full(small_disk, injected, tmp_path, reje
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGQUIT"])
-def test_told_to_end_while_a_file_is_written(number, tmp_path):
+def test_told_to_end_while_a_file_is_written(number, project, tmp_path):
     code = (
         "import os, signal, sys; from common.machine.entry import run_script\n"
         "from common.files.writing import replacing\n"
         "def main():\n    with replacing('file'):\n"
         f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)"
     )
-    options = {"env": {**child_environment(), "PYTHONPATH": str(PROJECT)}, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, **options)
+    done = project("-c", code, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": str(PROJECT)})
     assert done.returncode == 128 + getattr(signal, number)
     assert (done.stdout, done.stderr, [*tmp_path.iterdir()]) == ("", "", [])
