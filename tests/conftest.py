@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import signal
 import socket
@@ -104,6 +105,22 @@ def train(project, tmp_path):
         return result, torch.load(weights, weights_only=True), done.stdout
 
     return run
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """A network, and what it has told since it was last asked: see told_network.py."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    file = tmp_path / "told"
+    monkeypatch.setenv("TOLD", str(file))
+
+    def told():
+        lines = file.read_text().splitlines()
+        file.unlink()
+        return [json.loads(line) for line in lines]
+
+    return "tests/told_network.py:build", told
 
 
 @pytest.fixture

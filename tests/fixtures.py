@@ -21,10 +21,12 @@ from torch.utils.data import DistributedSampler
 
 from common.data import loaders
 from common.data.image_set import ImageSet
+from common.engine.checkpoint import Checkpoints
 from common.engine.loop import fit
 from common.engine.place import ParallelContext, Place
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.machine.cores import share_of
+from common.models.build import build_network
 from common.settings.config import RunConfig, script_parser
 from common.settings.schedules import build_schedule
 from comparison.methods import METHODS, Machine
@@ -189,6 +191,22 @@ def assert_same(value, other):
         assert torch.equal(value, other)
     else:
         assert value == other
+
+
+def make_checkpoints(config, steps_per_epoch=1, content=()):
+    """Those of a training of an mlp."""
+    model = build_network("mlp", (1, 28, 28), 42)
+    optimizer = build_optimizer(model.parameters(), config)
+    schedule = build_schedule(optimizer, config, steps_per_epoch)
+    return Checkpoints(make_context(model), optimizer, schedule, config, Namespace(), dict(content))
+
+
+def put(value, values, *path):
+    """Put a value into what is nested in `values`, at a path of keys."""
+    *path, last = path
+    for step in path:
+        values = values[step]
+    values[last] = value
 
 
 # ---- plans

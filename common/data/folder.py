@@ -45,11 +45,8 @@ def _find(root):
             advice = "put a folder with images there for each class, see docs/extending.md"
             raise SuiteError(f"--dataset folder:{root}", f"no images in {root / name}", advice, DATA)
     if only := sorted(train.keys() ^ test.keys()):
-        what, found = (
-            f"{' and '.join(names)} of {root} have different classes",
-            f"only one of them has {', '.join(only)}",
-        )
-        raise SuiteError(what, found, "give both the same folders", DATA)
+        what = f"{' and '.join(names)} of {root} have different classes"
+        raise SuiteError(what, f"only one of them has {', '.join(only)}", "give both the same folders", DATA)
     return parts
 
 

@@ -28,11 +28,8 @@ CHECK_SHARE = 0.1  # of the time of a comparison may a check of its maths take t
 def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     """Measure what one device, the loader and the link can do alone, as far as these rows need it."""
     settings: Mapping[str, Any] = report.settings
-    first, able, projects = (
-        report.first,
-        [row for row in report.plan if not (row.skip or row.is_script)],
-        settings["project"],
-    )
+    first, projects = report.first, settings["project"]
+    able = [row for row in report.plan if not (row.skip or row.is_script)]
     sizes = {size for row in able for size in (row.planned.batch_size, row.planned.per_device_batch_size)}
     if projects:
         batch = first.batch_size

@@ -9,13 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.engine.checkpoint import Checkpoints, read_checkpoint
-from common.engine.step import build_optimizer
+from common.engine.checkpoint import read_checkpoint
 from common.errors import DATA, USAGE
-from common.models.build import build_network
 from common.settings.config import SCHEDULES
-from common.settings.schedules import build_schedule
-from tests.fixtures import Bomb, make_config, make_context
+from tests.fixtures import Bomb, make_checkpoints, make_config, put
 from tests.reports import make_result
 
 IMAGES, NETWORK = "the data set's images and labels, by their checksum", "net.py, by its checksum"
@@ -23,21 +20,13 @@ CONTENT = {IMAGES: "0123", NETWORK: "4567"}
 DAMAGED, ANOTHER = "it is damaged, or no checkpoint", "that was another training"
 
 
-def checkpoints(config, steps_per_epoch):
-    """Those of a training of an mlp."""
-    model = build_network("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), config)
-    schedule = build_schedule(optimizer, config, steps_per_epoch)
-    return Checkpoints(make_context(model), optimizer, schedule, config, Namespace(), CONTENT)
-
-
 def write_checkpoint(config, steps_per_epoch):
-    checkpoints(config, steps_per_epoch).keep(make_result().epochs[:1])
+    make_checkpoints(config, steps_per_epoch, CONTENT).keep(make_result().epochs[:1])
 
 
 def resume(config, steps_per_epoch):
     """Go on from an mlp's checkpoint; return the schedule."""
-    training = checkpoints(config, steps_per_epoch)
+    training = make_checkpoints(config, steps_per_epoch, CONTENT)
     training.resume()
     return training.schedule
 
@@ -58,11 +47,8 @@ def checkpoint(tmp_path):
 
 def change(checkpoint, *path_and_value):
     """Put a value into a checkpoint at a path of keys."""
-    state = place = torch.load(checkpoint, weights_only=True)
-    *path, last, value = path_and_value
-    for step in path:
-        place = place[step]
-    place[last] = value
+    state, (*path, value) = torch.load(checkpoint, weights_only=True), path_and_value
+    put(value, state, *path)
     torch.save(state, checkpoint)
 
 

@@ -91,12 +91,7 @@ def test_what_does_not_go_with_compile(started, refused):
 @pytest.mark.parametrize(
     "command, exit_code, words, hidden",
     [
-        (
-            f"{DDP} --spawn 2 --batch-size 49",
-            USAGE,
-            "--batch-size is a total and must divide by the number of proc",
-            "",
-        ),
+        (f"{DDP} --spawn 2 --batch-size 49", USAGE, "--batch-size is a total and must divide by the numb", ""),
         (f"{COMPARE} --device gpu", MACHINE, "--device gpu needs a GPU", ""),
         (f"{SINGLE} --use-parallel --device gpu", MACHINE, PARALLEL, ""),
         (f"{SINGLE} --device gpu", MACHINE, "sees no GPU, CUDA_VISIBLE_DEVICES=99; type --device cpu", "99"),

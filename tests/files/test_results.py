@@ -11,7 +11,7 @@ from common.files.describe import describe_epoch, result_name
 from common.files.reading import as_record
 from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
 from comparison.results_file import write_results
-from tests.fixtures import PROJECT, misfits
+from tests.fixtures import PROJECT, misfits, put
 from tests.reports import PHASES, configuration, make_result, report_of, runs
 
 FIGURES = PROJECT / "figures"
@@ -76,10 +76,8 @@ def test_a_comparison_that_has_everything_fits(tmp_path):
     ids=str,
 )
 def test_neither_the_schema_nor_the_reader_takes_what_does_not_fit(place, value):
-    values = part = json.loads(RUNS[0].read_text())
-    for step in place[:-1]:
-        part = part[step]
-    part[place[-1]] = value
+    values = json.loads(RUNS[0].read_text())
+    put(value, values, *place)
     assert misfits(values, "run-result")
     with pytest.raises(ValueError):
         as_record(values, RunResult)

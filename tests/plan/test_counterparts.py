@@ -9,7 +9,6 @@ import pytest
 import compare_parallel
 from common.errors import SuiteError
 from comparison.judge.analysis import analyse
-from comparison.judge.fairness import units
 from comparison.judge.measures import block_times
 from comparison.judge.statistics import ratios
 from comparison.methods import Machine, script
@@ -107,8 +106,10 @@ def checkout(tmp_path):
     return tmp_path / "other"
 
 
-def test_another_checkouts_scripts_get_the_flags_of_now(checkout, monkeypatch, tmp_path):
+def test_another_checkouts_scripts_get_the_flags_of_now(checkout, planned, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    usual, earlier = planned(f"--methods single --against {checkout}").plan
+    assert earlier.command == (usual.command[0], "other/data_parallel_train.py", *usual.command[2:])
     now = replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))
     (row,) = before([now], checkout, None, None, CPU)
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
@@ -213,21 +214,3 @@ def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(t
     report = report_of((SINGLE, runs(seconds=STEADY)), (counterpart(SINGLE, BEFORE, BEFORE, SINGLE.command), half))
     assert analyse(report).pairs[BEFORE][0].ratio is None
     assert "not compared: they train other numbers of images" in markdown_of(analyse(report), tmp_path)
-
-
-@pytest.mark.slow
-def test_a_change_that_makes_training_slower_is_found_beside_the_checkout_before_it(project, data_root, tmp_path):
-    other, left_out = tmp_path / "other", {".venv", "data", ".git", "figures", "tests"}
-    shutil.copytree(PROJECT, other, ignore=lambda place, _: left_out if place == str(PROJECT) else ())
-    script_before = other / "data_parallel_train.py"
-    text = script_before.read_text()
-    assert text.count("loss.backward()") == 1
-    script_before.write_text(text.replace("loss.backward()", "loss.backward(), __import__('time').sleep(0.1)"))
-    flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --loader resident --epochs 2 --repeats 2"
-    places = ("--data-root", data_root, "--against", other, "--output-dir", tmp_path / "out")
-    done = project("compare_parallel.py", *flags.split(), "--methods", "single", *places, tiny=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = read_results(tmp_path / "out" / "results.json")
-    (pair,) = analyse(report).pairs[BEFORE]
-    assert pair.ratio.value > 2 and report.in_turns and units(pair.counterpart.results[0]) == 1
-    assert "Now and before" in done.stdout and "one device  " in done.stdout.partition("Now and before")[2]

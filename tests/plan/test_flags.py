@@ -92,10 +92,7 @@ REFUSED = {  # (GPUs, flags) → what is said of them
     (0, "--diff a.json b.json --lang zh"): "--diff shows what was measured; leave out --lang",
     (0, "--dataset mnist --image-size 9"): "--image-size is for a folder",
     **{(0, f"--predict {text}"): "argument --predict: " for text in ("ddp", "ddp=0", "ddp=fast", "spp=2", "=2")},
-    (
-        0,
-        "--methods single ddp --baseline dp",
-    ): "--baseline dp is about no row that is compared; the rows are ddp, single",
+    (0, "--methods single ddp --baseline dp"): "--baseline dp is about no row that is compared; the rows are ddp, s",
     (0, "--methods single --predict ddp=2"): "--predict ddp=2 is about no row",
     (0, "--methods ddp --predict ddp=2"): "--predict ddp=2 is about no row",
     (0, "--methods single --predict single=2"): "--predict single=2 is about no row",

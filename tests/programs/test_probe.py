@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -24,29 +23,10 @@ from common.programs.weights import difference
 from tests.fixtures import HAS_SLICES, SHARES
 from tests.pretended_gpus import pretended_gpus
 
-OWN = """
-import json, os, pathlib
-from tests.fixtures import slice_of
-from torch import nn
-
-class Network(nn.Linear):
-    def forward(self, images):
-        tasks = pathlib.Path("/proc/self/task").iterdir()
-        slices = [slice_of(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
-        with open({log!r}, "a") as log:
-            print(json.dumps([os.getpid(), len(images), sorted(os.sched_getaffinity(0)), slices]), file=log)
-        return super().forward(images.flatten(1))
-
-def network(image_shape, classes):
-    return Network(28 * 28, 10)
-"""
-
 
 @HAS_SLICES
-@pytest.mark.skipif(os.cpu_count() < 2, reason="needs two cores")
-def test_a_link_is_measured_between_bound_ranks_that_train(project, data_root, tmp_path):
-    log, network = tmp_path / "steps", f"{tmp_path / 'own.py'}:network"
-    (tmp_path / "own.py").write_text(OWN.format(log=str(log)))
+def test_a_link_is_measured_between_bound_ranks_that_train(project, data_root, told):
+    network, steps = told
     flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --sizes 48 --loader resident --link --bind"
     command = f"-m common.programs.probe {flags} --model {network} --data-root {data_root}"
     done = project(command, tiny=False)
@@ -55,12 +35,11 @@ def test_a_link_is_measured_between_bound_ranks_that_train(project, data_root, t
     assert model["gradient_bytes"] == 4 * 7850 and model["buckets"] == [{"size": 4 * 7850, "left": 0.0}]
     assert 0.01 < model["link_gbps"] < 1000
     assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
-    steps = [json.loads(line) for line in log.read_text().splitlines()]
-    halves = Counter(process for process, size, _, _ in steps if size == 24)
-    first, second = halves.values()  # two ranks, each of which trains on its half before every exchange
+    seen = [(process, cores, slices) for process, _, size, slices, cores in steps() if size == 24]
+    first, second = Counter(process for process, *_ in seen).values()  # each trains on its half before every exchange
     assert first == second >= 7
-    ranks = {process: (cores, {*slices}) for process, size, cores, slices in steps if size == 24}
-    assert sorted(ranks.values(), key=str) == [(share, {SHORT_SLICE}) for share in SHARES]
+    ranks = {process: rest for process, *rest in seen}
+    assert sorted(ranks.values()) == [[share, [SHORT_SLICE]] for share in SHARES]
 
 
 RESIDENT = "--dataset synthetic-mnist --train-size 480 --model mlp --loader resident".split()

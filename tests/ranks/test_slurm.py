@@ -145,11 +145,7 @@ MNIST = "node 2 of 2, data: mnist; found; type: "
 @pytest.mark.parametrize(
     "held, checks, message",
     [
-        (
-            "0",
-            [],
-            "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/compare.",
-        ),
+        ("0", [], "--nodes 2 needs a SLURM job of as many nodes; this is none; type: sbatch --nodes=2 cluster/"),
         ("1", [], "this one has 1 node"),
         ("2", [(ALIKE,), (ALIKE, ("shared files", "bad"))], "node 2 of 2, shared files; found; advice"),
         ("2", [(None, ("torch", "bad")), (ALIKE,)], "node 1 of 2, torch; found"),

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import json
 import sys
-from argparse import Namespace
 from functools import partial
 
 import pytest
@@ -16,17 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compare_parallel
-from common.engine.checkpoint import Checkpoints
-from common.engine.step import build_optimizer
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.results import read_result, write_result
-from common.models.build import build_network
 from common.settings import config
-from common.settings.schedules import build_schedule
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report
-from tests.fixtures import make_config, make_context, misfits
+from tests.fixtures import make_checkpoints, make_config, misfits
 from tests.reports import configuration, make_result, report_of, runs
 
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
@@ -144,15 +139,8 @@ def checkpoint(tmp_path_factory):
     """(The config of a training, what its checkpoint holds)."""
     file = tmp_path_factory.mktemp("checkpoint") / "file.pt"
     known = make_config(checkpoint=str(file), resume=str(file), model="mlp")
-    checkpoints(known).keep(make_result().epochs[:1])
+    make_checkpoints(known).keep(make_result().epochs[:1])
     return known, torch.load(file, weights_only=True)
-
-
-def checkpoints(known):
-    model = build_network("mlp", (1, 28, 28), 42)
-    optimizer = build_optimizer(model.parameters(), known)
-    schedule = build_schedule(optimizer, known, 1)
-    return Checkpoints(make_context(model), optimizer, schedule, known, Namespace(), {})
 
 
 def test_checkpoints(checkpoint):
@@ -163,7 +151,7 @@ def test_checkpoints(checkpoint):
     def look(values):
         torch.save(values, known.resume)
         with allowed(DATA, USAGE):
-            checkpoints(known).resume()
+            make_checkpoints(known).resume()
 
     look()
 
