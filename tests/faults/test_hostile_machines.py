@@ -1,7 +1,5 @@
 """Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
 
-import platform
-import re
 import resource
 import shutil
 import subprocess
@@ -40,20 +38,6 @@ def test_an_output_directory_that_may_only_be_read(command, rejected, tmp_path):
     done = rejected(command, 2, message, tmp_path, preexec_fn=give_up_root)
     tmp_path.chmod(0o755)
     assert done.stdout == ""
-
-
-# on a CPU that has such instructions, oneDNN does not use them; on another, it cannot
-NO_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 processor")
-def test_bf16_where_it_is_emulated(rejected):
-    options = {"fault": "--precision bf16 without such instructions", "environment": NO_BFLOAT16}
-    message = "--precision bf16 is slower than fp32 on cpu; "
-    done = rejected(f"{SCRIPT} --model mlp --precision bf16", 3, message, **options)
-    (factor,) = re.findall(r"measured to take (\d+\.\d) times as long; .* --allow-slow-precision", done.stderr)
-    assert float(factor) > 1
 
 
 LACKS = {  # the fault → the command, files on the PYTHONPATH, variables, what is said; HERE: where the files are
@@ -245,26 +229,24 @@ def test_a_machine_that_may_only_be_read(read_only, project, rejected, data_root
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
-@pytest.fixture
-def in_bash(project):
-    """Run a command of the project's, in bash."""
-    code = "import os, sys; os.execvp('bash', ['bash', '-c', sys.argv[1]])"
-    return lambda command: project("-c", code, f"set -o pipefail; {sys.executable} {command}", tiny=False)
+WORKERS = " ".join(map(str, range(0, 400, 2)))
 
 
-def test_a_script_without_stdout(in_bash):
-    done = in_bash("compare_parallel.py --dry-run >&-")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_reader_who_has_seen_enough(in_bash):
-    workers = " ".join(map(str, range(0, 400, 2)))
-    done = in_bash(f"compare_parallel.py --dry-run --methods ladder --num-workers {workers} | head -1")
-    assert (done.returncode, done.stderr, done.stdout) == (141, "", "# one device\n")
-
-
-@pytest.mark.slow
-def test_a_reader_of_ranks_who_has_seen_enough(in_bash, data_root, tmp_path):
-    words = small("ddp_train.py --spawn 2 --model mlp --epochs 30", data_root, "--figure-dir", tmp_path)
-    done = in_bash(f"{' '.join(words)} | head -1")
-    assert (done.returncode, done.stderr, done.stdout) == (141, "", "Method:        ddp\n")
+@pytest.mark.parametrize(
+    "command, redirected, code, told",
+    [
+        ("compare_parallel.py --dry-run", ">&-", 0, ""),  # without stdout
+        (f"compare_parallel.py --dry-run --methods ladder --num-workers {WORKERS}", "| head -1", 141, "# one device\n"),
+        pytest.param(
+            "ddp_train.py --spawn 2 --model mlp --epochs 30",
+            *("| head -1", 141, "Method:        ddp\n"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_reader_who_has_seen_enough_or_was_never_there(command, redirected, code, told, project, data_root, tmp_path):
+    words = small(command, data_root, "--figure-dir", tmp_path) if "ddp" in command else [command]
+    shell = f"set -o pipefail; {sys.executable} {' '.join(words)} {redirected}"
+    run = "import os, sys; os.execvp('bash', ['bash', '-c', sys.argv[1]])"
+    done = project("-c", run, shell, tiny=False)
+    assert (done.returncode, done.stderr, done.stdout) == (code, "", told)

@@ -175,11 +175,3 @@ def test_a_helper_that_is_killed_is_named(tmp_path, marked):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert err.startswith(f"error: {HELPER} ended without a word; signal 9 (SIGKILL), probably out of memory; try it ")
-
-
-@pytest.mark.slow
-def test_ranks_started_by_hand_end_with_their_launcher(data_root, tmp_path, marked):
-    launcher = marked(*SPAWN, *TRAINING, "--data-root", data_root, "--figure-dir", tmp_path)
-    wait_until(lambda: len(marked.alive("spawn_main")) >= 2)
-    kill(launcher)
-    wait_until(lambda: not marked.alive(), 20)  # a rank that is importing torch ends after that

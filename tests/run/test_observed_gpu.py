@@ -10,14 +10,6 @@ import torch
 from tests.fixtures import PROJECT
 
 
-def load(name):
-    """A module of the observer, which only a script's own Python imports."""
-    spec = importlib.util.spec_from_file_location(name, PROJECT / "common" / "observer" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Gpu:
     """Work takes its time later than it is launched: an event knows when only after a synchronisation."""
 
@@ -31,71 +23,71 @@ class Gpu:
         self.synchronized = self.clock
         self.log.append(str(device))
 
-    def event(self, enable_timing):
-        gpu = self
 
-        class Event:
-            def record(self, stream):
-                self.time = gpu.clock
+class Event:
+    def __init__(self, gpu):
+        self.gpu = gpu
 
-            def elapsed_time(self, later):
-                assert enable_timing and later.time <= gpu.synchronized
-                return later.time - self.time
+    def record(self, stream):
+        self.time = self.gpu.clock
 
-        return Event()
+    def elapsed_time(self, later):
+        assert later.time <= self.gpu.synchronized
+        return later.time - self.time
 
 
-def observe(gpu, directory, script, steps=3):
-    """What an observer wrote while a script trained: `script` gets it, an optimizer, and what marks a forward pass."""
-    cuda = SimpleNamespace(
-        Event=gpu.event,
-        synchronize=gpu.synchronize,
-        current_stream=lambda device: "stream",
-        max_memory_allocated=lambda device: 5,
-        max_memory_reserved=lambda device: 7,
-        get_device_properties=lambda device: SimpleNamespace(uuid="one"),
-    )
-    module = type("Module", (), {})
+@pytest.fixture
+def gpu():
+    return Gpu()
+
+
+@pytest.fixture
+def observer(gpu, tmp_path):
+    """The observer of a script that trains on it, in slices of three steps; only a script's own Python imports it."""
+    file = PROJECT / "common" / "observer" / "training_observer.py"
+    spec = importlib.util.spec_from_file_location("training_observer", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     pretended = SimpleNamespace(
-        cuda=cuda,
+        cuda=SimpleNamespace(
+            Event=lambda enable_timing: Event(gpu),
+            synchronize=gpu.synchronize,
+            current_stream=lambda device: "stream",
+            max_memory_allocated=lambda device: 5,
+            max_memory_reserved=lambda device: 7,
+            get_device_properties=lambda device: SimpleNamespace(uuid="one"),
+        ),
         distributed=SimpleNamespace(is_available=lambda: False),
-        nn=SimpleNamespace(Module=module),
+        nn=torch.nn,
         is_grad_enabled=lambda: True,
         compiler=SimpleNamespace(is_compiling=lambda: False),
         get_num_threads=lambda: 1,
         __version__="2.0",
     )
-    parameter = SimpleNamespace(device=torch.device("cuda:0"), numel=lambda: 3, dtype=torch.float32)
-    optimizer = type("SGD", (), {})()
-    optimizer.param_groups = [{"params": [parameter]}]
-    (directory / "plan.json").write_text(json.dumps({"steps": steps, "alone": 0.0}))
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": 3, "alone": 0.0}))
     change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
-    observer = load("training_observer").Observer(pretended, str(directory), change)
+    observer = module.Observer(pretended, str(tmp_path), change)
     observer.wait = lambda: setattr(observer, "wanted", 0)
-    network = module()
+    return observer
+
+
+def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(gpu, observer, tmp_path):
+    network, images = torch.nn.Identity(), SimpleNamespace(shape=(8, 3))
+    parameter = SimpleNamespace(device=torch.device("cuda:0"), numel=lambda: 3, dtype=torch.float32)
+    optimizer = type("SGD", (), {"param_groups": [{"params": [parameter]}]})()
     observer.hooks = [(network,)]  # as if it had been found, with no handles
-    script(observer, optimizer, network)
-    (lines,) = [file.read_text().splitlines() for file in directory.glob("rank-*.jsonl")]
-    return [json.loads(line) for line in lines]
-
-
-def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(tmp_path):
-    gpu = Gpu()
-
-    def script(observer, optimizer, network):
-        for number in range(4):
-            if number:
-                assert len(gpu.log) == 1  # as the first slice began
-            observer.before_forward(network, (SimpleNamespace(shape=(8, 3)),), {})
-            gpu.work(20)
-            observer.after_forward(network, (SimpleNamespace(shape=(8, 3)),), {}, None)
-            observer.backward(lambda: gpu.work(40))
-            gpu.work(1)
-            observer.before_update(optimizer, (), {})
-            gpu.work(5)
-            observer.after_update(optimizer, (), {})
-
-    about, record = observe(gpu, tmp_path, script)
+    for number in range(4):
+        assert len(gpu.log) == bool(number)  # as the first slice began
+        observer.before_forward(network, (images,), {})
+        gpu.work(20)
+        observer.after_forward(network, (images,), {}, None)
+        observer.backward(lambda: gpu.work(40))
+        gpu.work(1)
+        observer.before_update(optimizer, (), {})
+        gpu.work(5)
+        observer.after_update(optimizer, (), {})
+    (lines,) = [file.read_text().splitlines() for file in tmp_path.glob("rank-*.jsonl")]
+    about, record = map(json.loads, lines)
     assert about["world"] == 1 and gpu.log == ["cuda:0"] * 2
     assert (record["steps"], record["samples"]) == (3, 24)
     assert record["phases"] == pytest.approx(
