@@ -124,11 +124,17 @@ def told(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def parsed(monkeypatch, tmp_path):
+def type_in(monkeypatch):
+    """type_in(script, *flags): what is read from the command line from now on."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", [*map(str, words)])
+
+
+@pytest.fixture
+def parsed(type_in, tmp_path):
     """Parse flags as a training script does; return its RunConfig."""
 
     def parsed(*flags):
-        monkeypatch.setattr(sys, "argv", ["data_parallel_train.py", *map(str, flags), "--figure-dir", str(tmp_path)])
+        type_in("data_parallel_train.py", *flags, "--figure-dir", tmp_path)
         return parse(script_parser(""))[0]
 
     return parsed

@@ -6,23 +6,19 @@ import json
 import sys
 from dataclasses import replace
 
-import pytest
-import torch
-
-from common.errors import FAILED, SuiteError
-from comparison.judge import projection
-from tests.fixtures import PROJECT
-from tests.reports import report_of, runs
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-
 import benchmark
 import false_alarms
 import links
 import measure
 import options
+import pytest
+import torch
 
 import docs
+from common.errors import FAILED, SuiteError
+from comparison.judge import projection
+from tests.fixtures import PROJECT
+from tests.reports import report_of, runs
 
 PAGES = "".join(
     (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("performance", "findings", "own-script")

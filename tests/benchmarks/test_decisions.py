@@ -1,16 +1,11 @@
 """The scenarios of which the truth is known: what is recommended in them is judged by that truth."""
 
-import sys
 from dataclasses import replace
 
+import decisions
 import pytest
 
 from comparison.judge.analysis import analyse
-from tests.fixtures import PROJECT
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-
-import decisions
 
 
 def verdict_of(seed, **changed):

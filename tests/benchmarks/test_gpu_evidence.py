@@ -3,15 +3,11 @@
 import json
 import sys
 
+import gpu_evidence
 import pytest
 
 import compare_parallel
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
-from tests.fixtures import PROJECT
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-
-import gpu_evidence
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import network
 import pytest
 
 from tests.fixtures import PROJECT, child_environment
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-import network
 
 pytestmark = pytest.mark.skipif(bool(network.missing()), reason=network.missing())
 EXCHANGE = """

@@ -7,9 +7,11 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import planted_causes
 import pytest
 import torch
 import torch.distributed as dist
+from planted_causes import PLANTS, Trial
 from torch import nn
 
 from common.engine.step import LastGradient
@@ -19,11 +21,6 @@ from comparison.judge.statistics import Excess
 from comparison.judge.steps import step_time
 from comparison.run.turns import take_turns
 from tests.fixtures import PROJECT
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-
-import planted_causes
-from planted_causes import PLANTS, Trial
 
 SECONDS = 0.02
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.fixtures import PROJECT, alive, child_environment, small
 
-SPAWN = ("ddp_train.py", "--spawn", "2")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "ddp_train.py")
+SPAWN = "ddp_train.py --spawn 2"
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2 ddp_train.py"
 EVERYWHERE = {"00000000", "0" * 32}  # 0.0.0.0 and ::
 
 
@@ -34,28 +34,22 @@ def listening(pids) -> list[str]:
 @pytest.mark.parametrize("command, everywhere", [(SPAWN, False), (TORCHRUN, True)], ids=["spawn", "torchrun"])
 def test_only_torchruns_store_listens_on_all_interfaces(command, everywhere, data_root, tmp_path):
     """Spawned ranks listen here alone whatever the host's name means: gloo is told which interface."""
-    addresses, told = listening_while_training((sys.executable, *command), data_root, tmp_path)
-    assert len(addresses) >= 2  # gloo's, of two ranks
-    assert bool(EVERYWHERE & set(addresses)) == everywhere
-    assert (told >= 2) == (not everywhere)
-
-
-def listening_while_training(command, data_root, tmp_path):
-    """The addresses where a run's processes listen, which end with it; how many of them are told to use "lo"."""
-    marker = f"TEST_MARKER={uuid.uuid4().hex}"
+    mark = f"TEST_MARKER={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [*command, *small("", data_root, "--model", "mlp", "--epochs", 99, "--figure-dir", tmp_path)],
+        [sys.executable, *small(command, data_root, "--model", "mlp", "--epochs", 99, "--figure-dir", tmp_path)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**child_environment(), **dict([marker.split("=")])},
+        env={**child_environment(), **dict([mark.split("=")])},
     )
     next(line for line in process.stdout if line.startswith("Epoch [2/"))
-    pids = alive(marker)
+    pids = alive(mark)
     addresses = listening(pids)
     told = sum(b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{pid}/environ").read_bytes() for pid in pids)
     process.terminate()
     process.communicate(timeout=60)
-    assert not alive(marker)  # and so nothing listens
-    return addresses, told
+    assert not alive(mark)  # and so nothing listens
+    assert len(addresses) >= 2  # gloo's, of two ranks
+    assert bool(EVERYWHERE & set(addresses)) == everywhere
+    assert (told >= 2) == (not everywhere)

@@ -36,12 +36,6 @@ CHANGED = (  # a value that is not the default
 SCRIPTS = "data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train compare_parallel".split()
 
 
-@pytest.fixture
-def type_in(monkeypatch):
-    """type_in(script, *flags): what is read from the command line from now on."""
-    return lambda *words: monkeypatch.setattr(sys, "argv", [*words])
-
-
 def typed(name: str) -> list[str]:
     value = CHANGED[name]
     if isinstance(value, bool):
