@@ -15,7 +15,6 @@ from common.engine.compiled import replace_network
 from common.errors import MACHINE, USAGE
 from common.ranks.meet import rank_device
 from common.settings.config import MODELS
-from comparison.methods import Machine
 from comparison.plan.flags import parse_method
 from comparison.run import session
 from tests.fixtures import flag, make_config, plan, small, start_here
@@ -151,11 +150,8 @@ def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
     assert seeds == [2**31 - 2, 2**31 - 1, 0, 1]
 
 
-def test_many_more_processes_than_cores(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, 2), {"torch": "2.15.0"}))
-    monkeypatch.setattr(compare_parallel, "find_blocks", lambda models, *_: dict.fromkeys(models, 2))
-    monkeypatch.setattr(sys, "argv", f"{COMPARE} --nproc 4096 --batch-size 4096 --dry-run".split())
-    compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+def test_many_more_processes_than_cores(planned, capsys):
+    planned("--nproc 4096 --batch-size 4096 --dry-run")
     assert capsys.readouterr().err.startswith("warning: --nproc 4096: so many processes share 2 cores; ")
 
 

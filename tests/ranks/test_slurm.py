@@ -20,7 +20,7 @@ import compare_parallel
 from common.errors import SuiteError
 from common.ranks.slurm import become_rank, first_host
 from common.settings.totals import per_process
-from comparison.methods import Machine, python
+from comparison.methods import python
 from comparison.results_file import read_results
 from comparison.run import machine
 from comparison.run.machine import by_hand, find_nodes
@@ -103,14 +103,10 @@ def test_a_ladder_over_nodes_is_a_sweep():
 
 
 @pytest.mark.parametrize("nodes, more", [("3", ""), ("1 3", "--dry-run")])
-def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, monkeypatch, tmp_path):
-    typed = f"compare_parallel.py --nodes {nodes} --nproc 1 --methods single ddp --dataset synthetic-mnist {more}"
-    monkeypatch.setattr(sys, "argv", typed.split())
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(0, cores=8), {}))
-    monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
+def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, planned, monkeypatch):
     monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
     with pytest.raises(SuiteError, match="found 128 for 3 processes; type e.g. --batch-size 126 or 129 or 192"):
-        compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)
+        planned(f"--nodes {nodes} --nproc 1 --methods single ddp --dataset synthetic-mnist {more}")
 
 
 @pytest.mark.parametrize(
