@@ -46,6 +46,7 @@ PROBE = {
     "wall_seconds": None,
     **{name: [] for name in ("steps", "models", "loaders", "memory", "blocks")},
 }
+CONFIG = {"dataset": "synthetic-mnist", "model": "lenet", "optimizer": "adam", "lr": 0.001, "loader": "workers"}
 PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
 
 
@@ -60,14 +61,7 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
         "reason": "",
         "simulated": False,
         "command": "python x.py",
-        "config": {
-            "dataset": "synthetic-mnist",
-            "model": "lenet",
-            "optimizer": "adam",
-            "lr": 0.001,
-            "loader": "workers",
-            "epochs": len(seconds),
-        },
+        "config": {**CONFIG, "epochs": len(seconds)},
         "environment": copy.deepcopy(ENVIRONMENT),
         "world_size": 1,
         "data_ranks": values.get("world_size", 1),
@@ -83,15 +77,8 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
 
 
 def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
-    equal = {
-        "model": "lenet",
-        "batch_size": 100,
-        "num_workers": 0,
-        "device": "cpu",
-        "threads": 1,
-        "per_device_batch_size": 100,
-        **planned,
-    }
+    equal = {"model": "lenet", "batch_size": 100, "num_workers": 0, "device": "cpu", "threads": 1, **planned}
+    equal = {"per_device_batch_size": 100, **equal}
     name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
     return Configuration(
         name, method, method.upper(), dict(values), Planned(**equal), command or ("python", f"{method}.py"), skip
@@ -122,21 +109,10 @@ def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -
     outcomes = []
     for row, results in rows:
         for block, result in enumerate(results, start=1):
-            failed = isinstance(result, str)
-            outcomes.append(
-                Outcome(
-                    row.name,
-                    block,
-                    result if failed else "ok",
-                    "signal 9" if failed else "",
-                    f"python {row.method}.py",
-                    f"{row.name}-{block}.log",
-                    int(failed),
-                    9.0,
-                    dict(foreign_cores).get(row.name, 0.0),
-                    None if failed else result,
-                )
-            )
+            end = (result, "signal 9") if isinstance(result, str) else ("ok", "")
+            made = (row.name, block, *end, f"python {row.method}.py", f"{row.name}-{block}.log")
+            failed, foreign = isinstance(result, str), dict(foreign_cores).get(row.name, 0.0)
+            outcomes.append(Outcome(*made, int(failed), 9.0, foreign, None if failed else result))
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
     return Report(
