@@ -216,22 +216,20 @@ def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, req
     assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(made) == 2
 
 
-@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist"])
+MNISTS = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
+
+
+@pytest.mark.parametrize("name", ["cifar10", *MNISTS])
 def test_what_is_known_of_the_real_data_sets_is_true(name, real_data):
-    known = DATASETS[name]
-    if name == "cifar10":
-        theirs, there = datasets.CIFAR10, datasets.CIFAR10(real_data).classes
-        assert [(archive.name, archive.md5) for archive in known.archives] == [(theirs.filename, theirs.tgz_md5)]
-        assert {file.split("/")[1]: md5 for file, md5 in known.files.items()} == dict(
-            theirs.train_list + theirs.test_list
-        )
-        assert f"{known.places[0]}/{theirs.filename}" == theirs.url
+    known, places = DATASETS[name], [f"{place}/" for place in DATASETS[name].places]
+    archives, members = [(archive.name, archive.md5) for archive in known.archives], known.files.items()
+    if theirs := MNISTS.get(name):
+        assert (archives, places, known.classes) == (theirs.resources, theirs.mirrors, tuple(theirs.classes))
     else:
-        theirs = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
-        there = theirs.classes
-        assert [(archive.name, archive.md5) for archive in known.archives] == theirs.resources
-        assert [f"{place}/" for place in known.places] == theirs.mirrors
-    assert tuple(there) == known.classes
+        theirs = datasets.CIFAR10(real_data)
+        assert (archives, known.classes) == ([(theirs.filename, theirs.tgz_md5)], tuple(theirs.classes))
+        assert {file.split("/")[1]: md5 for file, md5 in members} == dict(theirs.train_list + theirs.test_list)
+        assert places[0] + theirs.filename == theirs.url
     image_set = load_image_set(make_config(dataset=name, data_root=str(real_data)))
     mean, std = data._statistics(image_set.train_images)
     assert image_set.mean == pytest.approx(mean, abs=1e-4) and image_set.std == pytest.approx(std, abs=1e-4)

@@ -130,7 +130,8 @@ def test_of_another_training(fault, training, message, checkpoint, refused):
         read(checkpoint, **training)
 
 
-def test_of_before_the_script_had_a_switch(checkpoint):
+def test_of_before_the_script_had_a_switch_and_when_another_flag_decided(checkpoint):
+    change(checkpoint, "config", "epochs", 3)
     assert read(checkpoint, own={"zero": False, "cut": None})["records"]
 
 
@@ -164,11 +165,6 @@ def test_of_before_there_was_a_flag(name, checkpoint, refused):
     assert read(checkpoint)["records"]
     with refused(f"checkpoint of before --{name}", USAGE, ANOTHER, "→ other"):
         read(checkpoint, **{name: "other"})
-
-
-def test_of_when_a_flag_decided_that_does_not_any_more(checkpoint):
-    change(checkpoint, "config", "epochs", 3)
-    assert read(checkpoint)["records"]
 
 
 TRAINING = {  # one rank's part of an epoch that it has begun

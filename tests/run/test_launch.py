@@ -32,20 +32,16 @@ def child(code, tmp_path, name="log"):
 # ---- its log
 
 
-def test_a_log_is_not_written_where_a_link_leads(tmp_path):
+@pytest.mark.parametrize("make", [lambda log: log.symlink_to("precious"), os.mkfifo], ids=["a link", "a FIFO"])
+def test_a_log_takes_the_place_of_what_is_no_file(make, tmp_path):
     (tmp_path / "precious").write_text("mine")
-    (tmp_path / "log").symlink_to("precious")
-    assert run_child(PRINTS, tmp_path / "log") == 0
-    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "log").read_text() == "said\n"
-
-
-def test_a_log_does_not_wait_for_who_reads_a_fifo(tmp_path):
-    os.mkfifo(tmp_path / "log")
+    make(tmp_path / "log")
     reader = threading.Timer(20, lambda: os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK))
-    reader.start()  # or this test, too, would wait for ever
+    reader.start()  # or this test, too, would wait for who reads the FIFO
     assert run_child(PRINTS, tmp_path / "log") == 0
     reader.cancel()
-    assert (tmp_path / "log").is_file() and (tmp_path / "log").read_text() == "said\n"
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "log").read_text() == "said\n"
+    assert not (tmp_path / "log").is_symlink()
 
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path):
