@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, hostile or of another training are refused, and nothing in them is executed."""
 
 import io
+import os
 import pickle
 import zipfile
 from argparse import Namespace
@@ -91,10 +92,10 @@ def test_something_else(fault, tmp_path, refused):
 def test_that_is_no_file(tmp_path, refused):
     with refused("no checkpoint", USAGE, f"cannot resume from {tmp_path / 'file.pt'}; ", "no such file"):
         read(tmp_path / "file.pt")
-    with refused(
-        "checkpoint that is a directory", DATA, f"cannot resume from {tmp_path}; ", "it is a directory, no file"
-    ):
-        read(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path, "a directory"), (tmp_path / "fifo", "a FIFO")):
+        with refused(f"checkpoint that is {kind}", DATA, f"cannot resume from {path}; it is {kind}, no file"):
+            read(path)
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "pickle"])

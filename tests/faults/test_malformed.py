@@ -111,12 +111,6 @@ def test_results_that_are_no_such_file(fault, make, words, shown, tmp_path):
     shown(fault, tmp_path / "results.json", words)
 
 
-def test_a_checkpoint_that_nobody_writes(project, tmp_path, reported):
-    os.mkfifo(tmp_path / "fifo")
-    done = project(SCRIPT, "--model", "mlp", "--resume", tmp_path / "fifo", "--figure-dir", tmp_path)
-    reported("--resume a FIFO", done, DATA, f"cannot resume from {tmp_path / 'fifo'}; it is a FIFO, no file")
-
-
 TOO_LONG = "x" * 300
 
 

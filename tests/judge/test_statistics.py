@@ -180,6 +180,16 @@ def test_the_confidence_of_several_looks():
     assert look_confidence((3, 4), (0.3, 1.2)) == look_confidence((3, 4), (0.3, 1.0))
 
 
+def test_several_looks_together_keep_the_confidence():
+    walks = np.random.default_rng(0).normal(size=(100_000, 6)).cumsum(axis=1)
+    claimed = np.zeros(len(walks), bool)
+    for last in range(3, 7):
+        looks = tuple(range(3, last + 1))
+        edge = stats.norm.ppf((1 + look_confidence(looks, tuple(look / 6 for look in looks))) / 2)
+        claimed |= np.abs(walks[:, last - 1]) > edge * math.sqrt(last)
+    assert claimed.mean() == pytest.approx(0.05, abs=0.002)
+
+
 def test_the_resolution_is_found_in_four_of_five():
     assert resolution(0.05, 1, 6, 5) == resolution(0.05, 2, 2, 1) == math.inf
     found = [resolution(0.05, blocks, 4, 3) for blocks in (3, 5, 10)]
