@@ -87,7 +87,7 @@ def alive(marker: str) -> dict[int, str]:
     return commands
 
 
-def wait_until(true, seconds=60.0, process=None):
+def wait_until(true, seconds=100.0, process=None):
     """Wait until it is true, as long as a process runs; return that."""
     deadline = time.monotonic() + seconds
     while not (found := true()):

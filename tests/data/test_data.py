@@ -34,9 +34,8 @@ def indices(loader):
 
 
 def batches(size, rank=0, world_size=1, epoch=1, **values):
-    return indices(
-        make_loaders(make_image_set(size), make_config(**{**PLAIN, **values}), CPU, rank, world_size, epoch)[0]
-    )
+    config = make_config(**{**PLAIN, **values})
+    return indices(make_loaders(make_image_set(size), config, CPU, rank, world_size, epoch)[0])
 
 
 @LOADER
@@ -62,14 +61,10 @@ def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
 @pytest.mark.parametrize("images, ranks", [(59, 1), (59, 3), (1001, 2), (2000, 3)])
 def test_every_test_image_is_evaluated_once_in_as_many_batches_on_every_rank(images, ranks):
     # 501 and 500 images would be two batches and one: ranks that exchange something in each would wait for ever
-    found = [
-        make_loaders(make_image_set(images), make_config(batch_size=12), CPU, rank, ranks)[1] for rank in range(ranks)
-    ]
-    seen = [indices(loader) for loader in found]
-    assert (
-        len({len(rank) for rank in seen}) == 1
-        and max(len(batch) for rank in seen for batch in rank) <= EVALUATION_BATCH
-    )
+    image_set, config = make_image_set(images), make_config(batch_size=12)
+    seen = [indices(make_loaders(image_set, config, CPU, rank, ranks)[1]) for rank in range(ranks)]
+    assert len({len(rank) for rank in seen}) == 1
+    assert max(len(batch) for rank in seen for batch in rank) <= EVALUATION_BATCH
     assert sorted(sum(sum(seen, []), [])) == sorted(number % 256 for number in range(images))
 
 

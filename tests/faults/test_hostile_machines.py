@@ -91,9 +91,8 @@ def test_a_compiler_is_the_one_that_torch_looks_for(names, variable, there, tmp_
 
 def test_cuda_graphs_without_cuda(refused):
     with refused("--cuda-graph on a CPU", MACHINE, "--cuda-graph needs a GPU; the run is on cpu; leave it out"):
-        replace_network(
-            make_context(build_network("mlp", (1, 28, 28), 0)), (1, 1, 28, 28), make_config(cuda_graph=True)
-        )
+        network = build_network("mlp", (1, 28, 28), 0)
+        replace_network(make_context(network), (1, 1, 28, 28), make_config(cuda_graph=True))
 
 
 @pytest.fixture
@@ -229,7 +228,7 @@ def test_a_machine_that_may_only_be_read(read_only, project, rejected, data_root
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
 
 
-WORKERS = " ".join(map(str, range(0, 400, 2)))
+WORKERS, RANKS = " ".join(map(str, range(0, 400, 2))), "ddp_train.py --spawn 2 --model mlp"
 
 
 @pytest.mark.parametrize(
@@ -237,12 +236,9 @@ WORKERS = " ".join(map(str, range(0, 400, 2)))
     [
         ("compare_parallel.py --dry-run", ">&-", 0, ""),  # without stdout
         (f"compare_parallel.py --dry-run --methods ladder --num-workers {WORKERS}", "| head -1", 141, "# one device\n"),
-        pytest.param(
-            "ddp_train.py --spawn 2 --model mlp --epochs 30",
-            *("| head -1", 141, "Method:        ddp\n"),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(f"{RANKS} --epochs 30", "| head -1", 141, "Method:        ddp\n", marks=pytest.mark.slow),
     ],
+    ids=["closed", "a plan", "ranks"],
 )
 def test_a_reader_who_has_seen_enough_or_was_never_there(command, redirected, code, told, project, data_root, tmp_path):
     words = small(command, data_root, "--figure-dir", tmp_path) if "ddp" in command else [command]

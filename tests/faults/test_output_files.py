@@ -75,9 +75,8 @@ def test_two_flags_that_name_one_file(first, second, parsed, tmp_path, monkeypat
 
 def test_a_file_that_may_only_be_read_is_refused(project, tmp_path, reported):
     (tmp_path / "file").touch(0o444)
-    done = project(
-        "data_parallel_train.py", "--output", tmp_path / "file", "--figure-dir", tmp_path, preexec_fn=give_up_root
-    )
+    files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
+    done = project("data_parallel_train.py", *files, preexec_fn=give_up_root)
     reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
 
 

@@ -75,9 +75,8 @@ def test_the_baseline_waits_for_its_workers_too():
 
 def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
     def of(method, backward, **values):
-        return configuration(method), runs(
-            method, (0.2, 0.202, 0.198), phases=(1.0, 1.0, 10.0, backward, 8.0), **values
-        )
+        phases = (1.0, 1.0, 10.0, backward, 8.0)
+        return configuration(method), runs(method, (0.2, 0.202, 0.198), phases=phases, **values)
 
     (remedy,) = remedies(of("single", 20.0), of("ddp", 20.0, count=2, world_size=2))
     assert (remedy.cause, remedy.change) == ("backward", "no exchange")
@@ -85,10 +84,8 @@ def test_a_backward_pass_that_hides_its_exchange_is_tried_without():
 
 def test_too_many_workers_are_reduced_to_one_for_each_process():
     waits = rank(halves(), queued=0.5)
-    crowded = (
-        configuration(num_workers=4),
-        [run(waits, factors=3 * (factor,), **{**WORKERS, "workers_per_process": 4}) for factor in JITTER],
-    )
+    values = {**WORKERS, "workers_per_process": 4}
+    crowded = configuration(num_workers=4), [run(waits, factors=3 * (factor,), **values) for factor in JITTER]
     (remedy,) = remedies(crowded)
     assert (remedy.cause, remedy.change, remedy.flags) == ("too many workers", "workers 1", ("--num-workers", "1"))
     assert remedy.predicted.value == pytest.approx(0.5 * analyse(report_of(crowded)).rows[0].summary.step_milliseconds)

@@ -26,9 +26,8 @@ def script(name, milliseconds, samples=100, **values):
 
         def slice_of(steps):
             seconds, epoch = factor * steps * milliseconds / 1000, result.epochs[0]
-            return replace(
-                epoch, epoch=steps // 10, steps=steps, samples=steps * samples, train_seconds=seconds, **unseen
-            )
+            counts = {"epoch": steps // 10, "steps": steps, "samples": steps * samples}
+            return replace(epoch, train_seconds=seconds, **counts, **unseen)
 
         return replace(result, epochs=tuple(map(slice_of, (10, 20, 30, 40))))
 
@@ -72,9 +71,8 @@ def test_a_trial_is_told_and_never_recommended(kind):
 def test_what_loader_workers_could_save_is_projected_from_the_loader_alone():
     def projected(alone, workers=0):
         config = {"loader_milliseconds": alone}
-        (mine, _) = analyse(
-            report(script("mine", 20.0, config=config, workers_per_process=workers), script("b", 20.0))
-        ).rows
+        first = script("mine", 20.0, config=config, workers_per_process=workers)
+        mine, _ = analyse(report(first, script("b", 20.0))).rows
         return with_loader_workers(mine.row, mine.summary, cores=4)
 
     assert projected(None) is None

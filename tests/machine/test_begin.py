@@ -52,9 +52,7 @@ if __name__ == "__main__":
         (("-c", "import program; program.child()"), "program False False\n"),
     ],
 )
-def test_a_program_begins_where_it_says_so_and_in_what_it_spawns_and_not_where_it_is_imported(
-    words, told, project, tmp_path
-):
+def test_a_program_and_what_it_spawns_begin_and_who_imports_it_does_not(words, told, project, tmp_path):
     (tmp_path / "program.py").write_text(SPAWNING)
     done = project(*words, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": f"{PROJECT}:{tmp_path}"})
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")

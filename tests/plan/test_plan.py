@@ -147,9 +147,8 @@ def test_what_is_no_plan_is_refused(typed, values, message):
 
 def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
     arguments = plan_arguments(methods=[("mp", {}), ("pipeline-1", {}), ("pipeline", {})], nproc=[2, 3])
-    one, two, three = (
-        [row.skip for row in make_plan(arguments, Machine(0, 8), [], {"lenet": blocks})] for blocks in (1, 2, 3)
-    )
+    plans = [make_plan(arguments, Machine(0, 8), [], {"lenet": blocks}) for blocks in (1, 2, 3)]
+    one, two, three = ([row.skip for row in rows] for rows in plans)
     whole = "lenet cannot be cut: it is no plain nn.Sequential of two parts or more"
     assert one == [whole, "", whole, whole]
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
@@ -224,9 +223,8 @@ def test_one_script_gets_rows_with_what_may_make_it_faster():
     assert rows["1 thread"].command[1] == "OMP_NUM_THREADS=1"
     assert rows["4 loader workers"].command[1] == 'PARALLEL_TRAINING_CHANGE={"workers": 4}'
     tried = rows["data parallel ×2, tried"].command
-    assert (
-        tried[1:3] == ("OMP_NUM_THREADS=2", 'PARALLEL_TRAINING_CHANGE={"ranks": 2}') and "--nproc_per_node=2" in tried
-    )
+    assert tried[1:3] == ("OMP_NUM_THREADS=2", 'PARALLEL_TRAINING_CHANGE={"ranks": 2}')
+    assert "--nproc_per_node=2" in tried
     assert list(made(0, 4, bf16=True))[3:5] == ["channels last", "bf16 autocast, tried"]
     assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
     on_gpus = made(2, 8)

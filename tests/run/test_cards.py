@@ -65,10 +65,8 @@ def on_gpus(*epochs, uuids=UUIDS[:1]):
     """The result of a run on cards with these UUIDs; epochs: (start, seconds), of which the first does not count."""
     devices = tuple(f"cuda:{number} (Pretended)" for number, _ in enumerate(uuids))
     result = make_result(seconds=[seconds for _, seconds in epochs], devices=devices, gpu_uuids=uuids)
-    return replace(
-        result,
-        epochs=tuple(replace(epoch, start=start) for epoch, (start, _) in zip(result.epochs, epochs, strict=True)),
-    )
+    starts = zip(result.epochs, epochs, strict=True)
+    return replace(result, epochs=tuple(replace(epoch, start=start) for epoch, (start, _) in starts))
 
 
 def watched():
@@ -149,10 +147,8 @@ def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
 def with_cards(*uses, **rows):
     """A comparison of two rows, three runs of 1000 images each, beside which these cards were watched."""
     fine = {"gpu_uuids": UUIDS[: len(uses)], "count": max(1, len(uses)), "reserved_memory_bytes": (2**28,) * len(uses)}
-    report = report_of(
-        (configuration("single"), runs(**fine)), (configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)), **rows
-    )
-    return each_outcome(report, cards=uses)
+    ddp = configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)
+    return each_outcome(report_of((configuration("single"), runs(**fine)), ddp, **rows), cards=uses)
 
 
 def test_what_the_cards_did_is_in_the_report(tmp_path):

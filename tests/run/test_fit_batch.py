@@ -164,9 +164,7 @@ def compared(monkeypatch, tmp_path):
 TRIED = [("single-fit", 128), ("single-fit", 256), ("ddp-fit", 128), ("ddp-fit", 256), ("ddp-fit", 512)]
 
 
-def test_rows_run_with_the_largest_batch_every_trial_is_kept_and_an_interrupted_search_goes_on(
-    compared, tmp_path, capsys
-):
+def test_rows_run_with_the_largest_batch_and_an_interrupted_search_goes_on(compared, tmp_path, capsys):
     run, ended = compared
     report = run()
     assert [each[:2] for each in ended[:5]] == TRIED
@@ -252,10 +250,8 @@ def build(shape, classes):
 @pytest.mark.slow
 def test_rows_on_a_cpu_get_what_fits(project, train, data_root, tmp_path):
     (tmp_path / "wide.py").write_text(WIDE)
-    small = (
-        f"--dataset synthetic-mnist --train-size 8192 --model {tmp_path}/wide.py:build --loader resident --no-augment"
-    )
-    small = (*small.split(), "--data-root", data_root)
+    small = "--dataset synthetic-mnist --train-size 8192 --loader resident --no-augment --model"
+    small = (*small.split(), f"{tmp_path}/wide.py:build", "--data-root", data_root)
     fits, is_too_large = (
         train("data_parallel_train.py", *small, "--batch-size", batch, "--threads", 1)[0]["peak_memory_bytes"][0]
         for batch in (2048, 8192)

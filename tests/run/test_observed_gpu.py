@@ -90,9 +90,8 @@ def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(gp
     about, record = map(json.loads, lines)
     assert about["world"] == 1 and gpu.log == ["cuda:0"] * 2
     assert (record["steps"], record["samples"]) == (3, 24)
-    assert record["phases"] == pytest.approx(
-        {"data": 0, "forward": 60, "backward": 120, "exchange": 0, "update": 15, "rest": 3}
-    )
+    phases = {"data": 0, "forward": 60, "backward": 120, "exchange": 0, "update": 15, "rest": 3}
+    assert record["phases"] == pytest.approx(phases)
     assert record["seconds"] == pytest.approx(0.198) and len(record["series"]) == 3
     assert (record["peaks"], record["reserved"], record["devices"]) == ([5], [7], ["cuda:0"])
     assert record["gpu_uuids"] == ["one"]

@@ -185,9 +185,7 @@ def test_lack_of_memory_is_a_result(tmp_path):
     assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
 
 
-def test_a_script_keeps_its_own_sitecustomize_and_its_children_nothing_of_the_observer(
-    tmp_path, one_slice, monkeypatch
-):
+def test_a_script_keeps_its_own_sitecustomize(tmp_path, one_slice, monkeypatch):
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'was here'\n")

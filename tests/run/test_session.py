@@ -99,9 +99,7 @@ def test_whole_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
 
 
-def test_rows_of_a_block_take_turns_and_an_interrupted_block_is_repeated_for_those_without_a_result(
-    planned, answers, tmp_path
-):
+def test_rows_take_turns_and_an_interrupted_block_is_repeated_for_those_without_a_result(planned, answers, tmp_path):
     run, calls = planned
     answers(memory=ROOM)
     report = run()

@@ -204,9 +204,7 @@ def cpu_seconds(tag):
         "-m torch.distributed.run --standalone --nproc_per_node=2 accelerate_train.py",
     ],
 )
-def test_a_run_that_waits_uses_no_core_and_its_times_do_not_contain_the_waiting(
-    script, data_root, tmp_path, monkeypatch
-):
+def test_a_run_that_waits_uses_no_core_and_its_times_are_without_that(script, data_root, tmp_path, monkeypatch):
     if "accelerate_train.py" in script:
         pytest.importorskip("accelerate")
     monkeypatch.chdir(PROJECT)
