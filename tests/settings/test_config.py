@@ -12,7 +12,7 @@ import compare_parallel
 from common.engine import checkpoint
 from common.errors import SuiteError
 from common.machine.environment import command_line
-from common.machine.turns import TURNS
+from common.machine.turns import TURNS, Turns
 from common.settings.arguments import ELSEWHERE
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
 from comparison.methods import Machine
@@ -212,6 +212,13 @@ def test_what_is_not_known_gets_the_nearest_if_that_is_near(typed, near):
 
 
 # ---- what others left, and what cannot be written
+
+
+def test_turns_that_nobody_gives_are_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setenv(TURNS, str(tmp_path / "gone"))
+    turns = Turns(0, 1)
+    turns.wait()
+    assert turns.waited_seconds == 0
 
 
 @pytest.mark.parametrize("ranks, program", [("", "python "), ("4", "torchrun --nnodes=2 --nproc_per_node=4 ")])
