@@ -27,7 +27,15 @@ from comparison.judge.analysis import analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
-from comparison.show.tables import accuracy, before_table, lay_out, main_table, projection_table, sweep_tables
+from comparison.show.tables import (
+    accuracy,
+    before_table,
+    lay_out,
+    main_table,
+    memory_table,
+    projection_table,
+    sweep_tables,
+)
 from comparison.show.terminal import terminal_text
 
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
@@ -41,6 +49,8 @@ DDP_LENET = (
     "--methods single single-all-cores ddp fsdp"
 )
 FAST_CIFAR10 = "--dataset cifar10 --recipe fast --baseline single-all-cores"
+SGD_MNIST = "--dataset mnist --epochs 8 --lr 0.01 --optimizer nesterov"
+SGD_CIFAR10 = "--dataset cifar10 --model strided --epochs 10 --lr 0.01 --optimizer nesterov"
 COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this machine
     "time-to-99-mnist": "--dataset mnist --recipe fast --methods single --threads-per-device CORES --repeats 5 "
     "--target-accuracy 0.99",
@@ -51,14 +61,18 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
     "ddp-lenet": f"{DDP_LENET} --repeats 5",
     "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
     **{
-        f"lr-{dataset}-{scaling}": f"--dataset {dataset} {flags} --batch-size {batches} --lr-scaling {scaling} "
-        "--lr 0.02 --optimizer nesterov --loader resident --repeats 3 --methods single-all-cores "
-        "--baseline single-all-cores"
-        for dataset, flags in {"mnist": "--epochs 8", "cifar10": "--model strided --epochs 10"}.items()
-        for scaling, batches in {"none": "128 1024", "linear": "1024"}.items()
+        f"lr-{name}": f"{flags} --loader resident --repeats 3 --methods single-all-cores --baseline single-all-cores"
+        for name, flags in {
+            "mnist-none": f"{SGD_MNIST} --batch-size 128 1024",
+            "mnist-linear": f"{SGD_MNIST} --batch-size 1024 --lr-scaling linear",
+            "mnist-adam": "--dataset mnist --epochs 8 --batch-size 128 1024",
+            "mnist-sqrt": "--dataset mnist --epochs 8 --batch-size 1024 --lr-scaling sqrt",
+            "cifar10-none": f"{SGD_CIFAR10} --batch-size 128 1024",
+            "cifar10-linear": f"{SGD_CIFAR10} --batch-size 1024 --lr-scaling linear",
+        }.items()
     },
-    "memory-for-time": "--dataset synthetic-cifar10 --model vgg --loader resident --batch-size 512 --epochs 2 "
-    "--max-steps 20 --repeats 5 --baseline single-all-cores --methods single-all-cores "
+    "memory-for-time": "--dataset synthetic-cifar10 --model resnet8 --loader resident --batch-size 512 --epochs 2 "
+    "--max-steps 6 --repeats 3 --baseline single-all-cores --methods single-all-cores "
     "single-all-cores:accumulate=8 single-all-cores:recompute",
     "pipeline-resnet8": "--dataset cifar10 --model resnet8 --loader resident --epochs 2 --max-steps 15 --repeats 10 "
     "--methods pipeline-1 pipeline pipeline-1f1b --micro-batches 8 --baseline pipeline-1",
@@ -133,18 +147,28 @@ def comparison_table(name: str) -> str:
 
 
 def accuracies(names: str) -> str:
-    """Return what each row of some benchmarks learned, with which batch and learning rate, and their commands."""
-    rows, commands = [], []
+    """Return what each row of some benchmarks learned, with which batch and learning rate."""
+    rows = []
     for name in names.split():
-        report = read_results(FIGURES / "benchmark" / name / "results.json")
-        commands.append(f"`{report.command}`")
-        for entry in analyse(report).done:
+        for entry in analyse(read_results(FIGURES / "benchmark" / name / "results.json")).done:
             config = entry.row.results[0].config
-            batch = {field: config[field] for field in ("lr", "lr_scaling", "recipe", "dataset", "batch_size")}
-            rate = f"{RunConfig(**batch).highest_lr:g}"
-            rows.append((*list(batch.values())[3:], config["lr_scaling"], rate, accuracy(entry.summary.accuracies)))
-    heading = ("Data set", "Batch", "--lr-scaling", "Highest learning rate", "Test accuracy (%)")
-    return "\n\n".join([lay_out(rows, heading, "github"), *commands])
+            known = {field: config[field] for field in ("dataset", "optimizer", "batch_size", "lr_scaling", "lr")}
+            rate = f"{RunConfig(**known).highest_lr:.3g}"
+            rows.append((*list(known.values())[:4], rate, accuracy(entry.summary.accuracies)))
+    heading = ("Data set", "Optimizer", "Batch", "--lr-scaling", "Highest learning rate", "Test accuracy (%)")
+    return f"{lay_out(rows, heading, 'github')}\n\n{commands(names)}"
+
+
+def memory(name: str) -> str:
+    """Return what each row of a benchmark needs of memory, beside its time."""
+    analysis = analyse(read_results(FIGURES / "benchmark" / name / "results.json"))
+    return f"{memory_table(analysis, 'github')}\n\n{commands(name)}"
+
+
+def commands(names: str) -> str:
+    """Return what to type to measure some benchmarks again, and where they were."""
+    where = read_results(FIGURES / "benchmark" / names.split()[0] / "results.json").environment
+    return f"`python benchmarks/benchmark.py --only {names}` on {where['cores']} cores of {where['cpu']}."
 
 
 def projection(name: str) -> str:
@@ -191,6 +215,7 @@ PARTS = {
     "faults": faults,
     "diff": difference,
     "accuracies": accuracies,
+    "memory": memory,
 }
 
 

@@ -40,6 +40,16 @@ def test_no_step_is_recorded_in_which_a_method_exchanges_something():
     assert caught.value.exit_code == USAGE
 
 
+@pytest.mark.parametrize(
+    "flag, other", [("recompute", "compile"), ("recompute", "cuda_graph"), ("accumulate", "cuda_graph")]
+)
+def test_what_goes_through_a_network_twice_is_not_rewritten(flag, other):
+    config = make_config(**{flag: 2 if flag == "accumulate" else True, other: True})
+    with pytest.raises(SuiteError, match=f"--{flag} does not go with --compile or --cuda-graph") as caught:
+        replace_network(make_context(build_network("lenet", SHAPE, 0)), (2, *SHAPE), config)
+    assert caught.value.exit_code == USAGE
+
+
 @pytest.mark.slow
 def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypatch):
     """Out of one graph, all gradients would come at its end, and be exchanged when nothing is left to compute."""

@@ -362,3 +362,12 @@ def test_same_weights_are_told_of_the_rows_that_have_them():
     other = (configuration("dp"), runs("dp"))
     some = words.answers(analyse(report_of(SINGLE, DDP, other, equivalence=checks)))
     assert any(text.startswith("Weights after 20 steps: 1 of 2 rows") for text in some)
+
+
+def test_one_learning_rate_for_several_batches_is_told():
+    larger = configuration("ddp", batch_size=400), runs("ddp")
+
+    def told(*rows, **settings):
+        return [text for text in words.answers(analyse(report_of(SINGLE, *rows, **settings))) if "--lr-scaling" in text]
+
+    assert told(larger) and not told(DDP) and not told(larger, lr_scaling="linear")

@@ -1,0 +1,93 @@
+"""Who waits for whom in each collective: two ranks on CPUs (gloo), of which rank 1 comes 30 ms late.
+
+    python benchmarks/collectives.py
+
+Each sends 16 MiB, traced after two warm-ups; the JSON has what each rank did, and the figure beside it draws that.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from measure import Witness, arguments_of, write
+
+from common.files.plots import draw_timeline, new_figure, save_figure
+from common.files.results import Span
+from common.machine.entry import run_script
+from common.machine.lifetime import temporary_directory
+
+LATE, NUMBERS = 0.030, 2**22  # seconds; float32
+whole, share = torch.ones(NUMBERS), torch.ones(NUMBERS // 2)
+
+
+def send_or_receive(rank: int) -> None:
+    """From rank 0 to rank 1."""
+    dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)
+
+
+COLLECTIVES = {
+    "broadcast from rank 0": lambda rank: dist.broadcast(whole, 0),
+    "all-reduce": lambda rank: dist.all_reduce(whole),
+    "reduce-scatter": lambda rank: dist.reduce_scatter_tensor(share, whole),
+    "all-gather": lambda rank: dist.all_gather_into_tensor(whole, share),
+    "send from rank 0, recv on rank 1": send_or_receive,
+}
+
+
+def trace(rank: int, directory: str) -> None:
+    """Go through all collectives as one of two ranks, and leave (begin, call, end) of each, in seconds, as JSON."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    found = {}
+    for name, call in COLLECTIVES.items():
+        for _ in range(3):  # the last one counts
+            dist.barrier()
+            begin = time.monotonic()
+            time.sleep(LATE * rank)
+            called = time.monotonic()
+            call(rank)
+            found[name] = (begin, called, time.monotonic())
+    Path(directory, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def spans_of(name: str, ranks: list[dict]) -> tuple[Span, ...]:
+    """Return what both ranks did around one collective, in milliseconds."""
+    start, spans = min(found[name][0] for found in ranks), []
+    for rank, found in enumerate(ranks):
+        begin, called, end = (1000 * (moment - start) for moment in found[name])
+        spans += [Span(rank, "step", "backward", begin, called), Span(rank, "step", "exchange", called, end)]
+    return tuple(span for span in spans if span.end - span.start > 0.05)
+
+
+def draw(collectives: dict[str, tuple[Span, ...]], path: Path) -> Path:
+    """Draw a panel for each collective."""
+    figure, axes = new_figure(height=1.6 + len(collectives), rows=(1,) * len(collectives))
+    legend: dict[str, object] = {}
+    for axis, (name, spans) in zip(axes, collectives.items(), strict=True):
+        legend = {**draw_timeline(axis, spans), **legend}
+        axis.set_title(name, loc="left")
+    axes[-1].set_xlabel("milliseconds; 16 MiB of float32 on each rank, gloo")
+    names = {"backward": "still computes", "exchange": "in the collective"}
+    figure.legend(legend.values(), map(names.get, legend), loc="outside lower center", ncols=2)
+    figure.suptitle("Rank 1 comes 30 ms late: who has to wait for it?")
+    return save_figure(figure, path)
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__)
+    with Witness() as witness, temporary_directory() as directory:
+        torch.multiprocessing.spawn(trace, (directory,), nprocs=2)
+        ranks = [json.loads(Path(directory, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    found = {name: spans_of(name, ranks) for name in COLLECTIVES}
+    write(
+        arguments.output, {"collectives": {name: [asdict(s) for s in spans] for name, spans in found.items()}}, witness
+    )
+    print(draw(found, Path(arguments.output).with_suffix(".png")))
+
+
+if __name__ == "__main__":
+    run_script(main)
