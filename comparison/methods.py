@@ -210,7 +210,7 @@ METHODS = {
     ),
     "ddp-bf16": Method(_bf16, Look("#332288", (0, (4, 2, 1, 2)), "1"), **VARIANT, rounds="gradients to bf16"),
     "ddp-fp16": Method(_fp16, Look("#6699CC", (0, (2, 2)), "2"), **VARIANT, rounds="gradients to fp16"),
-    "ddp-sync-bn": Method(_sync_bn, Look("#117733", (0, (1, 1, 4, 1)), "3"), **VARIANT),
+    "ddp-sync-bn": Method(_sync_bn, Look("#661100", (0, (1, 1, 4, 1)), "3"), **VARIANT),
     "ddp-zero": Method(_zero, Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}),
     "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), **SHARED, complexity=3),
     "mp": Method(_mp, Look("#009E73", ":", "D"), **CUT, default_gpus=2),

@@ -118,7 +118,8 @@ def test_the_learning_rate_grows_with_the_batch_within_an_epoch(values, expected
 
 
 def test_one_cycle_warms_up_by_itself_and_a_recipe_has_a_batch_of_its_own():
-    assert max(rates(16, batch_size=512, lr_scaling="linear", schedule="one-cycle", epochs=8)) == pytest.approx(0.04)
+    cycle = {"batch_size": 512, "schedule": "one-cycle", "epochs": 8}
+    assert rates(16, lr_scaling="linear", **cycle) == pytest.approx([4 * rate for rate in rates(16, **cycle)])
     usual = {"dataset": "mnist", "recipe": "fast", "lr": 0.01}
     batch = make_config(**usual).lr_factor  # of 128 images, where the recipe's are more
     assert batch == 1

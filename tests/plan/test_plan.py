@@ -96,7 +96,7 @@ def test_several_values_make_one_row_each_where_the_method_has_them():
     assert flag(rows_of("single", nproc=[2, 3])["single"], "--num-workers") == "6"  # divides by 2 and by 3
     (row,) = rows_of("single", num_workers=[2, 2]).values()
     assert row.values == {}  # the same twice is no sweep
-    single, small, large = rows_of("single", "ddp", bucket_mb=[0.5, 25.0]).values()
+    single, small, large = rows_of("single ddp", bucket_mb=[0.5, 25.0]).values()
     assert [flag(row, "--bucket-mb") for row in (small, large)] == ["0.5", "25"] and "--bucket-mb" not in single.command
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # what torch takes by itself
 
