@@ -28,9 +28,9 @@ def draw_phases(analysis: Analysis):
             words, right = "" if mean is None else f"{mean:.1f}", axis.get_yaxis_transform()
             axis.text(0.98, place, words, transform=right, horizontalalignment="right", verticalalignment="center")
         axis.set_title(render(name))
-    end = max(axis.dataLim.x1 for axis in axes)
+    end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols
     for axis in axes:
-        axis.set_xlim(0, end / (1 - 0.09 * len(axes)))  # what is free is for the numbers
+        axis.set_xlim(0, end / (1 - 0.09 * across))  # what is free is for the numbers
     template = "milliseconds per step, mean over the epochs without the warm-up"
     if analysis.report.only_scripts:
         template = "milliseconds per step, mean over the timed slices"
