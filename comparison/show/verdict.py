@@ -246,6 +246,10 @@ def next_step(analysis: Analysis) -> list[str]:
 def _steps(analysis: Analysis) -> Iterator[str]:
     """What to do next, the most valuable first."""
     report, decisions = analysis.report, analysis.decisions
+    for entry in analysis.rows:
+        check = report.equivalence.get(entry.name)
+        if check and check.status == "failed" and check.difference is not None:
+            yield say("find the mistake in “{row}”: it computes something else than the baseline.", row=entry.label)
     noisy = [row.foreign for row in report.rows if row.disturbed]
     if noisy:
         most = max(noisy, key=lambda foreign: foreign.share)
@@ -258,10 +262,6 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         for run in row.troubles:
             if run.status not in (OUT_OF_MEMORY, "not reached"):
                 yield say("“{row}”: {status}; read {log}.", row=row.label, status=run.status, log=run.log)
-    for entry in analysis.rows:
-        check = report.equivalence.get(entry.name)
-        if check and check.status == "failed" and check.difference is not None:
-            yield say("find the mistake in “{row}”: it computes something else than the baseline.", row=entry.label)
     for decision in decisions:
         yield from _to_decide(analysis, decision)
     parallel = _fastest_parallel(analysis)
