@@ -105,7 +105,7 @@ class _Run:
         self.optimizer.zero_grad()
 
     def announce(self):
-        images = min(self.config.batch_size, len(self.image_set.train_labels)) // self.config.accumulate
+        images = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (images, *self.image_set.image_shape), self.config)
         for device in self.checkpoints.gpus:
             torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count

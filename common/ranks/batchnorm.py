@@ -1,4 +1,4 @@
-"""BatchNorm over the images of all ranks: torch's own on GPUs, and one for CPUs, where torch has none."""
+"""BatchNorm over the images of all ranks, for CPUs: torch has it for GPUs alone."""
 
 import torch
 from torch import distributed, nn

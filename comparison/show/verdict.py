@@ -387,7 +387,7 @@ def _largest_batch(report, row):
 
 
 def tell_trial(trial: Trial) -> str:
-    """Return what came of a batch that was tried."""
+    """Return the result of trying a batch."""
     if trial.fits:
         return say("fits, with {n} MiB at its peak", n=mebibytes(trial.peak_bytes))
     return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
@@ -530,7 +530,7 @@ def told_apart(ratio: Ratio) -> bool:
 
 
 def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
-    """Return what came of every remedy, or why there is none although --prove asked for them."""
+    """Return the result of every remedy, or why there is none although --prove asked for them."""
     if proofs or not analysis.report.settings.get("prove") or find_remedies(analysis):
         return [tell_proof(proof) for proof in proofs]
     if any(row.disturbed for row in analysis.report.rows):
@@ -539,7 +539,7 @@ def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
 
 
 def tell_proof(proof: Proof) -> str:
-    """Return what came of taking a row's largest cause away, beside what it was predicted to gain."""
+    """Return the measured gain of removing a row's largest cause, beside the predicted one."""
     remedy, measured, outcome = proof.remedy, proof.measured, proof.outcome
     found = say("not measured undisturbed")
     if measured:
