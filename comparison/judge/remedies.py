@@ -58,7 +58,9 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a remedy. measured, sham: by how many milliseconds per step the blamed phase became shorter with the
+    """The result of a remedy.
+
+    measured, sham: by how many milliseconds per step the blamed phase became shorter with the
     remedy and with the sham, for the same number of images; None if every block was disturbed. moved: the other
     parts of the step that are proved to have changed by more than SIDE_EFFECT of that.
     """
