@@ -37,7 +37,7 @@ def train(config, options, place):
     parallel, optimizer = accelerator.prepare(model, build_optimizer(model.parameters(), config))
     parallel.broadcast_buffers = False  # once, before the evaluation, is enough
 
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
     last_gradient = LastGradient(model)  # when it is there, what is left of the exchange begins
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64

@@ -52,7 +52,7 @@ def train(config, options, place):
     show_replicas(parallel, config, torch.zeros(config.batch_size, *image_set.image_shape, device=place.device))
 
     optimizer = build_optimizer(model.parameters(), config)
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, place.device), labels.to(place.device, non_blocking=True)

@@ -57,7 +57,7 @@ def train(config, options, place):
     optimizer = build_optimizer(model.parameters(), config)
     if options.zero:
         optimizer = share_out(optimizer, model)
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
     last_gradient = LastGradient(model)  # when it is there, what is left of the exchange begins
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64

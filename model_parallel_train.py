@@ -43,7 +43,7 @@ def train(config, options, place):
     parallel = TwoStage(model[:cut], model[cut:], place.devices, options.micro_batches)
 
     optimizer = build_optimizer(model.parameters(), config)
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, place.device), labels.to(place.devices[-1], non_blocking=True)

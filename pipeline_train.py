@@ -54,7 +54,7 @@ def train(config, options, place):
     parallel = Pipeline(model, image_set.image_shape, place, config, options)  # this rank's stage alone has memory
 
     optimizer = build_optimizer(parallel.parameters(), config)
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32, at stage 0; labels: (B,) int64
         images, labels = to_device(images, place.device), labels.to(place.device, non_blocking=True)

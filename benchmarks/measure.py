@@ -161,7 +161,7 @@ def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -
 
 def one_device(model, config: RunConfig, device, sampler=None) -> tuple[ParallelContext, Callable]:
     """Return (context, train_step) of a training on one device, as data_parallel_train.py has them."""
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
 
     def train_step(images, labels, mark):
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)

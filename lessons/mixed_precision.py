@@ -39,4 +39,5 @@ save(model.state_dict())
 
 # torch.autocast chooses a precision for each operation; torch.amp.GradScaler is the rest of this file. bf16 has fp32's
 # range and needs no scale. After ten steps the weights are up to 2e-3 (bf16) or 3e-4 (fp16) from fp32's: 8 and 11 bits
-# of each number are kept. `--precision bf16` of every script measures it; the machine decides whether it is faster.
+# of each number are kept. `--precision bf16` (or `fp16`) of every script measures it; whether it is faster depends on
+# the machine.

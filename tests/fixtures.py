@@ -26,7 +26,7 @@ from common.engine.loop import fit
 from common.engine.place import ParallelContext, Place
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.machine.cores import share_of
-from common.models.build import build_network
+from common.models.build import Network, build_model
 from common.settings.config import RunConfig, script_parser
 from common.settings.schedules import build_schedule
 from comparison.methods import METHODS, Machine
@@ -121,7 +121,7 @@ def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelConte
     place, fields = Place(devices), ParallelContext.__dataclass_fields__
     for name in values.keys() - fields.keys():
         setattr(place, name, values.pop(name))
-    sampler = sampler or DistributedSampler(range(1), 1, 0)
+    sampler, model.scaler = sampler or DistributedSampler(range(1), 1, 0), getattr(model, "scaler", Network.scaler)
     usual = {"method": "single", "place": place, "sampler": sampler, "network": model, "model": model}
     return ParallelContext(**{**usual, **values})
 
@@ -134,7 +134,7 @@ def start_here(monkeypatch, script: str) -> None:
 
 
 def make_step(model, config):
-    loss_function = build_loss(config)
+    loss_function = build_loss(config, model)
 
     def train_step(images, labels, mark):
         images, labels = to_device(images, CPU), labels.to(CPU)
@@ -195,7 +195,7 @@ def assert_same(value, other):
 
 def make_checkpoints(config, steps_per_epoch=1, content=()):
     """Those of a training of an mlp."""
-    model = build_network("mlp", (1, 28, 28), 42)
+    model = build_model(replace(config, model="mlp"), make_image_set())
     optimizer = build_optimizer(model.parameters(), config)
     schedule = build_schedule(optimizer, config, steps_per_epoch)
     return Checkpoints(make_context(model), optimizer, schedule, config, Namespace(), dict(content))

@@ -86,7 +86,8 @@ FLAGS = """
     --lr 1e20 | --lr nan | --epochs 0 | --epochs 2147483648 | --batch-size 7 | --batch-size 1 | --batch-size 100000
     --num-workers 3 | --train-size 1 | --max-steps 1 | --seed 2147483647 | --model lenet | --model x.py:build | --model=
     --dataset folder:. | --dataset nothing | --data-root /proc/nowhere | --data-root /dev/null | --device gpu
-    --precision bf16 | --loader resident --num-workers 0 | --no-augment | --target-accuracy 0.99 | --target-accuracy 0.1
+    --precision bf16 | --precision fp16 | --loader resident --num-workers 0 | --no-augment | --target-accuracy 0.99
+    --target-accuracy 0.1
     --schedule one-cycle | --eval-mode | --label-smoothing 0.5 | --optimizer nesterov | --lr-milestones 1 1 | --\udcff
 """
 OF_SCRIPTS = """

@@ -27,7 +27,7 @@ DAMAGED = (  # what reading something else as a checkpoint may raise
 )
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
-FORMAT = 3
+FORMAT = 4
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
@@ -122,6 +122,7 @@ class Checkpoints:
 
     def __init__(self, context: ParallelContext, optimizer, schedule, config: RunConfig, options, content):
         self.place, self.states = context.place, context.states or States(context.network, optimizer)
+        self.scaler = context.network.scaler
         self.schedule, self.config, self.options, self.content = schedule, config, options, content
         self.gpus = [device for device in context.place.devices if device.type == "cuda"]
 
@@ -136,6 +137,7 @@ class Checkpoints:
             "config": _decisive(self.config, self.options),
             "content": self.content,
             **states,
+            "scaler": self.scaler.state_dict(),
             "schedule": self.schedule.state_dict(),
             "records": [asdict(record) for record in records],
             "random": random_states,
@@ -165,6 +167,7 @@ class Checkpoints:
                 advice = f"type the --epochs of then, or {ANEW}"
                 raise SuiteError(f"{what} with --epochs {self.config.epochs}", found, advice, USAGE)
             self.states.load(state)
+            self.scaler.load_state_dict(state["scaler"])
             self.schedule.load_state_dict(state["schedule"])
             torch.set_rng_state(state["random"][rank]["cpu"])
             for device, generator_state in zip(self.gpus, state["random"][rank]["gpus"], strict=True):

@@ -44,7 +44,7 @@ def train_one_epoch(
     """
     context.model.train(not config.eval_mode)
     place, timer, start = context.place, timer or PhaseTimer(context.place.devices), time.monotonic()
-    done = begun or Training(context.sampler.rank)
+    done, scaler = begun or Training(context.sampler.rank), context.network.scaler
     step, loss_sum, samples = done.steps, None, done.samples
     rest = _after(loader, step) if step else None
     with CoreClock() as cores, Stopwatch(place.devices) as watch:
@@ -55,7 +55,9 @@ def train_one_epoch(
             timer.mark("data")
             loss = train_step(images, labels, timer.mark)
             timer.mark("rest")
-            optimizer.step()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)  # not where fp16's gradients are infinite: the scale is halved then
+            scaler.update()
             optimizer.zero_grad()
             schedule.step()
             if loss is not None:

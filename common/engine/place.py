@@ -10,6 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from common.data.image_set import ImageSet
 from common.engine.timing import SampledTimers
+from common.models.build import Network
 from common.models.sharded import cut_like, whole
 
 
@@ -91,7 +92,7 @@ class ParallelContext:
     method: str  # what results call it
     place: Place
     sampler: DistributedSampler  # which share of every batch this process sees, of how many
-    network: nn.Module  # the plain one, whose weights --save writes
+    network: Network  # the plain one, whose weights --save writes
     model: nn.Module  # what train_step trains: images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
     evaluation_model: nn.Module | None = None  # evaluated in the place of `model`
     replicas: int = 1  # into how many parts this process's share of a batch is cut, one for each device

@@ -68,6 +68,7 @@ class _Run:
         self.image_set, self.config, self.options = image_set, config, options
         held = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
         self.train_step = in_parts(held, context.model, config.accumulate)
+        context.network.scaler.scale(torch.zeros((), device=self.place.device))  # a stage without a loss has one too
         self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
         self.says = self.first and not config.quiet
         self.result = _before(context, config, options)
@@ -236,7 +237,7 @@ def _scaled(config):
 def _precision(model, device):
     """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32."""
     if model.precision != "fp32":
-        return {"bf16": "bfloat16 autocast", "fp64": "float64"}[model.precision]
+        return {"bf16": "bfloat16 autocast", "fp16": "float16 autocast", "fp64": "float64"}[model.precision]
     return "float32, TF32 convolutions" if rounds_to_tf32(device) else "float32"
 
 

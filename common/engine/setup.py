@@ -1,4 +1,4 @@
-"""What a process sets up before it trains: threads, memory, and whether its device has bfloat16."""
+"""What a process sets up before it trains: threads, memory, and whether its device computes in 16 bits."""
 
 import ctypes
 import os
@@ -11,6 +11,7 @@ from common.engine.timing import Stopwatch
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.cores import available_cores, bind
 from common.machine.environment import device_name
+from common.models.build import AUTOCAST
 from common.settings.config import RunConfig
 
 
@@ -61,20 +62,21 @@ def check_memory_limit(config: RunConfig, device: torch.device) -> None:
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) if --precision bf16, where it is emulated, say, is slower than fp32 and may not be."""
-    if config.precision != "bf16" or config.allow_slow_precision:
+    """Raise SuiteError (MACHINE) if 16 bits, where they are emulated, say, are slower than fp32 and may not be."""
+    if config.precision not in AUTOCAST or config.allow_slow_precision:
         return
-    speed_up = bf16_speed_up(device)
+    speed_up = speed_up_of(AUTOCAST[config.precision], device)
     if speed_up < 1 / 1.1:  # less may be noise
         found = f"a product of matrices was measured to take {1 / speed_up:.1f} times as long"
         advice = "leave it out, or type --allow-slow-precision to go on"
-        raise SuiteError(f"--precision bf16 is slower than fp32 on {device_name(device)}", found, advice, MACHINE)
+        raise SuiteError(
+            f"--precision {config.precision} is slower than fp32 on {device_name(device)}", found, advice, MACHINE
+        )
 
 
-def bf16_speed_up(device: torch.device) -> float:
-    """Return how many times as fast a product of matrices is in bfloat16 as in float32, as measured."""
-    fp32, bf16 = (_product_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
-    return fp32 / bf16
+def speed_up_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Return how many times as fast a product of matrices is in `dtype` as in float32, as measured."""
+    return _product_seconds(torch.float32, device) / _product_seconds(dtype, device)
 
 
 def _product_seconds(dtype, device):

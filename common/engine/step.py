@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.engine.optimizer import Muon
+from common.models.build import Network
 from common.models.sharded import is_cut
 from common.settings.config import RunConfig
 
@@ -18,10 +19,20 @@ def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
     return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
 
-def build_loss(config: RunConfig) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least."""
+def build_loss(config: RunConfig, model: Network) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least.
+
+    Its backward pass multiplies the gradients by the loss scale of `model`, which is 1 but for --precision fp16.
+    """
     wide = torch.float64 if config.precision == "fp64" else torch.float32
-    return lambda logits, labels: F.cross_entropy(logits.to(wide), labels, label_smoothing=config.label_smoothing)
+
+    def loss(logits, labels):
+        logits = logits.to(wide)
+        if model.scaler.is_enabled():
+            logits.register_hook(model.scaler.scale)  # as if the loss were scaled, which stays what it is
+        return F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+
+    return loss
 
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:

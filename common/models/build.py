@@ -14,26 +14,29 @@ from torch import nn
 
 from common.data.image_set import ImageSet
 from common.errors import USAGE, SuiteError
+from common.machine.environment import available_devices
 from common.models.networks import BUILDERS
 from common.models.sharded import whole
 from common.settings.config import RunConfig
 
 WHOLE = "network"  # the only block of a network that cannot be cut
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Network(nn.Sequential):
-    """Named blocks in a row, computed in `precision`: fp32, fp64, or bf16 (matrix products and convolutions; autocast).
+    """Named blocks in a row, computed in `precision`: fp32, fp64, or by autocast bf16 or fp16.
 
     The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
     """
 
     precision = "fp32"
+    scaler: torch.amp.GradScaler = torch.amp.GradScaler("cpu", enabled=False)  # keeps fp16's gradients from becoming 0
     recompute = False  # whether the backward pass computes each block's activations again, which are not kept
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if self.precision != "bf16":
+        if self.precision not in AUTOCAST:
             return self._through_blocks(images.double() if self.precision == "fp64" else images)
-        with torch.autocast(images.device.type, torch.bfloat16):
+        with torch.autocast(images.device.type, AUTOCAST[self.precision]):
             return self._through_blocks(images)
 
     def _through_blocks(self, features):
@@ -75,6 +78,8 @@ def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network that `config` names, for these images: see build_network()."""
     network = build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
     network.recompute = config.recompute
+    if config.precision == "fp16":
+        network.scaler = torch.amp.GradScaler(available_devices(config.device)[0].type)
     return network
 
 
@@ -84,8 +89,8 @@ def build_network(
     """Return the network `name` on the CPU, with the same weights for the same seed.
 
     name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
-    FUNCTION(image_shape, classes) returns an nn.Module. It maps images (B, C, H, W) to logits (B, classes), in bfloat16
-    for precision "bf16"; for "fp64" its weights are float64 too. It has one block for each part of a plain
+    FUNCTION(image_shape, classes) returns an nn.Module. It maps images (B, C, H, W) to logits (B, classes), of 16 bits
+    for precisions "bf16" and "fp16"; for "fp64" its weights are float64 too. It has one block for each part of a plain
     nn.Sequential, and one alone for any other module. Its weights lie channels-last in memory, which makes convolutions
     do so too (docs/performance.md). Raises SuiteError (USAGE) if there is no such network, or if it cannot be built or
     does not fit the images.

@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from common.data.archives import are_there, read_checked
-from common.engine.setup import bf16_speed_up
+from common.engine.setup import speed_up_of
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
@@ -184,7 +184,7 @@ def main() -> None:
             found = f"{file.parent} is not the same directory on every machine"
             checks.append(Check("shared files", BAD, found, "name one that all see"))
     if arguments.json:
-        bf16 = bf16_speed_up(available_devices(arguments.device)[0]) if environment else None
+        bf16 = speed_up_of(torch.bfloat16, available_devices(arguments.device)[0]) if environment else None
         print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment, "bf16_speed_up": bf16}))
     else:
         print(*checks, sep="\n")

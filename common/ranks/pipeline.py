@@ -6,6 +6,7 @@ import itertools
 import math
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -13,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from common.engine.place import Place, States
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
-from common.models.build import block_names, refuse_uncut, split_index
+from common.models.build import Network, block_names, refuse_uncut, split_index
 from common.ranks.stages import cut_model, refuse_small_batch, where_cut
 from common.words import count
 
@@ -82,13 +83,23 @@ class Stage(PipelineStage):
             self.submod.mark("exchange")
 
 
+class CommonScaler(torch.amp.GradScaler):
+    """Lets no stage take a step that another leaves out, like ShardedGradScaler, which takes no fused optimizer."""
+
+    def _unscale_grads_(self, *arguments):
+        found = super()._unscale_grads_(*arguments)
+        for infinite in found.values():
+            dist.all_reduce(infinite, dist.ReduceOp.MAX)
+        return found
+
+
 class Pipeline(nn.Module):
     """This rank's stage, and the library's schedule for every size of a batch. As a module, it classifies images.
 
     model: on the CPU; its blocks of other stages keep names and shapes alone. options: pipeline_train.py's own.
     """
 
-    def __init__(self, model: nn.Sequential, image_shape: tuple[int, ...], place: Place, config, options):
+    def __init__(self, model: Network, image_shape: tuple[int, ...], place: Place, config, options):
         super().__init__()
         self.place, self.options = place, options
         self.first, self.last = place.rank == 0, place.rank == place.ranks - 1
@@ -99,6 +110,8 @@ class Pipeline(nn.Module):
             block.to("meta")
         self.rows = Rows(model[start:end].to(place.device), self.borders[0][0])
         self.schedule = functools.cache(self._make_schedule)
+        if place.ranks > 1 and model.scaler.is_enabled():
+            model.scaler = CommonScaler(place.device.type)
 
     def begin(self, images: torch.Tensor, labels: torch.Tensor | None, loss_function, mark):
         """Return the schedule that a batch goes through, and what this stage puts in: (images,) or (), labels or None.

@@ -101,9 +101,12 @@ class RunConfig:
         None, f"{WITH_MODELS} (lenet for MNIST, else vgg)", names(*MODELS, forms=OWN_MODELS), several=True
     )
     precision: str = trains(
-        "fp32", "fp32 | bf16: bfloat16 by autocast | fp64", (one_of(("fp32", "bf16", "fp64")), "TYPE"), own=True
+        "fp32",
+        "fp32 | bf16 | fp16, both by autocast, fp16 with a scaled loss | fp64",
+        (one_of(("fp32", "bf16", "fp16", "fp64")), "TYPE"),
+        own=True,
     )
-    allow_slow_precision: bool = flag(False, "go on where bf16 was measured to be slower than fp32")
+    allow_slow_precision: bool = flag(False, "go on where 16 bits were measured to be slower than fp32")
     compile: bool = trains(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True)
     cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
     recompute: bool = trains(

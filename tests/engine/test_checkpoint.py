@@ -13,8 +13,18 @@ from common.data.loaders import make_loaders
 from common.engine.checkpoint import read_checkpoint
 from common.engine.run import run
 from common.engine.step import build_optimizer
-from common.models.build import build_network
-from tests.fixtures import CPU, assert_same, files_of, learned, make_config, make_context, make_sampler, make_step
+from common.models.build import build_model
+from tests.fixtures import (
+    CPU,
+    assert_same,
+    files_of,
+    learned,
+    make_checkpoints,
+    make_config,
+    make_context,
+    make_sampler,
+    make_step,
+)
 
 
 @pytest.fixture
@@ -28,7 +38,7 @@ def train(data_root, tmp_path):
         config = make_config(**{**usual, **files, **values})
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
-        model = build_network(config.model, image_set.image_shape, config.seed)
+        model = build_model(config, image_set)
         model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
         sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
         loaders, context = make_loaders(image_set, config, CPU, sampler), make_context(model, sampler=sampler)
@@ -51,6 +61,15 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
     finished = str(tmp_path / "rest.pt")
     again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
     assert again == whole
+
+
+def test_the_loss_scale_goes_on_too(tmp_path):
+    config = make_config(precision="fp16", checkpoint=str(tmp_path / "half.pt"))
+    first, second = make_checkpoints(config), make_checkpoints(replace(config, resume=config.checkpoint))
+    first.scaler.load_state_dict({**first.scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7})
+    first.keep([])
+    second.resume()
+    assert second.scaler.state_dict() == first.scaler.state_dict() and second.scaler.get_scale() == 512
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""bfloat16: every layer in it, refused where it is slower."""
+"""16 bits: every layer in them, fp16's gradients scaled, refused where they are slower."""
 
 import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from common.engine import setup as process
 from common.engine.setup import check_precision
 from common.engine.step import build_loss
 from common.errors import MACHINE, SuiteError
-from common.models.build import build_network
+from common.models.build import AUTOCAST, Network, build_model, build_network
 from common.ranks.stages import TwoStage
 from tests.fixtures import CPU, fitted, make_config, make_image_set
 
@@ -53,29 +54,95 @@ def layer_types(model, images, call):
     ids=["model", "copy", "replica", "slices", "two stages"],
 )
 def test_every_layer_computes_in_the_precision_asked_for(made, call):
-    for precision, kind in {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}.items():
+    for precision, kind in {**AUTOCAST, "fp32": torch.float32, "fp64": torch.float64}.items():
         model = made(build_network("strided", (1, 28, 28), 0, precision))
         assert layer_types(model, torch.randn(4, 1, 28, 28), call) == {kind}
-        held = torch.float32 if precision == "bf16" else kind
+        held = torch.float32 if precision in AUTOCAST else kind
         assert {weight.dtype for weight in model.parameters()} == {held}
 
 
 def test_in_double_precision_the_loss_is_not_rounded_either():
     logits, labels = torch.randn(4, 10, dtype=torch.float64), torch.arange(4)
-    double, single = (build_loss(make_config(precision=precision))(logits, labels) for precision in ("fp64", "fp32"))
+    double, single = (
+        build_loss(make_config(precision=precision), Network())(logits, labels) for precision in ("fp64", "fp32")
+    )
     assert (double.dtype, single.dtype) == (torch.float64, torch.float32)
     assert double == torch.nn.functional.cross_entropy(logits, labels) != single.double()
 
 
-def test_training_in_bfloat16_keeps_its_weights_and_gradients_in_float32_and_learns():
+def test_the_gradients_of_fp16_are_scaled_and_the_loss_is_not():
+    images, labels, found = torch.randn(4, 1, 28, 28), torch.arange(4), []
+    for precision in ("fp32", "fp16"):
+        config = make_config(model="mlp", precision=precision)
+        model = build_model(config, make_image_set())
+        loss = build_loss(config, model)(model(images), labels)
+        loss.backward()
+        found.append((loss.detach(), next(iter(model.parameters())).grad))
+    (loss, gradient), (loss_of_fp16, scaled) = found
+    torch.testing.assert_close(loss_of_fp16, loss, rtol=0.01, atol=0)
+    torch.testing.assert_close(scaled / 2**16, gradient, rtol=0, atol=0.02 * gradient.abs().max().item())
+
+
+def test_a_step_of_infinite_gradients_is_left_out_and_the_next_scale_is_half():
+    config, image_set = make_config(model="mlp", precision="fp16", epochs=1, max_steps=1), make_image_set()
+    model = build_model(config, image_set)
+    for scale, changed in ((2.0**40, False), (2.0**10, True)):
+        before = [parameter.clone() for parameter in model.parameters()]
+        model.scaler.scale(torch.zeros(()))
+        model.scaler.load_state_dict({**model.scaler.state_dict(), "scale": scale})
+        fitted(config, model, image_set)
+        assert model.scaler.get_scale() == (scale if changed else scale / 2)
+        for parameter, earlier in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter, earlier) != changed
+
+
+@pytest.mark.parametrize("kind", AUTOCAST)
+def test_training_in_16_bits_keeps_its_weights_and_gradients_in_float32_and_learns(kind):
     losses, config = {}, make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
-    for precision in ("fp32", "bf16"):
-        model = build_network("mlp", (1, 28, 28), 0, precision)
-        records, _ = fitted(config, model, make_image_set(random=True))
+    for precision in ("fp32", kind):
+        trained = replace(config, model="mlp", precision=precision)
+        model = build_model(trained, make_image_set())
+        records, _ = fitted(trained, model, make_image_set(random=True))
         losses[precision] = [record.train_loss for record in records]
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert losses["bf16"][-1] < 0.9 * losses["bf16"][0]
-    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1) and losses["bf16"] != losses["fp32"]
+    assert losses[kind][-1] < 0.9 * losses[kind][0]
+    assert losses[kind] == pytest.approx(losses["fp32"], rel=0.1) and losses[kind] != losses["fp32"]
+
+
+STEEP = """import torch
+from torch import nn
+
+
+class Steep(nn.Module):
+    def forward(self, features):
+        return features + 2000 * (features - features.detach())
+
+
+def build(shape, classes):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), Steep(), nn.Linear(32, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pipeline_train.py --spawn 2 --micro-batches 1 --split-at 3",
+        pytest.param("ddp_train.py --spawn 2", marks=pytest.mark.slow),
+        pytest.param("ddp_train.py --spawn 2 --zero", marks=pytest.mark.slow),
+        pytest.param("fsdp_train.py --spawn 2", marks=pytest.mark.slow),
+    ],
+)
+def test_all_ranks_leave_out_the_steps_that_one_device_leaves_out(command, train, tmp_path):
+    """The gradients of the first layer alone are infinite at first: 2001 times as large, and then scaled."""
+    (tmp_path / "steep.py").write_text(STEEP)
+    flags = f"--model {tmp_path}/steep.py:build --threads 1 --no-augment --allow-slow-precision --lr 0.001".split()
+    _, expected, _ = train("data_parallel_train.py", *flags, "--max-steps", 6, "--precision", "fp16")
+    _, all_steps, _ = train("data_parallel_train.py", *flags, "--max-steps", 6)
+    _, weights, _ = train(command, *flags, "--max-steps", 6, "--precision", "fp16")
+    assert (all_steps["3.bias"] - expected["3.bias"]).abs().max() > 0.0009  # by a step of Adam's or more
+    for name, value in expected.items():
+        assert (weights[name] - value).abs().max() < 0.0005, name
 
 
 @pytest.mark.slow
@@ -87,14 +154,16 @@ def test_ranks_train_in_bfloat16_and_their_result_says_so(train):
     assert {value.dtype for value in weights.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("bf16_seconds, slow", [(7.0, True), (1.0, False), (0.5, False)])
-def test_bf16_is_refused_where_it_is_slower(bf16_seconds, slow, monkeypatch):
-    seconds = {torch.float32: 1.0, torch.bfloat16: bf16_seconds}
+@pytest.mark.parametrize("kind", AUTOCAST)
+@pytest.mark.parametrize("own_seconds, slow", [(7.0, True), (1.0, False), (0.5, False)])
+def test_16_bits_are_refused_where_they_are_slower(kind, own_seconds, slow, monkeypatch):
+    seconds = {torch.float32: 1.0, AUTOCAST[kind]: own_seconds}
     monkeypatch.setattr(process, "_product_seconds", lambda dtype, device: seconds[dtype])
-    for config in (make_config(), make_config(precision="bf16", allow_slow_precision=True)):
+    for config in (make_config(), make_config(precision=kind, allow_slow_precision=True)):
         check_precision(config, CPU)
     if not slow:
-        return check_precision(make_config(precision="bf16"), CPU)
-    with pytest.raises(SuiteError, match=r"slower than fp32 on cpu; .* 7\.0 times as long; .* --allow-slow-") as caught:
-        check_precision(make_config(precision="bf16"), CPU)
+        return check_precision(make_config(precision=kind), CPU)
+    message = rf"{kind} is slower than fp32 on cpu; .* 7\.0 times as long; .* --allow-slow-"
+    with pytest.raises(SuiteError, match=message) as caught:
+        check_precision(make_config(precision=kind), CPU)
     assert caught.value.exit_code == MACHINE

@@ -22,7 +22,7 @@ ORDER = [
     "loaders = make_loaders(",
     "model = build_model(config, image_set)",
     "parallel",
-    "loss_function = build_loss(config)",
+    "loss_function = build_loss(config, model)",
     "def train_step(images, labels, mark):",
     'mark("transfer")',
     "return ",

@@ -32,7 +32,7 @@ def one_device(config, micro_batches):
     """What one device learns in an epoch of `micro_batches` per batch: its weights, Training and Evaluation."""
     image_set = load_image_set(config)
     model = build_network(config.model, image_set.image_shape, config.seed, config.precision)
-    optimizer, loss_function = build_optimizer(model.parameters(), config), build_loss(config)
+    optimizer, loss_function = build_optimizer(model.parameters(), config), build_loss(config, model)
     train_loader, test_loader = make_loaders(image_set, config, epoch=1)
 
     def train_step(images, labels, mark):
