@@ -275,14 +275,14 @@ def contradiction(analysis: Analysis, decision: Decision) -> str:
 def table(results: dict) -> str:
     """Return a line for each half of the seeds, as Markdown."""
     lines = []
-    for name, rest in (("even, looked at", 0), ("odd, held back", 1)):
+    for name, rest in (("even, used to tune the rules", 0), ("odd, held out", 1)):
         half = [verdict for verdict in results["verdicts"] if verdict["seed"] % 2 == rest]
         regrets = [verdict["regret"] for verdict in half if verdict["regret"] is not None]
         small, wrong = sum(regret <= MOST_REGRET for regret in regrets), sum(bool(verdict["wrong"]) for verdict in half)
         shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}", f"{max(regrets):.0%}"
         lines.append((name, len({verdict["seed"] for verdict in half}), len(half), len(regrets), *shares, wrong))
     header = (
-        "Seeds | Scenarios | Trainings | With a row to use | Regret at most 3 % | 95 % of regrets up to | Most | Wrong"
+        "Seeds | Scenarios | Trainings | With a usable row | Regret at most 3 % | 95th percentile | Largest | Wrong"
     )
     return as_table(header, lines)
 

@@ -23,7 +23,7 @@ from measure import PROJECT
 from common.files.results import PHASES, RunResult
 from common.files.writing import write_text
 from common.settings.config import FLAGS, RunConfig
-from comparison.judge.analysis import analyse
+from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
@@ -31,13 +31,15 @@ from comparison.show.tables import (
     accuracy,
     before_table,
     lay_out,
-    main_table,
+    main_rows,
     memory_table,
     projection_table,
     sweep_tables,
+    table_of,
 )
 from comparison.show.terminal import terminal_text
 
+HIDDEN = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Time ÷ best [95 %]", "Total time (s)")  # in report.md
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
 SCRIPTS = (  # with a table()
@@ -55,9 +57,6 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
     "time-to-99-mnist": "--dataset mnist --recipe fast --methods single --threads-per-device CORES --repeats 5 "
     "--target-accuracy 0.99",
     "time-to-90-cifar10": f"{FAST_CIFAR10} --methods single-all-cores ddp pipeline --repeats 3 --target-accuracy 0.9",
-    "time-to-90-batches": f"{FAST_CIFAR10} --methods single-all-cores ddp --batch-size 512 1024 --repeats 3 "
-    "--target-accuracy 0.9",
-    "zero-muon": f"{FAST_CIFAR10} --epochs 2 --max-steps 12 --repeats 4 --methods single-all-cores ddp ddp-zero",
     "ddp-lenet": f"{DDP_LENET} --repeats 5",
     "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
     **{
@@ -119,31 +118,35 @@ def comparison() -> dict:
     return made
 
 
-def measured_table(name: str, directory: Path) -> str:
-    """Return the table of one benchmark, and the machine it was measured on, as Markdown."""
+def short_table(analysis: Analysis) -> str:
+    """Return the table of a comparison without the columns that only its report shows."""
+    rows = ({name: value for name, value in row.items() if name not in HIDDEN} for row in main_rows(analysis))
+    return table_of(rows, "github")
+
+
+def measured_table(name: str, directory: Path, place: str = "") -> str:
+    """Return the table of one benchmark, its command, its machine, and links to its numbers, which begin with place."""
     if (file := directory / name / "results.json").exists():
-        report = read_results(file)
-        analysis, command, where = analyse(report), report.command, report.environment
-        foreign = max((run.foreign_cores for run in report.outcomes if run.foreign_cores is not None), default=None)
-        text = main_table(analysis, "github")
-        if analysis.pairs[BEFORE]:
-            text += "\n\nEach row beside the same one, but for what the last column says:\n\n"
-            text += before_table(analysis, "github")
+        analysis = analyse(read_results(file))
+        where, command = analysis.report.environment, analysis.report.command
+        if name in COMPARISONS and place:
+            command = f"python benchmarks/benchmark.py --only {name}"
+        text = before_table(analysis, "github") if analysis.pairs[BEFORE] else short_table(analysis)
+        links = f"[report]({place}{name}/report.md), [raw]({place}{name}/results.json)"
     else:
         results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
-        command, where, foreign = results["command"], results["environment"], results["foreign_cores"]
-        text = importlib.import_module(name).table(results)
+        command, where = results["command"].replace(" --data-root ./data", ""), results["environment"]
+        text, links = importlib.import_module(name).table(results), f"[raw]({place}{name}.json)"
         if results.get("device") == "cpu":  # it had too few GPUs
             where = {**where, "gpus": []}
     machine = ", ".join([*where["gpus"], f"{where['cores']} cores of {where['cpu']}"])
-    busy = "" if foreign is None else f"; other programs kept {foreign:.2f} cores busy"
-    return f"{text}\n\n`{command}` on {machine}, torch {where['torch']}{busy}."
+    return f"{text}\n\n`{command}` on {machine}, torch {where['torch']} ({links})."
 
 
 def comparison_table(name: str) -> str:
     """Return the table of a comparison, or those of its sweeps."""
     analysis = analyse(read_results(FIGURES / name / "results.json"))
-    return "\n\n".join(sweep_tables(analysis, "github") if analysis.report.swept else [main_table(analysis, "github")])
+    return "\n\n".join(sweep_tables(analysis, "github") if analysis.report.swept else [short_table(analysis)])
 
 
 def accuracies(names: str) -> str:
@@ -169,6 +172,14 @@ def commands(names: str) -> str:
     """Return what to type to measure some benchmarks again, and where they were."""
     where = read_results(FIGURES / "benchmark" / names.split()[0] / "results.json").environment
     return f"`python benchmarks/benchmark.py --only {names}` on {where['cores']} cores of {where['cpu']}."
+
+
+def alarms(blocks: str) -> str:
+    """Return how often a comparison of so many blocks claims what is not there, and finds what is."""
+    module = importlib.import_module("false_alarms")
+    measured = json.loads((FIGURES / "false-alarms" / "results.json").read_text(encoding="utf-8"))
+    rows = [row for row in measured["fixed"] if row["blocks"] == int(blocks)]
+    return module.summary(rows, measured["looks"], measured["real"]).split("\n\n")[1]
 
 
 def projection(name: str) -> str:
@@ -216,6 +227,7 @@ PARTS = {
     "diff": difference,
     "accuracies": accuracies,
     "memory": memory,
+    "alarms": alarms,
 }
 
 
@@ -225,7 +237,7 @@ def part(page: Path, match: re.Match) -> str:
     if kind in PARTS:
         text = PARTS[kind](about)
     elif any((FIGURES / "benchmark" / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
-        text = measured_table(name, FIGURES / "benchmark")
+        text = measured_table(name, FIGURES / "benchmark", "figures/benchmark/")
     else:
         return match[0]
     space = "\n" if kind == "terminal" else "\n\n"  # a README is short

@@ -78,7 +78,6 @@ def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> 
         compared = (directory / name / "results.json").exists()
         if step["exit_code"] == 0 and (compared or name in SCRIPTS):
             parts += [f"## {name}", measured_table(name, directory)]
-            parts += [f"[Report]({name}/report.md)"] if compared else []
     write_text("\n\n".join(parts) + "\n", directory / "report.md")
 
 

@@ -17,10 +17,11 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import Witness, arguments_of, as_table, call, write
+from measure import PROJECT, Witness, arguments_of, as_table, call, write
 from network import machines, missing
 
 from common.errors import FAILED, MACHINE, SuiteError
@@ -34,6 +35,7 @@ from comparison.run.turns import Run
 
 GBPS = (10.0, 1.0, 0.1)
 LINKS = tuple(itertools.product(GBPS, (0.0, 1.0, 5.0)))  # gigabits per second, milliseconds
+SHOWN = ((10.0, 0.0), (10.0, 5.0), (0.1, 0.0))  # of them, on the page
 STEPS = 15
 NETWORKS = {"lenet": ("synthetic-mnist", 128), "vgg": ("synthetic-cifar10", 32), "resnet8": ("synthetic-cifar10", 16)}
 FORESEEN = (2, 4)  # machines
@@ -166,20 +168,25 @@ def all_forecasts(found: dict, directory: Path) -> list[Forecast]:
     ]
 
 
-def step_table(seconds: dict) -> str:
-    """Return the milliseconds of a step of every row over every link."""
+def step_table(seconds: dict, links: Collection[tuple[float, float]] = LINKS) -> str:
+    """Return the milliseconds of a step of every row over some links."""
     rows = [
         (model, *(f"{value:g}" for value in link), *(f"{over(of_row[label], link)[0]:.0f}" for label in ROWS))
         for model, of_row in seconds.items()
-        for link in LINKS
+        for link in links
     ]
     return as_table(" | ".join(["Network | Gbit/s | Delay (ms)", *(f"{label} (ms)" for label in ROWS)]), rows)
 
 
-def carried_table(carried: Carried) -> str:
-    """Return what links really carry, by their speed and how many machines send at once."""
-    rows = [(f"{gbps:g}", *(f"{carried[f'{gbps:g}, {ranks}']:.2g}" for ranks in FORESEEN)) for gbps in GBPS]
-    return as_table(" | ".join(["Link (Gbit/s)", *(f"carries between {ranks} machines" for ranks in FORESEEN)]), rows)
+def table(results: dict) -> str:
+    """Return what the page shows: a step over a fast link, a long one and a slow one, and the projection's errors."""
+    carried = [results["carried"][f"{GBPS[0]:g}, {ranks}"] for ranks in FORESEEN]
+    return (
+        f"{step_table(results['seconds'], SHOWN)}\n\nThe projection's error, over all {len(LINKS)} links:\n\n"
+        f"{error_table(all_forecasts(results, PROJECT / 'figures' / 'benchmark'))}\n\n"
+        f"The process that forwards packets limits the fastest link: of {GBPS[0]:g} Gbit/s, {carried[0]:.2g} arrive "
+        f"between {FORESEEN[0]} machines and {carried[1]:.2g} between {FORESEEN[1]}. The projection uses those speeds."
+    )
 
 
 def error_table(found: list[Forecast]) -> str:
@@ -189,7 +196,7 @@ def error_table(found: list[Forecast]) -> str:
         errors = [forecast.error for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
         middle = statistics.median(map(abs, errors))
         rows.append((model, ranks, f"{middle:.0%}", f"{min(errors):+.0%}", f"{max(errors):+.0%}"))
-    return as_table("Network | Machines | Median of the errors' sizes | From | To", rows)
+    return as_table("Network | Machines | Median size of the error | From | To", rows)
 
 
 def main() -> None:
@@ -208,7 +215,7 @@ def main() -> None:
             }
     found = {"steps": STEPS, "carried": carried, "seconds": seconds}
     write(arguments.output, found, witness)
-    print(step_table(seconds), carried_table(carried), error_table(all_forecasts(found, output.parent)), sep="\n\n")
+    print(step_table(seconds), error_table(all_forecasts(found, output.parent)), sep="\n\n")
 
 
 if __name__ == "__main__":

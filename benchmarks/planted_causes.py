@@ -343,8 +343,8 @@ def scores(trials: list[Trial]) -> dict:
 def summary(trials: list[Trial]) -> str:
     """Return the scores in words."""
     return (
-        "{first} of {planted} planted causes are named first; {wrong} of {named} named causes were not planted and do "
-        "not follow from what was; {sizes_right} of {sizes} sizes are within {within:.0%} of what was planted."
+        "{first} of {planted} planted causes are named first. {wrong} of {named} named causes is neither planted nor "
+        "a consequence of what was planted. {sizes_right} of {sizes} sizes are within {within:.0%} of the planted size."
     ).format(**scores(trials), within=WITHIN)
 
 
@@ -384,7 +384,12 @@ def read_trials(results: dict) -> list[Trial]:
 
 
 def table(results: dict) -> str:
-    trials, rows = read_trials(results), []
+    return summary(read_trials(results))
+
+
+def every_plant(trials: list[Trial]) -> str:
+    """Return what was named for each plant, and of which size."""
+    rows = []
     for plant in PLANTS:
         if not (tried := [trial for trial in trials if trial.plant == plant]):
             continue
@@ -395,7 +400,7 @@ def table(results: dict) -> str:
         wrong = ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong))
         rows.append((plant, named, planted, "; ".join(sizes) or "–", wrong or "–"))
     header = "Planted | Named, in this order | Its size | As it was measured, ± 95 % | Named wrongly"
-    return f"{as_table(header, rows, (0, 1, 3, 4))}\n\n{summary(trials)}"
+    return as_table(header, rows, (0, 1, 3, 4))
 
 
 def main() -> None:
@@ -418,7 +423,7 @@ def main() -> None:
         trials.append(trial)
         trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
         write(path, {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}, witness)
-    print(table({"trials": [asdict(trial) for trial in trials]}))
+    print(every_plant(trials), summary(trials), sep="\n\n")
     print(draw(trials, path.with_suffix(".png")))
 
 

@@ -80,8 +80,7 @@ def accuracy(accuracies: tuple[float, ...]) -> str:
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
-@table
-def main_table(analysis: Analysis) -> Rows:
+def main_rows(analysis: Analysis) -> Rows:
     """One line per row: times, speed-up with its interval, and what that means."""
     report, target = analysis.report, _target(analysis.report)
     speed_up = say("Speed-up [95 %]") if target is None else say("Speed-up to {n:g} % [95 %]", n=target)
@@ -269,7 +268,7 @@ def projected_rows(analysis: Analysis) -> Rows:
         }
 
 
-before_table, projection_table = table(before_rows), table(projected_rows)
+main_table, before_table, projection_table = map(table, (main_rows, before_rows, projected_rows))
 
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
