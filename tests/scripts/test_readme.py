@@ -243,7 +243,7 @@ def test_reliability():
     assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
     assert f"`python {busy['command']}`" in prose and "--load 0" in alone["command"]
     count = len(seconds)
-    assert f"{count} of {count} came to their end, in {min(seconds):.0f} to {max(seconds):.0f} s" in prose
+    assert f"{count} of {count} finished, in {min(seconds):.0f} to {max(seconds):.0f} s" in prose
     assert f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in prose
 
 
