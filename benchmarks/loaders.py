@@ -166,7 +166,7 @@ def table(results: dict) -> str:
     header = (
         "Network | Cores | Processes | Default (ms per step) | Best set by hand | (ms per step) | Default ÷ best [95 %]"
     )
-    return f"{alone}\n\nBeside a training:\n\n{as_table(header, rows, (0, 4))}"
+    return f"{alone}\n\nWhile training:\n\n{as_table(header, rows, (0, 4))}"
 
 
 def main() -> None:
