@@ -239,6 +239,12 @@ class _Fit(NamedTuple):
 
 def _fit(values: Array) -> _Fit:
     """By least squares; the blocks' effects add up to 0, also among columns that share no block with the others."""
+    return _fit_of(values.astype(float).tobytes(), values.shape)
+
+
+@functools.lru_cache(maxsize=8)  # one table is asked for many differences
+def _fit_of(values_as_bytes: bytes, shape: tuple[int, ...]) -> _Fit:
+    values = np.frombuffer(values_as_bytes).reshape(shape)
     blocks, columns = np.nonzero(np.isfinite(values))
     observed = values[blocks, columns]
     in_block, in_column = np.eye(len(values))[blocks], np.eye(values.shape[1])[columns]
