@@ -1,6 +1,8 @@
 """The figures of a comparison, each with the question that it answers, and how they are kept: as PNG and SVG."""
 
 import contextlib
+import html
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -74,8 +76,14 @@ def keep_figure(figure, path: Path) -> Path:
         part_titles(figure)
         save_figure(figure, path)
         with replacing(path.with_suffix(".svg")) as file:
-            figure.savefig(file, format="svg", metadata={"Date": None})
+            figure.savefig(file, format="svg", metadata={"Date": None, "Title": figure.get_suptitle()})
     return path
+
+
+def shown_by(path: Path) -> str:
+    """Return what a figure that was kept shows, as its title says it."""
+    title = re.search("<title>(.*?)</title>", path.with_suffix(".svg").read_text(encoding="utf-8"), re.DOTALL)
+    return " ".join(html.unescape(title[1]).split()) if title else path.stem
 
 
 def part_titles(figure) -> None:

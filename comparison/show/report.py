@@ -1,6 +1,5 @@
 """A comparison as it is kept: reports, tables and figures in files, beside what the terminal shows."""
 
-import base64
 import contextlib
 import csv
 import io
@@ -9,8 +8,6 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-
-from jinja2 import Environment, StrictUndefined
 
 from common.errors import SuiteError
 from common.files.writing import write_text
@@ -23,20 +20,17 @@ from comparison.plan.plan import words_of
 from comparison.record import Report
 from comparison.results_file import read_results
 from comparison.show import figures
-from comparison.show.plots import look_of
+from comparison.show.page import write_html
 from comparison.show.sections import CODE, FIGURES, LIST, TABLE, TEXT, sections
-from comparison.show.tables import answer_rows, main_table, table_of
+from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_columns, terminal_text
-from comparison.show.verdict import answers, details, next_step, recommendations
-from comparison.words import ENGLISH, render, say, speaking, spoken
+from comparison.words import ENGLISH, render, say, speaking
 
 FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
 NUMBERS = (  # attributes of a Summary that results.csv has
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
-TEMPLATE = Path(__file__).with_name("page.html")
-WIDEST = 80  # percent of the chart's width, beside which there is room for a number
 PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
 
 
@@ -127,37 +121,6 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "no_speed_up_because": standing.reason,
         **{words_of(name): value for name, value in (effective(row.results[0]) if row.results else {}).items()},
     }
-
-
-def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
-    """Write report.html. figures: PNG files; the SVG files beside them are put into it."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"render": render, "base64": lambda file: base64.b64encode(file.read_bytes()).decode()}
-    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        language=spoken(),
-        report=analysis.report,
-        answers=[*recommendations(analysis), *next_step(analysis), *answers(analysis, proofs), *details(analysis)],
-        table=table_of(answer_rows(analysis), "html"),
-        chart=_chart(analysis),
-        sections=sections(analysis, figures, proofs, "html"),
-    )
-    write_text(printable(text), path)
-
-
-def _chart(analysis):
-    """For each row that was timed: its label, color, mean with its place, and (place, words) of every timed epoch."""
-    slowest = max((entry.summary.slowest_epoch for entry in analysis.done), default=1.0)
-    rows = []
-    for entry in analysis.done:
-        dots = []
-        for outcome in entry.row.outcomes:
-            for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
-                seconds = epoch.train_seconds
-                values = {"row": entry.label, "n": outcome.block, "m": epoch.epoch, "x": seconds}
-                dots.append((WIDEST * seconds / slowest, say("{row}, block {n}, epoch {m}: {x:.3f} s", **values)))
-        color, numbers = look_of(analysis, entry).color, entry.summary
-        rows.append((entry.label, color, WIDEST * numbers.slowest_epoch / slowest, numbers.epoch_seconds, dots))
-    return rows
 
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:

@@ -15,16 +15,14 @@ from comparison.words import say
 
 # What a part is made of: a text, a table as tabulate made it, a list of sentences, a program's text, paths of figures
 TEXT, TABLE, LIST, CODE, FIGURES = "text", "table", "list", "code", "figures"
-OPENED = ("Result", "Verdict", "Figures")  # the sections that most will read
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and, in order, its parts: of what kind each is, and its content. opened: at first."""
+    """A heading and, in order, its parts: of what kind each is, and its content."""
 
     heading: str
     parts: list[tuple[str, Any]]
-    opened: bool
 
 
 def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str) -> list[Section]:
@@ -84,7 +82,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Commands": [(CODE, "\n".join(outcome.command for outcome in report.outcomes))],
     }
     whole = {heading: [part for part in parts if part[1]] for heading, parts in every.items()}
-    return [Section(heading, parts, heading in OPENED) for heading, parts in whole.items() if parts]
+    return [Section(heading, parts) for heading, parts in whole.items() if parts]
 
 
 def _listed(value, mark):

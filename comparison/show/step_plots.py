@@ -12,10 +12,8 @@ SMALL = 0.01  # of the longest step: a phase that takes less in every row has no
 
 def draw_phases(analysis: Analysis):
     """Draw a panel for each phase that any row has, all on one scale: a bar for each row, a tick at ideal scaling."""
-    done = analysis.done
-    longest = max((entry.summary.step_milliseconds for entry in done), default=0.0)
+    done, shown = analysis.done, phases_shown(analysis)
     known = [entry.summary.phases.known for entry in done]
-    shown = [name for name in PHASES if any(own.get(name, 0.0) > SMALL * longest for own in known)]
     if not shown:
         return None
     figure, axes = row_panels(done, len(shown))
@@ -31,13 +29,25 @@ def draw_phases(analysis: Analysis):
     end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols
     for axis in axes:
         axis.set_xlim(0, end / (1 - 0.09 * across))  # what is free is for the numbers
+    ticks = [say("tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
+    return finish(figure, analysis, phase_finding(done), note=join("\n", [phase_unit(analysis), *ticks]))
+
+
+def phases_shown(analysis: Analysis) -> list[str]:
+    """Return the phases that are worth a panel."""
+    longest = max((entry.summary.step_milliseconds for entry in analysis.done), default=0.0)
+    known = [entry.summary.phases.known for entry in analysis.done]
+    return [name for name in PHASES if any(own.get(name, 0.0) > SMALL * longest for own in known)]
+
+
+def phase_unit(analysis: Analysis) -> str:
+    """Return what the numbers of the phases are."""
     template = "milliseconds per step, mean over the epochs without the warm-up"
     if analysis.report.only_scripts:
         template = "milliseconds per step, mean over the timed slices"
     elif analysis.report.settings["epochs"] == 1:
         template = "milliseconds per step, mean over the epochs with the warm-up"
-    ticks = [say("black tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
-    return finish(figure, analysis, phase_finding(done), note=join("\n", [say(template), *ticks]))
+    return say(template)
 
 
 def ideal_phase(analysis: Analysis, entry: RowAnalysis, phase: str) -> float | None:

@@ -1,12 +1,10 @@
-"""The report as one HTML file: whole, well-formed, with nothing from elsewhere."""
+"""The report as one HTML file: whole, well-formed, with nothing from elsewhere; and how a browser shows it."""
 
 import base64
-import html
-import json
-import re
-import shutil
-import subprocess
+import functools
+import os
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +13,18 @@ from comparison.results_file import read_results
 from comparison.show.figures import draw_all
 from comparison.show.report import write_html
 from comparison.show.verdict import recommendations
+from comparison.words import ENGLISH, speaking
+from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, DDP, SINGLE, configuration, report_of, runs
+from tests.reports import DDP, SINGLE, configuration, report_of, runs
 
-VOID = {"meta", "img", "br", "circle"}
+VOID = {"meta", "img", "br", "circle", "rect"}
+TRACED = "cifar10-vgg"  # a comparison with a timeline
+SHOWN = (  # of several kinds; the widest table; the most to say
+    *("compare-synthetic", TRACED, "own-script"),
+    *("benchmark/bind-lenet", "benchmark/time-to-90-batches", "ladder-mnist"),
+)
+WIDTHS, SCREENSHOTS = (360, 400, 800, 1400, 1800), (360, 800, 1400)
 
 
 class Page(HTMLParser):
@@ -41,8 +47,8 @@ class Page(HTMLParser):
         if self.open and self.open[-1] not in ("script", "style"):
             self.texts.append(data)
 
-    def count(self, tag):
-        return sum(name == tag for name, _ in self.tags)
+    def every(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def page_of(report, tmp_path, figures=()):
@@ -50,14 +56,28 @@ def page_of(report, tmp_path, figures=()):
     return Page(tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_a_committed_comparison_as_one_file(name, tmp_path):
-    report = read_results(PROJECT / "figures" / name / "results.json")
-    figures = draw_all(analyse(report), tmp_path)
-    page = page_of(report, tmp_path, figures)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert len(text.encode()) < 2**20 and page.count("img") == len(figures) > 2
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """Return a committed comparison's report and its page, in English with all figures; each is written once."""
+
+    @functools.cache
+    def committed(name, language=ENGLISH):
+        report, place = read_results(PROJECT / "figures" / name / "results.json"), tmp_path_factory.mktemp("page")
+        with speaking(language):
+            figures = draw_all(analyse(report), place) if language == ENGLISH else []
+            write_html(analyse(report), place / "report.html", figures)
+        return report, place / "report.html"
+
+    return committed
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_committed_comparison_as_one_file(name, committed):
+    report, file = committed(name)
+    page, text = Page(file), file.read_text(encoding="utf-8")
+    assert len(text.encode()) < 10**6
     addresses = [value for _, values in page.tags for key, value in values.items() if key in ("src", "href", "action")]
+    assert len(addresses) == len(page.every("img")) >= 2
     for address in addresses:
         kind, _, content = address.partition(",")
         assert kind == "data:image/svg+xml;base64" and base64.b64decode(content).startswith(b"<?xml")
@@ -66,46 +86,195 @@ def test_a_committed_comparison_as_one_file(name, tmp_path):
     assert all(sentence in shown for sentence in recommendations(analyse(report)))
     assert all(outcome.command in shown for outcome in report.outcomes)
     epochs = sum(len(result.timed_epochs) for row in report.rows for result in row.results)
-    assert page.count("circle") == epochs  # every raw time
+    assert len(page.every("circle")) == epochs  # every raw time
+    assert {values.get("scope") for values in page.every("th")} == {"col", "row"}
+
+
+def test_figures_say_in_words_what_they_show(committed):
+    alts = [values["alt"] for values in Page(committed("compare-synthetic")[1]).every("img")]
+    assert alts[1].startswith("“one process, all cores” is 1.72 times as fast as “one device” lenet on ")
+    assert len(alts) == 3 and all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in alts)
 
 
 def test_charts_tell_their_numbers(tmp_path):
     page = page_of(report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
-    assert "SINGLE, block 2, epoch 3: 2.020 s" in " ".join(page.texts)
-    centres = [float(values["cx"].rstrip("%")) for tag, values in page.tags if tag == "circle"]
-    assert len(centres) == 12 and max(centres) <= 80
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium")
-@pytest.mark.parametrize("width", [360, 400, 800, 1800])
-def test_a_browser_shows_it_without_sideways_scrolling_and_sorts_a_table(width, tmp_path):
-    page_of(read_results(PROJECT / "figures" / "compare-synthetic" / "results.json"), tmp_path)
-    file = tmp_path / "report.html"
-    asked = """<script>
-        const errors = []; addEventListener("error", event => errors.push(event.message));
-        const heads = [...document.querySelectorAll("th")], head = heads.find(head => head.innerText == "Images/s");
-        const column = () => [...head.closest("table").tBodies[0].rows].map(row => row.cells[head.cellIndex].innerText);
-        head.click(); const up = column(); head.click();
-        const ends = [...document.querySelectorAll(".answers th, .answers td, .chart span, .chart text")]
-            .map(part => part.getBoundingClientRect().right);
-        parent.document.body.innerHTML = "<pre id=told>" + JSON.stringify({up: up, down: column(), errors: errors,
-            over: document.scrollingElement.scrollWidth - innerWidth, width: innerWidth, ends: ends}) + "</pre>";
-        </script></body>"""
-    inside = html.escape(file.read_text(encoding="utf-8").replace("</body>", asked))
-    file.write_text(
-        f'<iframe style="border: 0" width="{width}" height="900" srcdoc="{inside}"></iframe>', encoding="utf-8"
-    )  # no window of Chromium's is as narrow as a telephone's
-    flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=2000,1000 --dump-dom".split()
-    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    told = json.loads(html.unescape(re.search(r'<pre id="told">(.*)</pre>', done.stdout)[1]))
-    numbers = [float(text.replace(",", "")) for text in told["up"]]
-    assert numbers == sorted(numbers) and told["down"] == told["up"][::-1] and len(numbers) == 7
-    assert told["errors"] == [] and told["over"] <= 0
-    assert told["width"] == width and len(told["ends"]) > 60 and max(told["ends"]) <= width  # bars, speed-ups, results
+    dots = page.every("circle")
+    assert "SINGLE, block 2, epoch 3: 2.020 s" in [values["data-words"] for values in dots]
+    assert len(dots) == 12 and max(float(values["cx"].rstrip("%")) for values in dots) == 100
 
 
 def test_what_comes_from_outside_is_text(tmp_path):
     label = "<script>alert(1)</script>"
     report = report_of((configuration("single", command=(label,)), ["failed"]), DDP, dataset=label)
-    assert page_of(report, tmp_path).count("script") == 1  # its own
+    assert len(page_of(report, tmp_path).every("script")) == 1  # its own
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where pictures go: the directory SCREENSHOTS, if it is set."""
+    place = Path(os.environ.get("SCREENSHOTS", tmp_path))
+    place.mkdir(exist_ok=True)
+    return place
+
+
+OVERFLOW = """[document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    ...[...document.querySelectorAll("main :is(p, li, h1, h2, th, td, svg, img)")].filter(part =>
+        part.checkVisibility() && !part.closest(".wide") && (part.getBoundingClientRect().left < 0 ||
+        part.getBoundingClientRect().right > innerWidth || part.scrollWidth > part.clientWidth + 1 && part.clientWidth))
+        .map(part => part.tagName + " " + part.textContent.trim())]"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("name, language", [*((name, "en") for name in SHOWN), ("compare-synthetic", "zh")])
+def test_nothing_is_cut_off_at_any_width(name, language, committed, browser, place):
+    for width in WIDTHS:
+        browser.open(committed(name, language)[1], width)
+        if width in SCREENSHOTS:
+            browser.screenshot(place / f"{name.replace('/', '-')}-{language}-{width}.png")
+        browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
+        assert browser.ask(OVERFLOW) == [0], width
+    assert browser.errors == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", SHOWN)
+def test_it_prints_on_two_pages(name, committed, browser, place):
+    browser.open(committed(name)[1], 1400, dark=True)
+    assert 1 <= browser.print_to(place / f"{name.replace('/', '-')}.pdf") <= 2
+    browser.do("Emulation.setEmulatedMedia", media="print")
+    shown = browser.ask(
+        "[...document.querySelectorAll('section, details')].filter(part => part.checkVisibility())"
+        ".map(part => part.className)"
+    )
+    browser.do("Emulation.setEmulatedMedia", media="")
+    assert [part for part in shown if part != "warned"] == ["answers", "times", "phases"]
+
+
+# [contrast, what, its text] of each part that is seen: texts against 4.5, parts of figures against 3
+CONTRASTS = """(() => {
+    const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+    const light = color => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part => part / 255)
+            .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0.05); };
+    const ground = part => { const color = getComputedStyle(part).backgroundColor;
+        return color === "rgba(0, 0, 0, 0)" ? ground(part.parentElement) : color; };
+    const poor = [];
+    const check = (part, color, behind, least) => { const one = light(color), other = light(behind);
+        const contrast = Math.max(one, other) / Math.min(one, other);
+        if (contrast < least) poor.push([contrast, part.outerHTML.slice(0, 80)]); };
+    let seen = 0;
+    for (const part of document.querySelectorAll("body *")) {
+        if (!part.checkVisibility() || part.matches("script, title")) continue;
+        if ([...part.childNodes].some(node => node.nodeType === 3 && node.textContent.trim()))
+            check(part, getComputedStyle(part).color, ground(part), 4.5, seen++);
+        const around = ground(part.parentElement), own = getComputedStyle(part);
+        if (part.matches("circle, rect, path")) check(part, own.fill, around, 3, seen++);
+        if (part.matches("i")) check(part, own.backgroundColor, around, 3, seen++);
+        if (part.matches(".answer, .warned")) check(part, own.borderLeftColor, around, 3, seen++);
+    }
+    return [seen, poor]; })()"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_everything_has_contrast_enough(dark, committed, browser, place):
+    browser.open(committed(TRACED)[1], 1400, dark)
+    assert (browser.ask("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)") == dark
+    browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
+    browser.screenshot(place / f"{TRACED}-open-{'dark' if dark else 'light'}.png")
+    browser.hover(".times tr")  # a highlighted row, with a time beside it
+    seen, poor = browser.ask(CONTRASTS)
+    assert poor == [] and seen > 500 and browser.ask("!document.querySelector('output').hidden")
+
+
+COLUMN = """[...document.querySelectorAll(".answers tbody tr")].map(row => row.cells[5].textContent)"""
+SORTED = """[...document.querySelectorAll(".answers thead th")].map(head => head.getAttribute("aria-sort"))"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [360, 1400])
+def test_a_table_is_sorted_by_click_and_by_keyboard(width, committed, browser):
+    browser.open(committed("compare-synthetic")[1], width)
+    by_time, unsorted = browser.ask(COLUMN), browser.ask(SORTED)
+    for sort, order in (
+        (lambda: browser.click(".answers th:nth-child(6) button"), "ascending"),
+        (lambda: browser.press("Enter"), "descending"),  # the button has the focus
+    ):
+        sort()
+        *numbers, last = browser.ask(COLUMN)
+        assert last == "–" and browser.ask(SORTED) == [*unsorted[:5], order, *unsorted[6:]]
+        values = [float(text.split()[0]) for text in numbers]
+        assert values == sorted(values, reverse=order == "descending") and len(values) == 6
+    assert unsorted == [None] * 7 and sorted(by_time) == sorted([*numbers, last])
+
+
+LINKED = """[...document.querySelectorAll(".HOW")]
+    .map(row => [row.closest("section").className, row.cells[0].innerText])"""
+ROW = ".answers tbody tr:nth-child(2)"
+
+
+@needs_chromium
+def test_a_row_is_highlighted_wherever_it_is(committed, browser):
+    browser.open(committed(TRACED)[1], 1400)
+    everywhere = [[part, "DDP ×2, gloo"] for part in ("answers", "times", "phases", "timeline")]
+    on, kept = (LINKED.replace("HOW", how) for how in ("on", "kept"))
+    assert browser.ask(on) == browser.ask(kept) == []
+    browser.hover(f"{ROW} td")
+    assert browser.ask(on) == everywhere
+    browser.point(0, 0)
+    assert browser.ask(on) == []
+    browser.ask(f"document.querySelector('{ROW} button').focus()")
+    assert browser.ask(on) == everywhere
+    browser.press("Enter")
+    browser.press("Tab")
+    assert browser.ask(on) != everywhere and browser.ask(kept) == everywhere
+    pressed = "[...document.querySelectorAll('[aria-pressed=true]')].map(one => one.innerText)"
+    assert browser.ask(pressed) == ["DDP ×2, gloo"] * 4
+    browser.click(".timeline .kept th button")
+    assert browser.ask(kept) == browser.ask(pressed) == [] and browser.errors == []
+
+
+@needs_chromium
+def test_every_raw_time_is_told_to_a_pointer_a_finger_and_a_keyboard(committed, browser):
+    browser.open(committed("compare-synthetic")[1], 360)
+    strip = ".times tr:nth-child(2) svg"
+    words = browser.ask(f"[...document.querySelectorAll('{strip} circle')].map(dot => dot.dataset.words)")
+    seconds = [float(text.split()[-2]) for text in words]
+    assert len(words) == 8 and seconds == sorted(seconds) and words[0].startswith("one device, block ")
+    told = """(() => { const tip = document.querySelector("output"), box = tip.getBoundingClientRect();
+        return [tip.hidden ? "" : tip.textContent, tip.hidden || box.left >= 0 && box.right <= innerWidth]; })()"""
+    browser.hover(f"{strip} circle:nth-of-type(8)")
+    assert browser.ask(told) == [words[7], True]
+    browser.point(0, 0)
+    assert browser.ask(told) == ["", True]
+    browser.touch(f"{strip} circle:nth-of-type(1)")
+    assert browser.ask(told) == [words[0], True]
+    browser.ask(f"document.querySelector('{strip}').focus()")
+    for key, place in (("ArrowRight", 1), ("End", 7), ("ArrowRight", 7), ("ArrowLeft", 6), ("Home", 0)):
+        browser.press(key)
+        assert browser.ask(told) == [words[place], True]
+        assert browser.ask("document.activeElement.getAttribute('aria-valuetext')") == words[place]
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [360, 1400])
+def test_a_screen_reader_gets_tables_and_headings(width, committed, browser):
+    browser.open(committed(TRACED)[1], width)
+    roles = browser.roles()
+    assert ("columnheader", "Result") in roles and roles.count(("rowheader", "DDP ×2, gloo")) == 4
+    assert any(role == "image" and name.startswith("data, transfer, forward, backward") for role, name in roles)
+    headings = [name for role, name in roles if role == "heading"]
+    assert headings[0].startswith("vgg on cifar10") and "Seconds of every timed epoch" in headings[1]
+    assert {"Verdict", "Figures", "Commands"} <= {*headings}
+    assert all(name for role, name in roles if role in ("slider", "image", "button"))

@@ -567,7 +567,7 @@ def test_every_kind_of_comparison_can_be_shown(kind, tmp_path, drawn):
     write_csv(whole, tmp_path / "results.csv")
     write_markdown(whole, tmp_path / "report.md", [])
     write_html(whole, tmp_path / "report.html", [])
-    assert "<summary>Commands" in (tmp_path / "report.html").read_text() or not whole.report.outcomes
+    assert "<h2>Commands" in (tmp_path / "report.html").read_text() or not whole.report.outcomes
     assert len(terminal_text(whole, width=80).splitlines()) <= LINES
     text = " ".join(terminal_text(whole, verbose=True).split())
     assert re.search("Recommendation: |Sweep of ", text)
