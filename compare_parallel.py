@@ -40,8 +40,9 @@ from comparison.run.session import Output, continued, only_writer, run_compariso
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
 from comparison.show.report import PROOF, keep_earlier, present, read_proof
+from comparison.show.sentences import tell_trial
 from comparison.show.terminal import terminal_text
-from comparison.show.verdict import resolution, tell_trial
+from comparison.show.verdict import resolution
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
@@ -56,8 +57,11 @@ def plan_comparison(
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and (most := max(arguments.nproc)) > machine.cores:
-        shared = f"so many processes share {count(machine.cores, 'core')}; how fast as many devices would be"
-        print(f"warning: --nproc {most}: {shared}, their times do not say", file=sys.stderr)
+        shared = f"the processes share {count(machine.cores, 'core')}"
+        print(
+            f"warning: --nproc {most}: {shared}, so their times do not show the speed of {most} devices",
+            file=sys.stderr,
+        )
     plan = plan_rows(arguments, machine, shared_flags)
     if max(arguments.nodes) > 1 and not arguments.dry_run:
         environment = {**environment, "nodes": find_nodes(arguments, directory)}
@@ -125,7 +129,7 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
             "leave it out, or add --device cpu",
         ),
         (not gpus and no_limit, "--fit-batch on a CPU needs a limit", "found none", "type e.g. --memory-limit 2GiB"),
-        *((not found, f"{typed} is about no row that is compared", rows, add) for typed, found in about.items()),
+        *((not found, f"{typed} matches no row of this comparison", rows, add) for typed, found in about.items()),
         (link and not projects, "--link-gbps and --link-ms are for --project", "found none", "type e.g. --project 8"),
         (projects and nodes > 1, "--project is about one machine", f"found --nodes {nodes}", out),
         (projects and arguments.scaling == "weak", "--project is for strong scaling", "found --scaling weak", out),
@@ -156,7 +160,7 @@ def measure(
     try:
         report = run_comparison(report, shared_flags, output_to(directory))
         if report.settings["prove"] and (proof := plan_proof(analyse(report))):
-            print("Now without the largest cause of each row, beside the row:")
+            print("Proof: each row again, with and without its largest cause")
             proof = continued(proof, proven) if resume and proven.exists() else proof
             run_comparison(proof, shared_flags, output_to(proven.parent))
     except HelperFailed:  # which has said why
@@ -166,7 +170,7 @@ def measure(
         if measured:
             present(directory, language, verbose)
         when = "" if measured else " before the first run had ended: there is nothing to show"
-        print(f"Interrupted{when}. The same command with --resume goes on.", file=sys.stderr)
+        print(f"Interrupted{when}. Run the same command with --resume to continue.", file=sys.stderr)
         raise
 
 

@@ -35,7 +35,7 @@ from comparison.record import FEWEST_BLOCKS, Report
 from comparison.rows import Configuration
 from comparison.run.session import run_comparison
 from comparison.run.turns import run_once
-from comparison.show.verdict import told_apart
+from comparison.show.advice import told_apart
 
 STEPS, EPOCHS, SHARE = 25, 7, 0.05
 TRAINING = f"--dataset synthetic-mnist --train-size {128 * STEPS} --epochs {EPOCHS} --loader resident".split()

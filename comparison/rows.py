@@ -227,7 +227,7 @@ class Foreign:
         if taken > MOST_FOREIGN >= max(self.busy / self.cores, self.gpu):
             template = "took a core for {t:.0%} of the time"
             if self.stolen > self.taken:
-                template = ", or another virtual machine, took a core for {t:.0%} of the time"
+                template = "or another virtual machine took a core for {t:.0%} of the time"
         return say(template, n=self.busy, cores=count(self.cores, "core"), m=self.gpu, t=taken)
 
 

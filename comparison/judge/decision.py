@@ -20,7 +20,7 @@ class Decision:
     """What to use of rows that trained the same.
 
     kind: "use"; or why there is nothing to recommend: "not measured", "disturbed", "all cores" (one process with all
-    cores has no time), "few runs", "own batches" (each row trains with the largest that fits), "none sound".
+    cores has no time), "few runs", "own batches" (all rows have different ones), "none sound".
     wall_time: by what it is decided. trained: the swept values that make it a training of its own, in words. best: the
     row to use, or of few runs the one that was fastest. ratios: by name, how many times as long as `best`, or else the
     fastest, each row takes that was timed. rows: those that may be used, the fastest first; tied: the ones of them,
@@ -59,10 +59,9 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
                 words = [say("your scripts")]
             groups.setdefault(join(", ", words), []).append(entry)
     compared = {words: entries for words, entries in groups.items() if len(entries) > 1}
-    if not compared:
-        return (Decision("not measured", measures.wall_time),)
-    if report.fitted and target is None:
-        return (Decision("own batches", measures.wall_time),)
+    batches = target is None and (report.fitted or (not compared and "batch_size" in report.swept and len(groups) > 1))
+    if batches or not compared:
+        return (Decision("own batches" if batches else "not measured", measures.wall_time),)
     return tuple(_decide(report, words, entries, measures) for words, entries in compared.items())
 
 
@@ -141,7 +140,7 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     """Why a row must not be used, whatever it learns; nothing if it may."""
     row, unequal = entry.row, entry.standing.unequal
     if row.configuration.what_if in TRIED:
-        return row.trouble or say("a trial: what it learns is unknown")
+        return row.trouble or say("its accuracy is unknown (a trial run)")
     if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))

@@ -15,7 +15,7 @@ from comparison.record import ACCURACY_MARGIN, Report
 from comparison.rows import Configuration, Row, baseline_of
 from comparison.words import count, join, say, valued
 
-NOT_SHOWN = "accuracy not shown"  # how a reason begins that is no proof
+NOT_SHOWN = "accuracy may be"  # how a reason begins that is no proof
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
 OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
 MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}
@@ -201,9 +201,7 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
         return say("accuracy {n:.1f} points lower", n=-value)
     if check and check.status == "ok":
         return ""
-    if margin == 1:
-        return say("accuracy not shown to be within {n:g} point", n=margin)
-    return say("accuracy not shown to be within {n:g} points", n=margin)
+    return say("accuracy may be more than {points} lower", points=count(margin if margin % 1 else int(margin), "point"))
 
 
 def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from common.files.writing import write_text
 from common.words import printable
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
-from comparison.show import step_plots, tables, verdict
+from comparison.show import advice, step_plots, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
@@ -33,8 +33,8 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
         report=analysis.report,
-        recommended=verdict.recommended(analysis),
-        answers=[*verdict.next_step(analysis), *verdict.answers(analysis, proofs), *verdict.details(analysis)],
+        recommended=advice.recommended(analysis),
+        answers=[*advice.next_step(analysis), *verdict.answers(analysis, proofs), *verdict.details(analysis)],
         table=tables.cells_of(tables.answer_rows(analysis)),
         times=_times(analysis),
         warning=count(len(warned), "warning"),

@@ -91,8 +91,8 @@ def draw_speed_ups(analysis: Analysis):
         axis.xaxis.set_major_formatter("{x:g}")
     left_out = count(len(analysis.done) - len(compared), "simulated or refused row")
     note = say(
-        "times as fast as the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
-        "95 % confidence intervals; across the dashed line: no difference proved{more}",
+        "speed-up over the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
+        "95 % confidence intervals; across the dashed line: not significant{more}",
         what=analysis.report.asked,
         more=say("\n{rows} left out", rows=left_out) if left_out.values["n"] else "",
     )
@@ -103,7 +103,7 @@ def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
     """Return what a figure of speed-ups shows, in one line."""
     faster = [entry for entry in entries if entry.rivals_baseline and entry.standing.speed_up.words == FASTER]
     if not faster:
-        return say("No row is proved to be faster than its baseline")
+        return say("No row is significantly faster than its baseline")
     best = max(faster, key=lambda entry: entry.standing.speed_up.value)
     base, x = best.standing.baseline.label, best.standing.speed_up.value
     return say("“{row}” is {x:.2f} times as fast as “{base}”", row=best.label, x=x, base=base)
@@ -181,8 +181,8 @@ def curves_finding(analysis: Analysis) -> str:
     most = max(apart, key=lambda label: abs(apart[label]))
     far = abs(apart[most])
     if far < 0.05:
-        return say("At the end, every row is as accurate as its baseline, within 0.1 points")
-    return say("At the end, no row is further than {x:.1f} points from its baseline (“{row}”)", x=far, row=most)
+        return say("Final accuracy: every row within 0.1 points of its baseline")
+    return say("Final accuracy: every row within {x:.1f} points of its baseline (“{row}”)", x=far, row=most)
 
 
 def _has_rival(entry):

@@ -7,8 +7,8 @@ from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
+from comparison.show.advice import told_apart
 from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
-from comparison.show.verdict import told_apart
 from comparison.words import count, join, named, say
 
 NOISY = ("spread", "two modes", "stalled")  # warnings of runs that differ
@@ -51,7 +51,7 @@ def tell_warnings(analysis: Analysis) -> list[str]:
     number = sum(len(entry.warnings) for entry in analysis.rows)
     rows = sum(any(found.kind in NOISY for found in entry.warnings) for entry in analysis.rows)
     told = count(number, "warning")
-    noisy = say("{warnings} ({rows} with noisy runs)", warnings=told, rows=count(rows, "row"))
+    noisy = say("{warnings} (noisy runs in {rows})", warnings=told, rows=count(rows, "row"))
     return [noisy if rows else told] if number else []
 
 
@@ -61,11 +61,6 @@ def bandwidths(report: Report) -> list[str]:
     links = [link for link in report.probe.models if link.link_gbps] if report.probe and gpus else []
     values = [{"bytes": link.gradient_bytes, "model": link.model, "speed": link.link_gbps} for link in links]
     return [sentence("bandwidth", n=gpus, **own) for own in values]
-
-
-def _skipped(report):
-    rows = [row for row in report.rows if row.configuration.skip]
-    return [_of_row(row.label, named(row.configuration.skip)) for row in rows]
 
 
 def faults(analysis: Analysis) -> list[str]:
@@ -80,7 +75,9 @@ def faults(analysis: Analysis) -> list[str]:
         for row in report.all_rows
         for some in row.troubles
     ]
-    return [*sentences, *_skipped(report), *troubles]
+    rows = [row for row in report.rows if row.configuration.skip]
+    skipped = [_of_row(row.label, named(row.configuration.skip)) for row in rows]
+    return [*sentences, *skipped, *troubles]
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -100,7 +97,7 @@ def notes(analysis: Analysis) -> list[str]:
     for reason, labels in missing.items():
         sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
     if report.settings["repeats"] == 1:
-        sentences.append(say("no interval with 1 run each: a difference between single runs may be chance."))
+        sentences.append(say("No interval, as each row ran once: a difference between single runs may be chance."))
     for row in report.rows:
         if row.all_cores and row.results:
             threads = count(row.results[0].threads_per_process, "thread")
@@ -109,7 +106,7 @@ def notes(analysis: Analysis) -> list[str]:
         sentences.append(sentence("simulated rows"))
     dataset = report.settings["dataset"]
     if dataset.startswith("synthetic") and not report.only_scripts:
-        sentences.append(say("{data} is synthetic: its accuracies say nothing about real images.", data=dataset))
+        sentences.append(say("{data} is synthetic: accuracies on it do not carry over to real images.", data=dataset))
     return sentences
 
 
@@ -164,20 +161,20 @@ def _definitions_of_scripts(report):
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
-    sentences = _skipped(report)
+    sentences: list[str] = []
     for row in report.rows:
         if row.simulated:
             values = {"row": named(row.configuration.label.replace(", simulated", "")), "values": row.values()}
             sentences.append(say("The speed of {row}{values}: it was simulated on one device.", **values))
     for method in map(method_of, methods):
         if method.parts and method.parts.no_exchange not in methods:
-            template = "What exchanging gradients costs {name}: --methods ladder measures it."
+            template = "What exchanging gradients costs {name}: use --methods ladder."
             sentences.append(say(template, name=method.called))
     for row in report.rows:
         if row.out_of_memory and not row.results:
             sentences.append(sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch))
     if not report.environment.get("gpus"):
-        sentences.append(say("Anything on a GPU: this machine has none that PyTorch sees."))
+        sentences.append(say("Anything on a GPU: PyTorch finds none on this machine."))
     elif report.first.device == "cpu":
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
     if all(outcome.foreign_cores is None for outcome in report.outcomes):
@@ -185,5 +182,5 @@ def not_measured(report: Report) -> list[str]:
     if any(row.configuration.is_script for row in report.rows):
         sentences.append(sentence("not checked of scripts"))
     if not report.equivalence and not report.only_scripts:
-        sentences.append(say("Whether every method computes the same: --check-maths tests it."))
-    return [*sentences, say("Other machines, and other programs at work on this one.")]
+        sentences.append(say("Whether every method computes the same: use --check-maths."))
+    return sentences

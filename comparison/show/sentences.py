@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable
 
+from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis
 from comparison.judge.measures import A_THOUSAND, Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.judge.sweeps import Sweep
 from comparison.methods import method_of
-from comparison.rows import Row
+from comparison.rows import Row, Trial
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say
 
 SENTENCES = {key: said[ENGLISH] for key, said in catalogue("sentences").items()}
@@ -52,7 +53,7 @@ def _item(item: object) -> str:
 def as_fast(ratio: Ratio, base: str = "") -> str:
     """Return how many times as fast a row is, as which other if that is named, with its interval if that is known."""
     values = {"x": ratio.value, "i": within(ratio), "base": base}
-    return say("{x:.2f} times as fast{i} as “{base}”" if base else "{x:.2f} times as fast{i}", **values)
+    return say("{x:.2f} times as fast as “{base}”{i}" if base else "{x:.2f} times as fast{i}", **values)
 
 
 def within(ratio: Ratio) -> str:
@@ -136,10 +137,10 @@ def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) ->
 def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
     if not sweep.fastest:
-        return say("disturbed: nothing can be claimed from its times")
+        return say("disturbed, so its times prove nothing")
     *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
     if values:
-        return say("fastest at {values} or {value} (not decided)", values=join(", ", values), value=last)
+        return say("fastest at {values} or {value} (statistically tied)", values=join(", ", values), value=last)
     best = sweep.fastest[0]
     how = say("{n:,.0f} images/s", n=best.summary.images_per_second)
     if analysis.report.settings.get("target_accuracy") is not None:
@@ -159,8 +160,14 @@ def tell_disturbed(rows: Iterable[Row]) -> str:
         return ""
     most = max((row.foreign for row in noisy), key=lambda foreign: foreign.share)
     return say(
-        "other programs {what} during runs of {rows}, so that nothing can be claimed from their times; close them and "
-        "run again",
+        "other programs {what} during runs of {rows}, so these times prove nothing; close them and run again",
         what=most.words,
         rows=quoted(row.label for row in noisy),
     )
+
+
+def tell_trial(trial: Trial) -> str:
+    """Return the result of trying a batch."""
+    if trial.fits:
+        return say("fits, with {n} MiB at its peak", n=mebibytes(trial.peak_bytes))
+    return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"

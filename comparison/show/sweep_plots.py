@@ -45,7 +45,7 @@ def draw_sweep(analysis: Analysis, name: str):
             ylim=(0, None),
             title=render(join("\n", [called, fastest_value(analysis, sweep)])),
         )
-    question = say("How long does an image take, by {what}?", what=SWEEPS[name].lower())
+    question = say("Time per image, by {what}", what=SWEEPS[name].lower())
     return finish(figure, analysis, question, say("\nwhiskers: fastest and slowest epoch"), ncols=2)
 
 
@@ -77,10 +77,10 @@ def draw_scaling(analysis: Analysis):
             places, speed_ups = [point.devices for point in part], [point.speed_up for point in part]
             axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
         most, top = max(most, points[-1].devices), max(top, *(point.speed_up for point in points))
-    ideal = render(say("ideal: in proportion to the devices"))
+    ideal = render(say("ideal: linear speed-up"))
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entries in series.values() for entry in entries])
-    axis.set(xlabel=render("devices"), ylabel=render(say("times as fast as the baseline")))
+    axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
     axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave it
     axis.xaxis.get_major_locator().set_params(integer=True)
     return finish(figure, analysis, finding, ncols=2)
@@ -125,7 +125,7 @@ def draw_map(analysis: Analysis):
         axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-    note = say("how many times as fast; purple: proved to be faster, orange: proved to be slower, hatched: not proved")
+    note = say("speed-up; purple: significantly faster, orange: significantly slower, hatched: not significant")
     return finish(figure, analysis, map_finding(analysis, maps), note=note)
 
 

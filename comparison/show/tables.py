@@ -166,8 +166,8 @@ def _why_not(analysis, entry):
         )
     why = next((decision.out[entry.name] for decision in analysis.decisions if entry.name in decision.out), "")
     if why:
-        return say("{ratio}: {why}", ratio=analysis.beside_best(entry), why=why)
-    return say("simulated: says nothing about its speed") if row.simulated else ""
+        return say("not to be used: {why}", why=why)
+    return say("simulated: speed not measured") if row.simulated else ""
 
 
 def fastest_first(analysis: Analysis) -> list[RowAnalysis]:

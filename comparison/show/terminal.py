@@ -12,12 +12,13 @@ from pathlib import Path
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
+from comparison.show.advice import in_short, next_step, recommendations
 from comparison.show.remarks import doubts, faults, tell_warnings, warnings
 from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
-from comparison.show.verdict import answers, details, in_short, next_step, recommendations, resolution
+from comparison.show.verdict import answers, details, resolution
 from comparison.words import NOTHING, count, join, narrowed, render, say, widened
 
-MOST, FEWEST = 100, 60  # columns
+FEWEST, USUAL, MOST = 60, 80, 100  # columns
 LINES = 23  # of a screen, besides the prompt
 MOST_OPENING, MOST_ADVICE, LONGEST = 5, 9, 3  # lines of the title with doubts, of what to use, of a sentence
 MOST_ROWS, FEWEST_ROWS = 10, 4  # of the table
@@ -29,13 +30,13 @@ SPARE = ("Accuracy (%)", "Total (s)", "Speed-up [95 %]", "Memory (MiB)")
 
 def terminal_columns() -> int:
     """Return in how many columns to print: as many as the terminal has, within limits."""
-    return max(FEWEST, min(MOST, shutil.get_terminal_size((MOST, 0)).columns)) if sys.stdout.isatty() else MOST
+    return max(FEWEST, min(MOST, shutil.get_terminal_size((USUAL, 0)).columns)) if sys.stdout.isatty() else USUAL
 
 
 def terminal_text(
     analysis: Analysis,
     proofs: Sequence[Proof] = (),
-    width: int = MOST,
+    width: int = USUAL,
     report: str | Path = "report.md",
     verbose: bool = False,
 ) -> str:

@@ -1,45 +1,38 @@
-"""The comparison in words: one paragraph per row, every sentence with the number behind it, and what to use here."""
+"""The comparison in words: a paragraph for each row, every sentence with the number behind it, and the findings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from common.errors import OUT_OF_MEMORY
 from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
-from comparison.judge.decision import Decision
-from comparison.judge.fairness import NOT_SHOWN
-from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET, WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.judge.step_causes import with_loader_workers
-from comparison.methods import all_cores_methods, method_of
-from comparison.plan.counterparts import BEFORE, TWIN
-from comparison.rows import SWEEPS, Trial, trials_of
+from comparison.methods import method_of
+from comparison.plan.counterparts import TWIN
+from comparison.rows import SWEEPS
+from comparison.show.advice import fastest_parallel, recommendations, told_apart
 from comparison.show.sentences import (
     as_fast,
     fastest_value,
     instead_of,
     longer,
-    mebibytes,
     quoted,
-    seconds,
     sentence,
+    series_name,
     several_baselines,
     tell,
     time_asked,
-    within,
 )
 from comparison.words import count, join, named, say
 
-# Causes whose sentences say what to do, and how many times as many runs halve an interval.
-ADVISED, HALVES = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data"), 4
 REST = 0.1  # of a step's difference: what is in no part that is proved, and worth a word
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
     SLOWER: "slower, {fast}; {time}.",
-    EQUAL: "practically as fast, {fast}; {time}.",
-    UNDECIDED: "{fast}: it may be faster or slower; {time}.",
-    TOO_FEW: "{fast}, not proved by so few runs; {time}.",
+    EQUAL: "practically equal, {fast}; {time}.",
+    UNDECIDED: "no significant difference, {fast}; {time}.",
+    TOO_FEW: "{fast}, but too few runs for an interval; {time}.",
 }
 
 
@@ -86,7 +79,7 @@ def _projected(analysis):
 def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
-    return [say("Accuracy: {x} %, mean of each row's runs.", x="–".join(ends))] if len(means) > 1 else []
+    return [say("Mean accuracy of the rows: {x} %.", x="–".join(ends))] if len(means) > 1 else []
 
 
 def _one_learning_rate(analysis):
@@ -94,8 +87,7 @@ def _one_learning_rate(analysis):
     batches = {entry.row.configuration.planned.batch_size for entry in analysis.done if entry.row.learns}
     if len(batches) < 2 or analysis.report.settings.get("lr_scaling", "none") != "none":
         return []
-    template = "Batches differ and the learning rate does not: --lr-scaling linear, or sqrt for Adam, scales it."
-    return [say(template)]
+    return [sentence("one learning rate")]
 
 
 def _step_of_script(analysis):
@@ -117,189 +109,8 @@ def _maths(analysis):
     others = [entry.name for entry in analysis.rows if not entry.is_baseline]
     checks = [analysis.report.equivalence.get(name) for name in others]
     same = [check.difference for check in checks if check and check.status == "ok" and check.difference is not None]
-    if not same:
-        return []
-    template = "Weights after 20 steps: all rows within {x:.1e} of one device's."
-    if len(same) < len(others):
-        template = "Weights after 20 steps: {n} of {m} rows within {x:.1e} of one device's."
-    return [say(template, x=max(same), n=len(same), m=len(others))]
-
-
-# ---- what to use
-
-
-def recommendations(analysis: Analysis) -> list[str]:
-    """Return what to use here, a paragraph for each model and batch."""
-    return [join(" ", sentences) for sentences in recommended(analysis)]
-
-
-def recommended(analysis: Analysis) -> list[list[str]]:
-    """Return what to use here, for each model and batch, sentence by sentence."""
-    told: list[list[str]] = []
-    for decision in analysis.decisions:
-        if len(analysis.rows) == 1 and analysis.report.only_scripts:
-            continue
-        if decision.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
-            first, *others = _recommend(analysis, decision)
-            words = say("Recommendation: {words}", words=first)
-            where = decision.trained
-            told.append([say("For {trained}: {words}", trained=where, words=words) if where else words, *others])
-    return told
-
-
-def in_short(analysis: Analysis) -> list[str]:
-    """Return what to use; of several models and batches, a line for each."""
-    told = recommended(analysis)
-    if len(told) < 2:
-        return [words for sentences in told for words in sentences]
-    lines: list[str] = [say("Recommendations:")]
-    for decision, sentences in zip(analysis.decisions, told, strict=True):
-        best, other = decision.best, _beside_best(decision) if decision.kind == "use" else None
-        words = sentences[0]
-        if other and not best.is_baseline:
-            ratio = decision.ratios[other.name]
-            words = say("“{row}”: {x:.2f} times as fast{i}.", row=best.label, x=ratio.value, i=within(ratio))
-        lines.append(words)
-    return lines
-
-
-def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
-    kind, best = decision.kind, decision.best
-    if kind == "not measured":
-        return [_unequal(analysis) or say("none: no other row was measured that trains the same.")]
-    if kind == "disturbed":
-        return [say("none. The comparison was disturbed.")]
-    if kind == "all cores":
-        return [sentence("no all-cores row", n=analysis.report.environment["cores"])]
-    if kind == "own batches":
-        return [sentence("own batches")]
-    if kind == "none sound":
-        return [say("none: no row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))]
-    if kind == "few runs":
-        return [sentence("few runs", row=best.label, time=_times(analysis, decision, best))]
-    other = _beside_best(decision)
-    answer = [_use(analysis, decision, other)]
-    if decision.tied:
-        tied = quoted(entry.label for entry in decision.tied)
-        simplest = decision.simplest
-        key = "tied, the simplest" if simplest is best else "tied"
-        answer.append(sentence(key, rows=tied, row=simplest.label))
-    if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
-        longer = [tell(cause) for cause in best.causes if cause.kind == "start-up" and cause.told != "takes less"]
-        answer += [say("Not counted in the speed-up: {parts}.", parts=parts) for parts in longer]
-    if decision.later:
-        answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
-    if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
-        answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
-    if memory := best.summary.memory:
-        answer.append(say("Memory of all its devices: {x} MiB.", x=mebibytes(memory.together)))
-    return answer
-
-
-def _reasons(analysis, decision, names):
-    labels = {entry.name: entry.label for entry in analysis.rows}
-    return join("; ", [say("“{row}”, {why}", row=labels[name], why=decision.out[name]) for name in names])
-
-
-def _beside_best(decision):
-    """The baseline of the row to use; of a baseline, the next of the others; None if no other row may be used."""
-    others = [entry for entry in decision.rows if entry is not decision.best]
-    return next((entry for entry in others if entry.row is decision.best.standing.baseline), next(iter(others), None))
-
-
-def _use(analysis, decision, other):
-    """Which row to use, and how many times as fast it is; of a baseline, how much longer another takes."""
-    best = decision.best
-    if not other:
-        words = say("stay with “{row}”" if best.is_baseline else "use “{row}”", row=best.label)
-        return say("{words}, {time}; no other row may be used.", words=words, time=_times(analysis, decision, best))
-    ratio, pair = decision.ratios[other.name], (other, best) if best.is_baseline else (best, other)
-    values = {"row": best.label, "other": other.label, "x": ratio.value, "i": within(ratio)}
-    return sentence("stay" if best.is_baseline else "use", **values, time=_times(analysis, decision, *pair))
-
-
-def _times(analysis, decision, entry, other=None):
-    """How long a row takes for that by which it was decided, beside another."""
-    kind, means, settings = decision.wall_time.kind, decision.wall_time.means, analysis.report.settings
-    what: str = say("per 1,000 samples")
-    if kind == PER_EPOCH and settings["max_steps"]:
-        what = sentence("by a cut epoch", steps=count(settings["max_steps"], "step"))
-    elif kind == PER_EPOCH:
-        what = say("per epoch with evaluation")
-    elif kind == TO_TARGET:
-        what = say("to reach {n:g} %", n=100 * settings["target_accuracy"])
-    elif kind == WHOLE_RUN:
-        what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
-    if not other:
-        return say("{s} s {what}", s=seconds(means[entry.name]), what=what)
-    return say("{s} s instead of {t} s {what}", s=seconds(means[entry.name]), t=seconds(means[other.name]), what=what)
-
-
-# ---- what to do next
-
-
-def next_step(analysis: Analysis) -> list[str]:
-    """Return the most valuable thing to do next, if there is one."""
-    return [say("Next: {words}", words=words) for words in [*_steps(analysis)][:1]]
-
-
-def _steps(analysis: Analysis) -> Iterator[str]:
-    """What to do next, the most valuable first."""
-    report, decisions = analysis.report, analysis.decisions
-    for entry in analysis.rows:
-        check = report.equivalence.get(entry.name)
-        if check and check.status == "failed" and check.difference is not None:
-            yield say("find the mistake in “{row}”: it computes something else than the baseline.", row=entry.label)
-    noisy = [row.foreign for row in report.rows if row.disturbed]
-    if noisy:
-        most = max(noisy, key=lambda foreign: foreign.share)
-        yield say("other programs {what}; close them, and run the same command again.", what=most.words)
-    if len(report.outcomes) < len(report.order):
-        yield say("the same command with --resume goes on.")
-    if any(told_apart(pair.ratio) for pair in analysis.pairs[TWIN]):
-        yield say("run it again at a quieter time.")
-    for row in report.all_rows:
-        for run in row.troubles:
-            if run.status not in (OUT_OF_MEMORY, "not reached"):
-                yield say("“{row}”: {status}; read {log}.", row=row.label, status=run.status, log=run.log)
-    for decision in decisions:
-        yield from _to_decide(analysis, decision)
-    parallel = _fastest_parallel(analysis)
-    for entry in [*(decision.best for decision in decisions if decision.best), *parallel]:
-        causes = [tell(cause) for cause in entry.causes if cause.kind in ADVISED]
-        yield from (say("{row}: {words}", row=entry.label, words=words) for words in causes)
-    for one in [] if report.settings.get("prove") or report.only_scripts else find_remedies(analysis):
-        if one.label in [entry.label for entry in parallel]:
-            yield sentence("prove", row=one.label, cause=one.cause, change=named(one.change))
-
-
-def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
-    """What to type for a recommendation, or for one that excludes more."""
-    kind, best, shown = decision.kind, decision.best, analysis.sweeps or analysis.pairs[BEFORE]
-    if kind in ("all cores", "own batches", "few runs"):
-        yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
-    if kind == "not measured" and analysis.report.only_scripts:
-        yield say("compare it with another one: --script COMMAND, once more.")
-    elif kind == "not measured" and not shown and not analysis.report.settings["allow_unequal"]:
-        yield say("leave out --methods, or name another that trains the same.")
-    if kind == "use" and best.row.configuration.what_if:
-        yield say("“{row}” is your script with one change; the report says which.", row=best.label)
-    if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
-        yield sentence("more runs", n=HALVES * best.summary.runs, m=best.summary.runs)
-    for name in [name for name, why in decision.out.items() if why.startswith(NOT_SHOWN)]:
-        label = next(entry.label for entry in analysis.rows if entry.name == name)
-        yield say("--check-maths, or more --repeats, can show that “{row}” learns as much.", row=label)
-
-
-def _unequal(analysis):
-    """How fast the rows are that were let run although they are unequal; nothing if none."""
-    rows = []
-    for entry in analysis.rows:
-        if entry.standing.speed_up and entry.standing.unequal:
-            fast = as_fast(entry.standing.speed_up, entry.standing.baseline.label)
-            unequal = join(", ", entry.standing.unequal)
-            rows.append(say("“{row}” is {fast}, with {settings}", row=entry.label, fast=fast, settings=unequal))
-    return say("none: the rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
+    template = "Weights after 20 steps: {n} of {rows} within {x:.1e} of one device's."
+    return [say(template, x=max(same), n=len(same), rows=count(len(others), "row"))] if same else []
 
 
 # ---- a row
@@ -309,18 +120,9 @@ def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step is above ideal scaling."""
     return [
         say("{row}: {words}", row=best.label, words=words)
-        for best in _fastest_parallel(analysis)
+        for best in fastest_parallel(analysis)[:1]
         for words in _mean_step(analysis, best)
     ]
-
-
-def _fastest_parallel(analysis):
-    rows = [
-        entry
-        for entry in analysis.rows
-        if entry.rivals_baseline and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps
-    ]
-    return sorted(rows, key=lambda entry: -entry.standing.speed_up.value)[:1]
 
 
 def _paragraph(analysis, entry):
@@ -328,14 +130,15 @@ def _paragraph(analysis, entry):
     if row.configuration.skip:
         return say("skipped: {why}.", why=named(row.configuration.skip))
     broken = [say("{trouble}: {why}.", trouble=row.trouble, why=row.troubles[0].reason)] if row.troubles else []
-    broken += _largest_batch(analysis.report, row)
     if not row.results:
         return join(" ", broken or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
-        return join(" ", [*broken, *_memory(analysis, entry)])
+        return join(" ", broken)
     others = [tell(cause) for cause in entry.causes if not cause.of]
     step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *others]
-    return join(" ", [*broken, *step, *_whole_run(entry), *_costs(entry), *_memory(analysis, entry)])
+    rest = _clauses(entry, "run")  # what is proved to make a whole run longer or shorter, besides the training
+    run = [say("Not counted in the speed-up: {parts}.", parts=rest)] if rest else []
+    return join(" ", [*broken, *step, *run, *_costs(entry)])
 
 
 def _how_fast(analysis, entry):
@@ -357,40 +160,13 @@ def _how_fast(analysis, entry):
 
 def _share(entry):
     """What share a row gives of what its devices or cores could give at best; of one device there is none to give."""
-    row, share = entry.row, entry.standing.efficiency
+    row = entry.row
     units = count(len(row.results[0].devices), "device")
     if row.all_cores:
         units = count(row.results[0].threads_per_process, "core")
     if units.values["n"] == 1:
         return []
-    percents = {"n": 100 * share.value, "units": units}
-    if share.low is None:
-        return [say("Scaling efficiency {n:.0f} % on {units}.", **percents)]
-    bounds = {"low": 100 * share.low, "high": 100 * share.high}
-    return [say("Scaling efficiency {n:.0f} % on {units} ({low:.0f} to {high:.0f} %).", **percents, **bounds)]
-
-
-def _largest_batch(report, row):
-    """With which batch a row trained, and why with no larger one."""
-    own, planned = trials_of(row.configuration, report.trials), row.configuration.planned
-    if not own:
-        return []
-    results = {trial.batch_size: trial for trial in own}
-    if not results[planned.batch_size].fits:
-        return [say("It could not be tried {batch}.", batch=planned.batch)]
-    more = 2 * planned.batch_size
-    why = say("there are fewer than {n:,} images", n=more)
-    if more in results:
-        why = say("with {n:,}: {what}", n=more, what=tell_trial(results[more]))
-    fits = tell_trial(results[planned.batch_size])
-    return [say("It trains {batch}, which {fits}; {why}.", batch=planned.batch, fits=fits, why=why)]
-
-
-def tell_trial(trial: Trial) -> str:
-    """Return the result of trying a batch."""
-    if trial.fits:
-        return say("fits, with {n} MiB at its peak", n=mebibytes(trial.peak_bytes))
-    return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"
+    return [say("Scaling efficiency {n:.0f} % on {units}.", n=100 * entry.standing.efficiency.value, units=units)]
 
 
 def _mean_step(analysis, entry):
@@ -409,13 +185,8 @@ def _mean_step(analysis, entry):
     return [*machine, sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
 
 
-def _whole_run(entry):
-    """What is proved to make a whole run longer or shorter, besides the training."""
-    clauses = _clauses(entry, "run")
-    return [say("Not counted in the speed-up: {parts}.", parts=clauses)] if clauses else []
-
-
 def _clauses(entry, account):
+    """What is told of a row's step or run."""
     return join(", ", [tell(cause) for cause in entry.causes if cause.of == account])
 
 
@@ -423,27 +194,13 @@ def _costs(entry):
     """What a method's parts tell apart."""
     costs, ranks, sentences = entry.costs, len(entry.row.results[0].devices), []
     if costs.wrapper:
-        sentences.append(
-            sentence("wrapper", name=method_of(entry.row.configuration.method).called, ratio=longer(costs.wrapper))
-        )
+        name = method_of(entry.row.configuration.method).called
+        sentences.append(sentence("wrapper", name=name, ratio=longer(costs.wrapper)))
     if costs.contention:
         sentences.append(sentence("contention", n=ranks, ratio=costs.contention, x=1 / ranks))
     if costs.exchange:
         sentences.append(sentence("communication", ratio=longer(costs.exchange)))
     return sentences
-
-
-def _memory(analysis, entry):
-    """What a method needs of memory, where that is much more or much less than the baseline needs."""
-    if not entry.much_memory:
-        return []
-    own, baseline = entry.summary.memory, entry.standing.baseline
-    parts = [*own.parts.items(), ("the rest", own.rest)] if own.parts else []
-    *sizes, rest = [say("{part} {size}", part=name, size=mebibytes(size)) for name, size in parts] or [""]
-    held = say(": {parts} MiB", parts=join(", ", [*sizes, rest])) if rest else ""
-    peaks = {"x": mebibytes(own.peak), "y": mebibytes(analysis.of(baseline).summary.memory.peak)}
-    key = "more memory" if entry.memory_ratio > 1 else "less memory"
-    return [sentence(key, **peaks, p=abs(entry.memory_ratio - 1), base=baseline.label, parts=held)]
 
 
 # ---- the whole
@@ -455,10 +212,8 @@ def sweep_sentences(analysis: Analysis) -> list[str]:
 
 
 def _sweep(analysis: Analysis, sweep: Sweep) -> str:
-    first = sweep.rows[0]
-    method = say("{name}{values}", name=first.row.configuration.method, values=first.row.values(without=sweep.name))
-    fastest = fastest_value(analysis, sweep)
-    words = sentence("sweep", what=SWEEPS[sweep.name].lower(), method=method, fastest=fastest)
+    row, fastest = series_name((entry.row for entry in sweep.rows), sweep.name), fastest_value(analysis, sweep)
+    words = sentence("sweep", what=SWEEPS[sweep.name].lower(), row=row, fastest=fastest)
     return join(" ", [words, *_where_it_pays(sweep)])
 
 
@@ -467,15 +222,9 @@ def _where_it_pays(sweep):
     compared = [entry for entry in sweep.rows if entry.rivals_baseline]
     if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
         return []
-    pays = [entry.standing.speed_up.words == FASTER for entry in compared]
-    values = [str(sweep.value(entry)) for entry, faster in zip(compared, pays, strict=True) if faster]
-    if all(pays):
-        return [say("It is proved to be faster than its baseline at each of them.")]
-    if not any(pays):
-        return [say("It is proved to be faster than its baseline at none of them.")]
-    if all(pays[pays.index(True) :]):
-        return [say("It is proved to be faster than its baseline from {value} on.", value=values[0])]
-    return [say("It is proved to be faster than its baseline at {values} alone.", values=join(", ", values))]
+    values = [str(sweep.value(entry)) for entry in compared if entry.standing.speed_up.words == FASTER]
+    at = join(", ", values) if values else say("none of them")
+    return [say("Significantly faster than its baseline at {values}.", values=at)]
 
 
 def tell_guesses(analysis: Analysis) -> list[str]:
@@ -493,7 +242,7 @@ def _beside(guess, speed_up):
     if not speed_up:
         return say("it has no speed-up")
     if speed_up.disturbed or speed_up.low is None:
-        return say("measured {ratio}, not proved", ratio=speed_up)
+        return say("measured {ratio}, without an interval", ratio=speed_up)
     inside = speed_up.low <= guess <= speed_up.high
     return sentence("right guess" if inside else "wrong guess", ratio=speed_up)
 
@@ -501,7 +250,7 @@ def _beside(guess, speed_up):
 def resolution(analysis: Analysis) -> list[str]:
     """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
     twins: list[str] = [
-        say("Two equal rows, “{row}” and the same again: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
+        say("A/A test of “{row}”: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
         for pair in analysis.pairs[TWIN]
     ]
     noise = analysis.resolution
@@ -517,16 +266,9 @@ def resolution(analysis: Analysis) -> list[str]:
 def _twins_stand(ratio: Ratio) -> str:
     """How one of two equal rows stands beside the other."""
     if ratio.low is None:
-        return say("{ratio} times as fast", ratio=ratio)
-    words = ratio.words
-    if not ratio.disturbed:
-        words = say("DIFFERENT, though equal" if told_apart(ratio) else "no significant difference")
-    return say("{ratio} times as fast, {words}", ratio=ratio, words=words)
-
-
-def told_apart(ratio: Ratio) -> bool:
-    """Whether a ratio of two equal rows claims a difference that cannot be there."""
-    return not ratio.disturbed and ratio.low is not None and not ratio.low <= 1 <= ratio.high
+        return say("ratio {ratio}", ratio=ratio)
+    words = say("A SIGNIFICANT DIFFERENCE" if told_apart(ratio) else "no significant difference")
+    return say("ratio {ratio}, {words}", ratio=ratio, words=ratio.words if ratio.disturbed else words)
 
 
 def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
@@ -535,7 +277,7 @@ def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
         return [tell_proof(proof) for proof in proofs]
     if any(row.disturbed for row in analysis.report.rows):
         return [say("Nothing was proved: the comparison was disturbed.")]
-    return [say("Nothing was proved: no row has a cause that can be taken away.")]
+    return [say("Nothing was proved: no row has a cause that --prove can remove.")]
 
 
 def tell_proof(proof: Proof) -> str:

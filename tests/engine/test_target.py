@@ -9,9 +9,10 @@ from common.engine.shares import Evaluation
 from common.files.results import write_result
 from comparison.judge.analysis import analyse
 from comparison.run.turns import run_once
+from comparison.show.advice import recommendations
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table
-from comparison.show.verdict import recommendations, verdict
+from comparison.show.verdict import verdict
 from tests.fixtures import child, fitted, make_config
 from tests.reports import SINGLE, as_long_as_its_parts, cells, configuration, make_result, report_of, runs
 
@@ -87,12 +88,12 @@ def test_rows_are_judged_by_the_time_to_the_target():
     speed_up = analyse(report).rows[1].standing.speed_up
     assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
     (advice,) = recommendations(analyse(report))
-    assert advice.startswith("Recommendation: stay with “SINGLE”: “DDP” takes 1.92 times as long ")
+    assert advice.startswith("Recommendation: stay with “SINGLE”, 1.92 times as fast as “DDP” ")
     assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
     assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
     assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))
     (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
-    assert "12.5 s instead of 6.50 s to reach 99 %" in recommendations(analyse(report))[0]
+    assert "6.50 s instead of 12.5 s to reach 99 %" in recommendations(analyse(report))[0]
     assert " From 10 epochs on, “DDP” is faster. " in advice  # 6 s more for the first, 1 s less for each
 
 

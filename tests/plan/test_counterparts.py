@@ -82,16 +82,16 @@ def test_the_default_rows_have_a_twin_which_can_be_had_and_left_out(flags, wante
 
 def test_two_equal_rows_are_said_to_be_so_and_warned_of_if_not():
     equal, report = analyse(beside(TWIN, (2.01, 1.99, 2.0))), beside(TWIN, SLOWER)
-    assert "Two equal rows, “SINGLE” and the same again: 1.00 [" in resolution(equal)[-1]
-    assert resolution(equal)[-1].endswith("times as fast, no significant difference.") and warnings(equal) == []
-    assert resolution(analyse(report))[-1].endswith("times as fast, DIFFERENT, though equal.")
+    assert "A/A test of “SINGLE”: ratio 1.00 [" in resolution(equal)[-1]
+    assert resolution(equal)[-1].endswith("], no significant difference.") and warnings(equal) == []
+    assert resolution(analyse(report))[-1].endswith("], A SIGNIFICANT DIFFERENCE.")
     (warning,) = warnings(analyse(report))
-    assert warning.startswith("WARNING: two equal rows came out different, “SINGLE” and the same again: 1.10 [")
+    assert warning.startswith("WARNING: the A/A test failed: “SINGLE” and its copy differ significantly, 1.10 [")
     disturbed = analyse(each_outcome(report, foreign_cores=0.9))
-    assert resolution(disturbed)[-1].endswith("times as fast, disturbed.")
+    assert resolution(disturbed)[-1].endswith("], disturbed.")
     assert not any("came out different" in warning for warning in warnings(disturbed))
     first = replace(report, outcomes=tuple(outcome for outcome in report.outcomes if outcome.block == 1))
-    assert resolution(analyse(first)) == ["Two equal rows, “SINGLE” and the same again: 1.10 times as fast."]
+    assert resolution(analyse(first)) == ["A/A test of “SINGLE”: ratio 1.10."]
 
 
 # ---- before

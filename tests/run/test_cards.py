@@ -188,7 +188,7 @@ def test_energy_that_is_not_whole_is_none(tmp_path):
 
 def test_a_card_that_is_held_down_is_warned_of():
     (words,) = map(tell, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
-    assert "held a GPU's clocks down for 40% of the time" in words
+    assert "lowered a GPU's clock for 40% of the time" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 
 

@@ -58,7 +58,7 @@ def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(settings, te
     rows = [(configuration(name), runs()) for name in ("single", "ddp", "fsdp")]
     command = "python compare_parallel.py"
     report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry-run", outcomes=())
-    told = f"Which row is fastest, this tells in about 2 min:\n{command} --epochs 2 --max-steps 100"
+    told = f"This finds the fastest row in about 2 min:\n{command} --epochs 2 --max-steps 100"
     assert how_long(report)[1:] == ([told] if named else [])
 
 
@@ -71,17 +71,17 @@ def test_a_guess_stands_beside_what_was_measured(tmp_path):
     speed_up = analyse(report_of(*rows)).rows[1].standing.speed_up
     inside = f"{speed_up.value:.2f}"
     analysis = analyse(report_of(*rows, predict=[f"ddp={inside}", "ddp=3", "dp=0.5", "fsdp=2"]))
-    said = "“{}” was guessed to be {} times as fast as the baseline: {}."
+    said = "“{}” was predicted to be {} times as fast as the baseline: {}."
     sentences = [
-        said.format("DDP", inside, f"measured {speed_up}: the guess is within the interval"),
-        said.format("DDP", "3", f"measured {speed_up}: the guess is outside the interval"),
+        said.format("DDP", inside, f"measured {speed_up}; the prediction is within the interval"),
+        said.format("DDP", "3", f"measured {speed_up}; the prediction is outside the interval"),
         said.format("DP", "0.5", "it has no speed-up"),
     ]
     assert tell_guesses(analysis) == sentences and tell_guesses(analyse(report_of(*rows, predict=None))) == []
     assert sentences[1] in " ".join(terminal_text(analysis).split())
     assert f"## What was guessed\n\n- {sentences[0]}" in markdown_of(analysis, tmp_path)
     (noisy,) = tell_guesses(analyse(report_of(*rows, predict=["ddp=2"], foreign_cores={"ddp": 0.9})))
-    assert noisy.endswith("not proved.")
+    assert noisy.endswith("without an interval.")
 
 
 # ---- one child

@@ -18,6 +18,6 @@ def test_the_notebook_runs_as_it_is(tmp_path):
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(place / "docs")}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert "Recommendation: " in printed and "was guessed to be 1.8 times as fast as the baseline" in printed
+    assert "Recommendation: " in printed and "was predicted to be 1.8 times as fast as the baseline" in printed
     assert sum("image/png" in output.data for output in outputs if output.output_type == "display_data") >= 2
     assert (place / "figures" / "notebook" / "report.html").stat().st_size > 1e4

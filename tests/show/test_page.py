@@ -10,9 +10,9 @@ import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
+from comparison.show.advice import recommendations
 from comparison.show.figures import draw_all
 from comparison.show.report import write_html
-from comparison.show.verdict import recommendations
 from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
@@ -22,7 +22,7 @@ VOID = {"meta", "img", "br", "circle", "rect"}
 TRACED = "cifar10-vgg"  # a comparison with a timeline
 SHOWN = (  # of several kinds; the widest table; the most to say
     *("compare-synthetic", TRACED, "own-script"),
-    *("benchmark/bind-lenet", "benchmark/time-to-90-batches", "ladder-mnist"),
+    *("benchmark/bind-lenet", "benchmark/pipeline-resnet8", "ladder-mnist"),
 )
 WIDTHS, SCREENSHOTS = (360, 400, 800, 1400, 1800), (360, 800, 1400)
 

@@ -171,7 +171,7 @@ def test_models_are_swept_within_their_batch_and_batches_within_their_model():
     ]
     names = [cells(table)[0][0] for table in tables.sweep_tables(swept, "simple")[2:]]
     assert names == ["SINGLE (model lenet)", "SINGLE (model mlp)"]
-    assert any(text.startswith("Sweep of batch size, single (model mlp): ") for text in verdict(swept))
+    assert any(text.startswith("Sweep of batch size, “SINGLE (model mlp)”: ") for text in verdict(swept))
 
 
 def test_what_was_trained_stands_in_the_title():
@@ -213,10 +213,10 @@ def test_bars_in_a_cell_do_not_end_it():
 
 def test_what_a_reader_must_know():
     analysis = analyse(report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1))
-    for words in ("no interval with 1 run", "is synthetic"):
+    for words in ("each row ran once", "is synthetic"):
         assert any(words in note for note in notes(analysis))
     (warning,) = warnings(analysis)
-    assert warning.startswith("WARNING: SINGLE: its first epoch takes 4.0 times as long as the others: that is warm-up")
+    assert warning.startswith("WARNING: SINGLE: its first epoch takes 4.0 times as long as the others: warm-up")
     for in_turns, words in ((False, "Whole runs: "), (True, "In turns: ")):
         assert any(text.startswith(words) for text in definitions(replace(analysis.report, in_turns=in_turns)))
     interrupted = replace(full_report(), outcomes=full_report().outcomes[:2])
@@ -348,11 +348,11 @@ def test_a_step_takes_as_long_as_the_slowest_of_devices_loader_and_cores(row, va
 def test_of_gpus_the_cores_only_feed_them_and_a_given_speed_is_all_of_the_link():
     analysis = projected(ON_GPUS, cores=1)
     assert cells(tables.projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
-    assert "the cores that feed them" in told(analysis)
+    assert "(power, host cores)" in told(analysis)
     planned = configuration("single", device="gpu", threads=1)
     given = projected((planned, runs("single")), link_gbps=80.0, loader={**LOADER, "num_workers": 0})
     assert given.projection.points[1].step.all_reduce == pytest.approx(1)
-    assert "at 80.00 Gbit/s (as given)" in told(given) and not re.search("Besides|share a core", told(given))
+    assert "at 80.00 Gbit/s (as given)" in told(given) and not re.search("crosses a link|share a core", told(given))
 
 
 def test_the_projection_begins_with_what_one_device_was_measured_to_take():
@@ -442,12 +442,12 @@ def test_the_exchange_starts_messages_and_begins_in_the_backward_pass():
     assert waited == pytest.approx([0, 2 + 1.6 + 4, 2 + 2.1 + 2.4 + 12])
     for words in (
         *("at 20.00 Gbit/s", "ranks wait 2.00 ms", "4 (N-1) messages", "each takes 1.00 ms", "first 6,000,000 bytes"),
-        *("10% of a step", "round a ring, 2 devices are fastest, of 50 images each", "along trees, 4 devices"),
+        *("10% of a step", "ring all-reduce, 2 devices with 50 images each are fastest", "tree all-reduce, 4 devices"),
     ):
         assert words in text, words
     given, text = steps(link_gbps=20.0, link_ms=1.0)  # twice as long: copied at 20 Gbit/s, then sent at as many
     assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, 2 + 10.5 + 24]) and "each takes 2.00 ms" in text
-    assert "a link of 20.00 Gbit/s, as given" in text and "Where ranks share a core" in text
+    assert "a link of 20.00 Gbit/s (given)" in text and "Where k ranks share a core" in text
     assert steps(link_gbps=0.8)[1].count("no number of devices is faster than one") == 2
 
 
@@ -599,8 +599,8 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     assert plots.differences(dp, single) == []
     alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
     for compared, finding in (
-        (report, "At the end, no row is further than 2.5 points from its baseline (“DDP”)"),
-        (alike, "At the end, every row is as accurate as its baseline, within 0.1 points"),
+        (report, "Final accuracy: every row within 2.5 points of its baseline (“DDP”)"),
+        (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
         assert plots.curves_finding(analyse(compared)) == finding
@@ -691,7 +691,7 @@ def test_titles_say_what_was_found(drawn):
     ]
     figure = drawn(analyse(report_of(*swept)))["sweep-num-workers.png"]
     assert figure.axes[0].get_title() == "MP\nfastest at 2, 667 images/s"
-    assert figure.get_suptitle().startswith("How long does an image take, by workers?\n")
+    assert figure.get_suptitle().startswith("Time per image, by workers\n")
 
 
 @pytest.mark.parametrize("seconds", [0.2, 2.0])
@@ -718,8 +718,8 @@ def test_a_map_says_where_a_method_pays(drawn):
     (found,) = find_maps(analysis).values()
     assert [entry.standing.speed_up.words for entry in found.values()] == words and list(found) == places
     assert map_finding(analysis, find_maps(analysis)) == "Faster than single: “DDP” in 1 of 4 cases"
-    pays = [text for text in sweep_sentences(analysis) if "batch size, ddp" in text]
-    assert [text.rpartition("its baseline ")[2] for text in pays] == ["from 256 on.", "at none of them."]
+    pays = [text for text in sweep_sentences(analysis) if "batch size, “DDP" in text]
+    assert [text.rpartition("its baseline ")[2] for text in pays] == ["at 256.", "at none of them."]
     assert find_maps(analyse(report_of(SINGLE, DDP))) == {}
 
 
