@@ -99,11 +99,11 @@ def only_one_process(root: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=PATIENCE)
         except Timeout:
-            print(f"Waiting for another process, which puts data into {root}", file=sys.stderr, flush=True)
+            print(f"Waiting for another process, which writes data to {root}", file=sys.stderr, flush=True)
             lock.acquire()
     except OSError as error:
         advice = "name another directory with --data-root"
-        raise SuiteError(f"cannot put data into {root}", error.strerror or str(error), advice, DATA) from None
+        raise SuiteError(f"cannot write data to {root}", error.strerror or str(error), advice, DATA) from None
     try:
         yield
     finally:

@@ -172,7 +172,7 @@ def make_loaders(
     workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)
     train, test = ((image_set.train_images, image_set.train_labels), (image_set.test_images, image_set.test_labels))
     if (fewest := min(len(train[1]), len(test[1]))) < shares:
-        what, found = "every rank needs an image, to train with and to test with", f"{fewest} images for {shares} ranks"
+        what, found = "every rank needs a training image and a test image", f"{fewest} images for {shares} ranks"
         raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
     train_loader: ResidentLoader | DataLoader
     if config.loader == "resident":

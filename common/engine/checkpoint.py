@@ -49,7 +49,7 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
     path, changed = config.resume, []
     if path is None or (path == config.checkpoint and not Path(path).exists()):
         return None
-    what, advice = f"cannot resume from {path}", f"type the flags of then, with the files of then, or {ANEW}"
+    what, advice = f"cannot resume from {path}", f"use the flags and files of that training, or {ANEW}"
     try:
         state, wrong = _load(path)
         if not wrong:
@@ -155,7 +155,7 @@ class Checkpoints:
         state = read_checkpoint(self.config, self.options, self.content, self.place.ranks)
         found = place_of(len(state["records"]), state["begun"]) if state else "missing"
         if len(set(self.place.gather(found))) > 1:
-            what, advice = "the ranks found different checkpoints", "put the file where all machines see it"
+            what, advice = "the ranks found different checkpoints", "put the file on a shared file system"
             raise SuiteError(what, f"{self.config.resume} on rank {rank} is {found}", advice, USAGE)
         if not state:
             return [], None, ""
@@ -164,7 +164,7 @@ class Checkpoints:
             then, now = length_of(state["schedule"]), length_of(self.schedule.state_dict())
             if then != now:
                 found = f"its --schedule {self.config.schedule} ends after {then} steps, this one after {now}"
-                advice = f"type the --epochs of then, or {ANEW}"
+                advice = f"use the --epochs of that training, or {ANEW}"
                 raise SuiteError(f"{what} with --epochs {self.config.epochs}", found, advice, USAGE)
             self.states.load(state)
             self.scaler.load_state_dict(state["scaler"])

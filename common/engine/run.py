@@ -155,7 +155,11 @@ class _Run:
             self.checkpoints.keep(self.result.epochs, begun)
         self.write(status="failed", reason=f"{name} ended it {where}")
         if self.first:
-            advice = f"go on with --resume {self.config.checkpoint}" if kept else "there is no checkpoint to go on from"
+            advice = (
+                f"continue with --resume {self.config.checkpoint}"
+                if kept
+                else "there is no checkpoint to continue from"
+            )
             with contextlib.suppress(OSError):  # its terminal is gone
                 print(f"Ended by {name} {where}; {advice}", file=sys.stderr, flush=True)
         self.place.leave()

@@ -42,7 +42,10 @@ def threads_of(config: RunConfig, processes: int) -> int:
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
     most = int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
     if config.threads and config.threads > most:
-        what, advice = f"--threads {config.threads} cannot be had", f"unset it, or type --threads {limit}"
+        what, advice = (
+            f"--threads {config.threads} is not possible",
+            f"unset OMP_THREAD_LIMIT, or type --threads {limit}",
+        )
         raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)
     return config.threads or max(1, min(int(available_cores() // processes), most))
 
@@ -67,7 +70,7 @@ def check_precision(config: RunConfig, device: torch.device) -> None:
         return
     speed_up = speed_up_of(AUTOCAST[config.precision], device)
     if speed_up < 1 / 1.1:  # less may be noise
-        found = f"a product of matrices was measured to take {1 / speed_up:.1f} times as long"
+        found = f"a matrix product was measured to take {1 / speed_up:.1f} times as long"
         advice = "leave it out, or type --allow-slow-precision to go on"
         raise SuiteError(
             f"--precision {config.precision} is slower than fp32 on {device_name(device)}", found, advice, MACHINE

@@ -71,7 +71,7 @@ def _import_torch():
         elif isinstance(error, (ImportError, OSError)):
             advice = _installing()
         else:
-            advice = "unset the environment variable by which torch was told so"
+            advice = "unset the environment variable that torch complains about"
         _end("torch cannot be imported", cause, advice)
 
 

@@ -141,7 +141,7 @@ def _of_the_system(error):
     if error.errno == errno.ENAMETOOLONG:
         return SuiteError("this name is too long for a file", str(error.filename), "give it another", USAGE)
     if "No usable temporary directory" in str(error):
-        advice = "let TMPDIR name a directory that can be written"
+        advice = "set TMPDIR to a writable directory"
         return SuiteError("there is no place for temporary files", error.strerror, advice, MACHINE)
     return None
 

@@ -37,7 +37,7 @@ def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.de
     cause += f": {_why_unusable()}" if unusable else ""
     if kind == "gpu":
         raise SuiteError("--device gpu needs a GPU", cause, f"type {instead}, or check with nvidia-smi", MACHINE)
-    what, advice = "this machine has a GPU that PyTorch cannot use", f"mend that, or type {instead} to do without"
+    what, advice = "this machine has a GPU that PyTorch cannot use", f"fix that, or type {instead} to do without"
     raise SuiteError(what, cause, advice, MACHINE)
 
 

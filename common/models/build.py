@@ -186,7 +186,7 @@ def _try(network, name, image_shape, classes):
 def refuse_uncut(model: nn.Sequential) -> None:
     """Raise SuiteError (USAGE) for a network that has one block alone."""
     if len(model) < 2:
-        found = "it is no plain nn.Sequential of two parts or more"
+        found = "it is not an nn.Sequential of two parts or more"
         advice = "return nn.Sequential(first, second) from your function, or leave the cut out"
         raise SuiteError("this model cannot be cut", found, advice, USAGE)
 

@@ -87,7 +87,7 @@ def _compute(device):
     ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
     try:
         outputs = torch.nn.functional.conv2d(ones.to(device), ones[:, :, :3, :3].to(device))  # 36 times 8 x 3 x 3
-        wrong = "" if outputs.sum().item() == 36 * 72 else "a convolution comes out wrong there"
+        wrong = "" if outputs.sum().item() == 36 * 72 else "a convolution gives a wrong result there"
     except RuntimeError as error:
         wrong = str(error).partition("\n")[0]
     if wrong:

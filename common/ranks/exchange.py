@@ -20,7 +20,7 @@ def refuse_contradictions(config, options) -> None:
         raise SuiteError(what, "found both", "leave out --checkpoint", USAGE)
     exchanged = ("zero", "bucket_mb", "sync_batchnorm")
     if options.no_sync and (options.compress != "none" or any(getattr(options, name) for name in exchanged)):
-        found = "found --zero, --compress, --bucket-mb or --sync-batchnorm, which are about the exchange"
+        found = "found --zero, --compress, --bucket-mb or --sync-batchnorm, which change the exchange"
         raise SuiteError("--no-sync exchanges nothing", found, "leave out --no-sync", USAGE)
     if options.zero and (config.checkpoint or config.resume):
         what = "--zero leaves every rank a share of the optimizer's state, a checkpoint holds all of it"

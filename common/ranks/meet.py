@@ -59,7 +59,7 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
         if isinstance(error, dist.DistStoreError):
             advice = "start the missing ones, or give them more time with --dist-timeout"
             raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
-        advice = "let MASTER_ADDR be the host of rank 0, and MASTER_PORT a port of it that is free"
+        advice = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there"
         raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
     places = tell_all(store, "place", [socket.gethostname(), [*usable_cores()]], rank, world_size)
     here = [other for other, (host, _) in enumerate(places) if host == places[rank][0]]

@@ -195,7 +195,7 @@ def _find_borders(model, cut, image_shape, place):
     for start, end in itertools.pairwise(cut):
         features = copy.deepcopy(model[start:end]).to(place.device).eval()(features)
         if not isinstance(features, torch.Tensor) or features.dim() < 2 or len(features) != 2:
-            what = "stages hand on one tensor, with a row for each image"
+            what = "a stage must return one tensor with a row for each image"
             seen = getattr(features, "shape", type(features).__name__)
             found = f"two images come out of block {block_names(model)[end - 1]} as {seen}"
             raise SuiteError(what, found, "give another --split-at, or mend the model", USAGE)

@@ -18,7 +18,7 @@ def refuse_small_batch(config, options) -> None:
     """Raise SuiteError (USAGE) if a batch has fewer images than --micro-batches."""
     if options.micro_batches > config.batch_size:
         found = f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}"
-        raise SuiteError("a micro-batch needs an image", found, "give fewer micro-batches", USAGE)
+        raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
 def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images: torch.Tensor) -> list[int]:

@@ -78,9 +78,9 @@ class RunConfig:
     dataset: str = trains(
         "cifar10", f"{' | '.join(DATASETS)} | {FOLDER}PATH, with train/CLASS/*.png", names(*DATASETS, forms=OWN_DATA)
     )
-    image_size: int | None = trains(None, "height and width to which the images of a folder are brought (64)", N)
-    recipe: str | None = flag(None, "fast: other defaults, for the shortest training (docs/flags.md)", names(*RECIPES))
-    data_root: str = flag("./data", "where the data sets are, or are put (%(default)s)", DIR, by_rank=True)
+    image_size: int | None = trains(None, "height and width to resize the images of a folder to (64)", N)
+    recipe: str | None = flag(None, "fast: the defaults of the shortest training (docs/flags.md)", names(*RECIPES))
+    data_root: str = flag("./data", "directory of the data sets (%(default)s)", DIR, by_rank=True)
     data_url: str | None = flag(None, "download the data set from this directory", (str, "URL"), by_rank=True)
     train_size: int | None = trains(None, "use only the first N training images", N)
     loader: str = trains(
@@ -93,7 +93,7 @@ class RunConfig:
         own=True,
         several=True,
     )
-    augment: bool = trains(True, "random crop + flip (CIFAR-10) or random affine (MNIST)")
+    augment: bool = trains(True, "augment: random crop and flip (CIFAR-10), random affine (MNIST)")
     crop_padding: str = trains(
         "zeros", "of colour images: zeros: 4 black pixels | reflect: 2 that mirror the edge", names("zeros", "reflect")
     )
@@ -102,18 +102,18 @@ class RunConfig:
     )
     precision: str = trains(
         "fp32",
-        "fp32 | bf16 | fp16, both by autocast, fp16 with a scaled loss | fp64",
+        "fp32 | bf16 | fp16 (with a loss scale), both by autocast | fp64",
         (one_of(("fp32", "bf16", "fp16", "fp64")), "TYPE"),
         own=True,
     )
-    allow_slow_precision: bool = flag(False, "go on where 16 bits were measured to be slower than fp32")
-    compile: bool = trains(False, "let torch.compile rewrite the model; the first epoch pays for it", own=True)
+    allow_slow_precision: bool = flag(False, "use 16 bits even where they were measured to be slower than fp32")
+    compile: bool = trains(False, "compile the model with torch.compile; lengthens the first epoch", own=True)
     cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
     recompute: bool = trains(
-        False, "keep no activations inside the blocks: the backward pass computes them again", equal=False, own=True
+        False, "activation checkpointing: recompute the blocks' activations in the backward pass", equal=False, own=True
     )
     accumulate: int = trains(
-        1, "let every batch through in N parts, and step once for all (%(default)s)", N, equal=False, own=True
+        1, "accumulate gradients over N parts of every batch (%(default)s)", N, equal=False, own=True
     )
     optimizer: str = trains(
         "adam", "adam | sgd or nesterov, momentum 0.9 | muon (docs/flags.md)", names("adam", "sgd", "nesterov", "muon")
@@ -121,49 +121,47 @@ class RunConfig:
     lr: float = trains(1e-3, "learning rate (%(default)s)", (positive_float, "LR"))
     lr_scaling: str = trains(
         "none",
-        f"{' | '.join(LR_SCALINGS)}: raise --lr with the batch, from 128 (a recipe's own) on",
+        f"{' | '.join(LR_SCALINGS)}: scale --lr with the batch, relative to 128 (or a recipe's own)",
         names(*LR_SCALINGS),
     )
-    weight_decay: float = trains(0.0, "(%(default)s)", X)
+    weight_decay: float = trains(0.0, "weight decay (%(default)s)", X)
     schedule: str = trains(
         "steps", " | ".join(f"{name}: {schedule.about}" for name, schedule in SCHEDULES.items()), names(*SCHEDULES)
     )
     lr_milestones: tuple[int, ...] | None = trains(
         None,
-        "after which epochs the learning rate falls to a tenth (4/5 of 5 or more)",
+        "epochs after which the learning rate drops to a tenth (4/5 of 5 or more)",
         (positive_int, "EPOCH"),
         nargs="+",
     )
-    label_smoothing: float = trains(0.0, "in the training loss (%(default)s)", X)
-    epochs: int = flag(10, "(%(default)s)", N, equal=True)
-    target_accuracy: float | None = flag(None, "end after the epoch whose test accuracy is X, e.g. 0.99", X, equal=True)
+    label_smoothing: float = trains(0.0, "label smoothing of the training loss (%(default)s)", X)
+    epochs: int = flag(10, "number of epochs (%(default)s)", N, equal=True)
+    target_accuracy: float | None = flag(
+        None, "stop after the epoch that reaches test accuracy X, e.g. 0.99", X, equal=True
+    )
     batch_size: int = trains(
         128, "images per optimizer step, in total over all devices (128)", N, equal=False, own=True, several=True
     )
     max_steps: int | None = trains(None, "end every epoch after N steps", N)
     eval_mode: bool = trains(False, "train without dropout, and with BatchNorm's stored statistics", shared=False)
-    seed: int = trains(42, "initial weights, order and augmentation (%(default)s)", COUNT)
+    seed: int = trains(42, "seed of initial weights, order and augmentation (%(default)s)", COUNT)
     device: str = flag(
         "auto", "auto (a GPU where there is one) | cpu | gpu", (one_of(DEVICES, also={"cuda": "gpu"}), "KIND")
     )
     memory_limit: int | None = flag(
-        None, "on a CPU, end as soon as a process has had more memory, e.g. 2GiB", (memory, "SIZE"), equal=True
+        None, "on a CPU, stop as soon as a process exceeds this memory, e.g. 2GiB", (memory, "SIZE"), equal=True
     )
-    bind: bool = flag(False, "keep every process, and its loader workers, on CPU cores of its own", equal=True)
+    bind: bool = flag(False, "bind every process, with its loader workers, to CPU cores of its own", equal=True)
     threads: int | None = flag(None, "CPU threads per process (all cores ÷ processes)", N, shared=False, own=True)
-    profile: int | None = flag(
-        None, "then train N more steps, and write what every thread and GPU did in them", N, shared=False
-    )
+    profile: int | None = flag(None, "afterwards, trace N more steps of every thread and GPU", N, shared=False)
     output: str | None = private(None, "write everything measured to this JSON file", FILE)
     curves: bool = private(True, "draw loss and accuracy over the epochs")
-    figure_dir: str = private("figures", "where the curve PNG goes (%(default)s)", DIR)
+    figure_dir: str = private("figures", "directory of the curve PNG (%(default)s)", DIR)
     tensorboard: str | None = private(None, "add every epoch to the TensorBoard log in this directory", DIR)
     save: str | None = private(None, "write the trained weights (a plain state_dict) to this file", FILE)
-    checkpoint: str | None = private(
-        None, "after every epoch, and when told to end, write all that is needed to go on to this file", FILE
-    )
+    checkpoint: str | None = private(None, "after every epoch, and on SIGTERM, write a checkpoint to this file", FILE)
     resume: str | None = private(
-        None, "go on from a checkpoint; one that --checkpoint will write may be missing yet", FILE
+        None, "continue from this checkpoint, or begin if it is the --checkpoint yet to be written", FILE
     )
     quiet: bool = private(False, "print nothing but errors")
     debug: bool = private(False, "show tracebacks instead of one line per error")

@@ -57,7 +57,7 @@ def before(
         raise SuiteError(what, "it has no compare_parallel.py", advice, USAGE)
     if not rows:
         found = f"found {', '.join(sorted(known))} there and {', '.join(row.name for row in able)} here"
-        advice = "give the same --methods and sweeps as then"
+        advice = "use the same --methods and sweeps as in that file"
         raise SuiteError(f"--against {path}: no row in common", found, advice, USAGE)
     return [counterpart(row, BEFORE, BEFORE, row.command) for row in rows]
 
@@ -99,7 +99,10 @@ def _planned_again(settings, arguments, machine, path):
         own = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
         for name in (*then.model, then.dataset):
             if (".py:" in name or name.startswith(FOLDER)) and name not in own:
-                why, advice = "what only a results.json names is not opened", "name it with --model or --dataset too"
+                why, advice = (
+                    "a file that only a results.json names is not opened",
+                    "name it with --model or --dataset too",
+                )
                 raise SuiteError(f"--against {path} names {name}", why, f"if you trust it, {advice}", USAGE)
         then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}

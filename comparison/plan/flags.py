@@ -124,13 +124,13 @@ BRIEF = {  # the flags that --help shows, and what it says of those that --help-
     "methods": "single | ddp | fsdp | pipeline | ladder | … (all)",
     "script": 'your own script, e.g. "python train.py"',
     "budget": "e.g. 20m: repeat until all rows are decided (5m)",
-    "prove": "then test the largest cause of each row",
-    "dry_run": "print the commands, and run none",
+    "prove": "afterwards, test the largest cause of each row",
+    "dry_run": "print the commands; run nothing",
 }
 GROUPS = {  # of --help-all, each under the name of its first flag
     "methods": "what to compare",
-    "repeats": "how often, and what to find out besides",
-    "output_dir": "where to, and without a run",
+    "repeats": "how often, and what else to find out",
+    "output_dir": "output, and showing results again",
 }
 FLAGS = {
     "methods": Flag(
@@ -140,69 +140,59 @@ FLAGS = {
         nargs="+",
     ),
     "script": Flag(
-        'run a training script of your own, e.g. "python train.py", without --methods alone (docs/own-script.md)',
+        'run your own training script, e.g. "python train.py" (docs/own-script.md)',
         (parse_script, "[NAME=]COMMAND"),
         [],
         "+",
         action="extend",
     ),
     "steps": Flag("steps, or seconds, between two turns of a --script (1s)", (slice_length, "N|TIME"), SLICE),
-    "warmup": Flag("first steps of a --script, which tell how long a step is, and are not timed (10)", N, WARM_UP),
-    "baseline": Flag("of the speed-ups (%(default)s)", (_baseline, "NAME"), default_baseline()),
+    "warmup": Flag("first steps of a --script, not timed (10)", N, WARM_UP),
+    "baseline": Flag("method that speed-ups are relative to (%(default)s)", (_baseline, "NAME"), default_baseline()),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
-    "nodes": Flag(
-        "machines of a SLURM job, each with --nproc devices, for methods of ranks (1)", N, [1], "+", plans=True
-    ),
-    "micro_batches": Flag("of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
-    "bucket_mb": Flag("of ddp: gradients that travel together (25)", (positive_float, "MIB"), [None], "+", plans=True),
+    "nodes": Flag("nodes of a SLURM job, each with --nproc devices (1)", N, [1], "+", plans=True),
+    "micro_batches": Flag("micro-batches of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
+    "bucket_mb": Flag("size of ddp's gradient buckets (25)", (positive_float, "MIB"), [None], "+", plans=True),
     "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
     "scaling": Flag("strong | weak: --batch-size over all devices, or on each", SCALING, "strong", plans=True),
     "against": Flag(
-        "run rows also as before: from another checkout, or with the flags of a results.json; a --script in that "
-        "directory",
+        "also run each row as before a change: PATH is another checkout (of a --script: directory) or a results.json",
         (str, "PATH"),
     ),
-    "allow_unequal": _switch("run rows that differ in what should be equal, and mark them"),
+    "allow_unequal": _switch("run rows whose settings should be equal and are not, and mark them"),
     "fit_batch": _switch(
-        "give each row the largest batch, --batch-size times a power of two, that fits into the GPU, or into "
+        "give each row the largest batch that fits (--batch-size times a power of two) into the GPU, or into "
         "--memory-limit on a CPU"
     ),
     "repeats": Flag("runs of every row (as many as the budget allows)", N),
     "budget": Flag(
         "e.g. 90s, 20m or 2h: repeat until all rows are decided, at least 3 times, and no longer (5m)", TIME
     ),
-    "margin": Flag(
-        "percent: repeat until every interval reaches no further from its ratio, within any --budget", PERCENT
-    ),
-    "twin": Flag("run the baseline twice in every block, to see what equal rows differ by (unless with --methods)"),
-    "equal_within": Flag("percent by which times may differ and be practically equal (3)", PERCENT, EQUAL_WITHIN),
+    "margin": Flag("repeat until every interval is within P percent of its ratio, or any --budget ends", PERCENT),
+    "twin": Flag("A/A test: run the baseline twice in every block (on, unless --methods is given)"),
+    "equal_within": Flag("percent by which practically equal times may differ (3)", PERCENT, EQUAL_WITHIN),
     "accuracy_margin": Flag(
-        "percentage points by which a row's accuracy may be below its baseline's for it to be recommended (1)",
-        POINTS,
-        ACCURACY_MARGIN,
+        "percentage points of accuracy that a recommended row may lose to its baseline (1)", POINTS, ACCURACY_MARGIN
     ),
-    "timeout": Flag("stop a run after so many seconds of its own (never)", (positive_float, "S")),
-    "resume": _switch("go on with the interrupted comparison in --output-dir", kept=False),
-    "prove": _switch("then take the largest cause away from each row, and set the gain beside the forecast"),
+    "timeout": Flag("seconds after which a run is stopped (never)", (positive_float, "S")),
+    "resume": _switch("continue the interrupted comparison in --output-dir", kept=False),
+    "prove": _switch("afterwards, rerun each row without its largest cause, to test the cause"),
     "predict": Flag(
-        "how many times as fast as the baseline you think that a method is: the report sets it beside the result",
-        (guess, "METHOD=X"),
-        [],
-        "+",
+        "your guess of a method's speed-up over the baseline, to show beside the result", (guess, "METHOD=X"), [], "+"
     ),
-    "timeline": _switch("then trace two steps of every row: timeline.png, and files for ui.perfetto.dev in traces/"),
+    "timeline": _switch("afterwards, trace two steps of every row: timeline.png, and traces/ for ui.perfetto.dev"),
     "check_maths": Flag(
         "compare each row's weights with one device's after 20 steps (where that takes less than a tenth of the time)"
     ),
-    "project": Flag("compute what N devices would give", (_several_devices, "N"), [], "+"),
-    "link_gbps": Flag("gigabit/s between devices, for --project (measured)", (positive_float, "G")),
-    "link_ms": Flag("milliseconds by which a message takes longer to the next device than here, for --project (0)", MS),
-    "output_dir": Flag("(figures/comparison; with --from, where that file is)", DIR, shows=True),
-    "lang": _shown("of what is said at the end and in files: en | zh, Chinese (%(default)s)", LANG, "en"),
-    "verbose": Flag("print more of the report at the end than a screen", default=False, kept=False, shows=True),
+    "project": Flag("project the speed-up of N devices", (_several_devices, "N"), [], "+"),
+    "link_gbps": Flag("Gbit/s between devices, for --project (measured)", (positive_float, "G")),
+    "link_ms": Flag("milliseconds of extra latency between devices, for --project (0)", MS),
+    "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
+    "lang": _shown("language of the output: en | zh, Chinese (%(default)s)", LANG, "en"),
+    "verbose": Flag("print more than one screen of the report at the end", default=False, kept=False, shows=True),
     "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),
-    "dry_run": _switch("print the commands, and how long they would take, and run none of them", kept=False),
-    "source": Flag("make everything from a results.json again; run nothing", FILE, typed="--from", kept=False),
+    "dry_run": _switch("print the commands and an estimate of the time; run nothing", kept=False),
+    "source": Flag("make all outputs again from a results.json; no runs", FILE, typed="--from", kept=False),
     "diff": Flag("compare two results.json; run nothing", FILE, nargs=2, kept=False),
 }
 
@@ -248,9 +238,9 @@ def _typed(name):
 
 def _refuse_contradictions(parser, arguments):
     """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
-    for other, said in {"budget": "how long", "margin": "how exactly"}.items():
+    for other in ("budget", "margin"):
         if arguments.repeats and getattr(arguments, other):
-            parser.error(f"--repeats says how often, --{other} {said}; give one of them")
+            parser.error(f"--repeats and --{other} exclude each other; give one of them")
     typed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
     if shown := next((name for name in ("source", "diff") if name in typed), None):
         allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and shown == "source")}
@@ -261,9 +251,9 @@ def _refuse_contradictions(parser, arguments):
         about_methods = {"fit_batch", "target_accuracy"} if arguments.methods else {*vars(arguments)} - WITH_SCRIPTS
         for name in typed:
             if name in about_methods:
-                parser.error(f"{_typed(name)} says nothing of a --script; leave it out")
+                parser.error(f"{_typed(name)} does not apply to a --script; leave it out")
     elif unused := next((name for name in ("steps", "warmup") if name in typed), None):
-        parser.error(f"{_typed(unused)} is for a --script; give one, or leave it out")
+        parser.error(f"{_typed(unused)} needs a --script; give one, or leave it out")
     if not arguments.fit_batch:
         return
     unequal = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]

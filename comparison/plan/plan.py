@@ -108,7 +108,7 @@ def _contradiction(kind, choice, devices, stages):
     found = f"--micro-batches {micro_batches}"
     if "micro_batches" in kind.uses and micro_batches > batch:
         found = f"{found}, --batch-size {batch}"
-        return SuiteError("a micro-batch needs an image", found, "give fewer micro-batches", USAGE)
+        return SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
     if kind.one_each and micro_batches < stages:
         found = f"{found}, {stages} stages"
         return SuiteError("1F1B needs a micro-batch for every stage", found, "give more micro-batches", USAGE)
@@ -120,7 +120,7 @@ def _obstacle(kind, choice, stages, needed, nodes, machine):
     model, blocks, gpus = choice["model"], choice["blocks"].get(choice["model"], stages), machine.gpus * nodes
     if blocks < stages:
         few = f"{model} has {blocks} blocks, too few for {stages} stages"
-        return few if blocks > 1 else f"{model} cannot be cut: it is no plain nn.Sequential of two parts or more"
+        return few if blocks > 1 else f"{model} cannot be cut: it is not an nn.Sequential of two parts or more"
     if kind.all_cores and (gpus or choice["share"] == max(1, int(machine.cores))):
         return "it would be the same as one device, which has all cores"
     return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""

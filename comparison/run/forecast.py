@@ -142,7 +142,7 @@ def _shorter(report):
         return []
     typed = [word for word in shlex.split(report.command) if word not in ("--dry-run", "--resume")]
     command = shlex.join([*typed, *type_flags(few)])
-    return [f"Which row is fastest, this tells in about {duration(seconds(**few))}:\n{command}"]
+    return [f"This finds the fastest row in about {duration(seconds(**few))}:\n{command}"]
 
 
 def print_commands(report: Report) -> None:
@@ -162,7 +162,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
         return
     found = {check["name"]: check["status"] for check in describe(root)["checks"]}
     if found.get(f"data: {dataset}", "ok") != "ok":
-        print(f"# How long it takes is told once {dataset} is in {root}, whole")
+        print(f"# For an estimate of the time, put {dataset} into {root} first")
         return
     for sentence in how_long(replace(report, probe=run_probe(report, shared_flags))):
         print("#", sentence.replace("\n", "\n# "))

@@ -61,7 +61,7 @@ def continued(report: Report, file: Path) -> Report:
     if not changed and (rows_then, earlier.order[: len(planned.order)]) != (rows_now, planned.order):
         changed = ["the rows or their order"]
     if changed:
-        advice = "type the flags of then, or leave out --resume to start anew"
+        advice = "use the flags of that comparison, or leave out --resume to start again"
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
     kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
     now_typed = {name: getattr(report, name) for name in ("command", "settings", "environment")}
@@ -200,7 +200,7 @@ def fit_again(report: Report, output: Output) -> Report | None:
     again = fit_batches(replace(report, trials=(*report.trials, *failed)), output) if failed else report
     if again.plan == report.plan:
         return None
-    print("All rows begin again: memory did not suffice for a run with the batch of a trial that fitted", flush=True)
+    print("All rows start again: a run was out of memory with a batch that had fitted in its trial", flush=True)
     return replace(again, outcomes=(), looks=())
 
 

@@ -113,7 +113,11 @@ def test_malicious(legacy, tmp_path, refused):
 @pytest.mark.parametrize(
     "fault, training, message",
     [
-        ("checkpoint of another model", {"model": "lenet"}, "--model mlp → lenet; type the flags of then"),
+        (
+            "checkpoint of another model",
+            {"model": "lenet"},
+            "--model mlp → lenet; use the flags and files of that training",
+        ),
         ("checkpoint of another batch", {"batch_size": 64}, "--batch-size 128 → 64"),
         ("checkpoint of more epochs", {"epochs": 0}, "it is after epoch 1, --epochs 0"),
         ("checkpoint of fewer ranks", {"ranks": 2}, "1 → 2 processes"),
@@ -122,7 +126,7 @@ def test_malicious(legacy, tmp_path, refused):
         (
             "checkpoint of other files",
             {"content": {**CONTENT, NETWORK: "89ab"}},
-            f"{NETWORK} 4567 → 89ab; type the flags of then, with the files of then",
+            f"{NETWORK} 4567 → 89ab; use the flags and files of that training",
         ),
     ],
 )

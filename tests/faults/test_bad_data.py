@@ -288,4 +288,4 @@ def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request,
     keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0 and "training and" in done.stdout, done.stderr
     missing = project(*FETCH, "fashion-mnist", "--data-root", root, tiny=False, preexec_fn=give_up_root)
-    assert missing.returncode == DATA and f"cannot put data into {root}; Permission denied" in missing.stderr
+    assert missing.returncode == DATA and f"cannot write data to {root}; Permission denied" in missing.stderr

@@ -142,7 +142,7 @@ def test_told_to_end_without_a_checkpoint(project, injected, tmp_path):
     files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
     done = project(SHORT, *files, environment=injected(ITSELF.format("SIGTERM")))
     assert done.returncode == 143
-    assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to go on from\n"
+    assert done.stderr == "Ended by SIGTERM in epoch 1 after 1 step; there is no checkpoint to continue from\n"
     assert json.loads((tmp_path / "file").read_text())["reason"] == "SIGTERM ended it in epoch 1 after 1 step"
 
 

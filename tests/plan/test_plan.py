@@ -123,7 +123,7 @@ def test_every_stage_of_a_pipeline_sees_the_whole_batch():
 @pytest.mark.parametrize(
     "typed, values, skipped",
     [
-        ("pipeline-1 pipeline", {"micro_batches": [4, 65]}, {"65": "a micro-batch needs an image"}),
+        ("pipeline-1 pipeline", {"micro_batches": [4, 65]}, {"65": "every micro-batch needs an image"}),
         ("pipeline pipeline-1f1b", {"nproc": [3], "micro_batches": [2, 3]}, {"1f1b-micro_batches=2": "every stage; "}),
         ("ladder", {"num_workers": [1, 2]}, {"ddp-num_workers=1": "must divide", "no-sync-num_workers=1": "must"}),
     ],
@@ -152,7 +152,7 @@ def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
     arguments = plan_arguments(methods=[("mp", {}), ("pipeline-1", {}), ("pipeline", {})], nproc=[2, 3])
     plans = [make_plan(arguments, Machine(0, 8), [], {"lenet": blocks}) for blocks in (1, 2, 3)]
     one, two, three = ([row.skip for row in rows] for rows in plans)
-    whole = "lenet cannot be cut: it is no plain nn.Sequential of two parts or more"
+    whole = "lenet cannot be cut: it is not an nn.Sequential of two parts or more"
     assert one == [whole, "", whole, whole]
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
 

@@ -89,6 +89,6 @@ def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
         (tmp_path / "MNIST" / "raw" / f"{name}-ubyte").touch()
     done = project("compare_parallel.py", "--dry-run", "--dataset", "mnist", "--data-root", tmp_path, tiny=False)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == f"# How long it takes is told once mnist is in {tmp_path}, whole"
+    assert done.stdout.splitlines()[-1] == f"# For an estimate of the time, put mnist into {tmp_path} first"
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; ")

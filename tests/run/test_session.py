@@ -203,7 +203,7 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
     assert len(run(resume=tmp_path / "results.json").outcomes) == 4
     started(lambda: interrupt(run, 3), raises=KeyboardInterrupt)
     told = capsys.readouterr()
-    assert "INCOMPLETE: interrupted after 2 of 4 runs" in told.out and "--resume goes on" in told.err
+    assert "INCOMPLETE: interrupted after 2 of 4 runs" in told.out and "--resume to continue" in told.err
     assert {"report.md", "results.csv"} <= {path.name for path in tmp_path.iterdir()}
 
 
@@ -216,7 +216,7 @@ def test_a_helper_that_failed_is_no_interruption_and_a_failing_row_leaves_the_ot
     report = report_of((configuration("accelerate"), ["failed"]), (configuration("mp"), runs("mp")))
     started(lambda: write_results(report, tmp_path) or report, raises=SystemExit)
     told = " ".join(capsys.readouterr().out.split())
-    assert "“ACCELERATE”: failed; read accelerate-1.log." in told and "MP" in told
+    assert "read accelerate-1.log: “ACCELERATE” failed." in told and "MP" in told
     assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 
@@ -407,7 +407,7 @@ def test_a_disturbed_block_is_run_again_and_does_not_count_but_for_a_failure_in_
     assert not report.rows[1].disturbed and analyse(report).rows[1].result == "faster"
     assert "Block 2 was disturbed: other programs kept up to 0.9 of 2 cores busy" in capsys.readouterr().out
     text = " ".join(terminal_text(analyse(report), verbose=True).split())
-    assert "Block 2 of 4 does not count: other programs kept up to 0.9 of 2 cores busy." in text
+    assert "Block 2 of 4 is not counted: other programs kept up to 0.9 of 2 cores busy." in text
     assert "INCOMPLETE" not in text
     ends = {(2, "ddp"): "failed"}
     outcomes = (replace(run, status=ends.get((run.block, run.configuration), "ok")) for run in report.outcomes)
@@ -419,7 +419,7 @@ def test_a_machine_that_stays_disturbed_is_not_waited_for(blocks):
     report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
     assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # those that were disturbed most
     (aside,) = faults(analyse(report))  # nothing was run instead of the last
-    assert aside == "Blocks 4, 5 of 5 do not count: other programs kept up to 0.8 of 2 cores busy."
+    assert aside == "Blocks 4, 5 of 5 are not counted: other programs kept up to 0.8 of 2 cores busy."
     assert report.rows[1].disturbed and analyse(report).rows[1].result == "disturbed"
 
 

@@ -101,7 +101,7 @@ def test_a_network_stays_what_its_author_wrote(name, blocks, networks):
     "name, flags, said",
     [
         ("twice", ("--split-at", 2), "two stages would have the same weights; it is cut before 2"),
-        ("alone", (), "this model cannot be cut; it is no plain nn.Seq"),
+        ("alone", (), "this model cannot be cut; it is not an nn.Seq"),
     ],
 )
 def test_a_model_that_cannot_be_cut(name, flags, said, networks, start, data_root):
@@ -122,7 +122,7 @@ def test_rows_that_need_a_cut_are_skipped_with_that_reason():
     rows = make_plan(plan_arguments(model=["net.py:Net"], methods=ALL), Machine(0, 2), [], {"net.py:Net": 1})
     skipped = {row.method: row.skip for row in rows if row.skip and "cannot be cut" in row.skip}
     assert set(skipped) == {"mp", "mp-micro", "pipeline", "pipeline-1f1b"}
-    assert skipped["mp"] == "net.py:Net cannot be cut: it is no plain nn.Sequential of two parts or more"
+    assert skipped["mp"] == "net.py:Net cannot be cut: it is not an nn.Sequential of two parts or more"
     assert not any("cut" in row.skip for row in make_plan(plan_arguments(model=["lenet"]), Machine(0, 2), []))
 
 
@@ -246,7 +246,7 @@ def test_a_channel_that_is_the_same_everywhere_becomes_zero(loader, images, load
 
 
 def test_fewer_test_images_than_ranks_is_one_line(load):
-    with pytest.raises(SuiteError, match="every rank needs an image, to train with and to test with; 6 images for 8"):
+    with pytest.raises(SuiteError, match="every rank needs a training image and a test image; 6 images for 8"):
         make_loaders(load(), make_config(batch_size=8), rank=7, world_size=8)
 
 
