@@ -107,7 +107,7 @@ def test_what_surprised_us():
         assert sentence in text, sentence
     assert laddered.words == by_ranks.words == "undecided"
     assert all(f"单设备的 {speed_up.value:.2f} 倍" in chinese for speed_up in (whole, ranks))
-    assert f"未见更快（{by_ranks.value:.2f}，未定）" in chinese
+    assert f"未见更快（{by_ranks.value:.2f}，不显著）" in chinese
 
 
 def test_accuracies_on_real_data_are_shown_and_those_that_were_promised():
