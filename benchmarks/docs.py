@@ -188,8 +188,8 @@ def projection(name: str) -> str:
 
 
 def terminal(name: str) -> str:
-    """Return what a terminal of 100 columns shows of a comparison."""
-    return textwrap.indent(screen(FIGURES / name / "terminal-100.txt"), "    ").rstrip("\n")
+    """Return what a terminal of 80 columns shows of a comparison."""
+    return textwrap.indent(screen(FIGURES / name / "terminal-80.txt"), "    ").rstrip("\n")
 
 
 def screen(file: Path) -> str:
