@@ -139,7 +139,7 @@ def _of_torchvision(name, classes):
 
 def _of_file(path, function, image_shape, classes):
     """Call a function of a reader's own file; whatever goes wrong in there is one line."""
-    wanted, mend = f"--model {path}:{function}", f"mend {path}"
+    wanted, mend = f"--model {path}:{function}", f"fix {path}"
     if not path.is_file():
         raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
     specification = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
@@ -171,7 +171,7 @@ def _one_line(what, advice):
 def _try(network, name, image_shape, classes):
     """Raise SuiteError (USAGE) unless a network maps two images to logits, also in training."""
     what = f"--model {name} does not take images of shape {tuple(image_shape)}"
-    with _one_line(what, "see --dataset and --image-size, or mend it"):
+    with _one_line(what, "see --dataset and --image-size, or fix it"):
         images = torch.zeros(2, *image_shape)
         outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     for logits in outputs:

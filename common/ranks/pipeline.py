@@ -198,7 +198,7 @@ def _find_borders(model, cut, image_shape, place):
             what = "a stage must return one tensor with a row for each image"
             seen = getattr(features, "shape", type(features).__name__)
             found = f"two images come out of block {block_names(model)[end - 1]} as {seen}"
-            raise SuiteError(what, found, "give another --split-at, or mend the model", USAGE)
+            raise SuiteError(what, found, "give another --split-at, or fix the model", USAGE)
         borders.append((tuple(features.shape[1:]), features.dtype))
     return borders
 

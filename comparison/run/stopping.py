@@ -17,14 +17,13 @@ USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a s
 def expectation(report: Report, budget: float, block_seconds: float) -> str:
     """Return in words what a budget of seconds allows and what that can find, where a block may take block_seconds."""
     rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
-    allowed = f"The budget of {duration(budget)} is"
+    allowed = f"The budget of {duration(budget)}"
     if blocks < least:
-        return f"{allowed} less than the fewest blocks take, which are {least}; no more are run."
-    allowed += f" good for about {count(blocks, 'block')}, {least} at least"
+        return f"{allowed} is too short for {count(least, 'block')}, which are run all the same, and no more."
+    allowed += f" allows about {count(blocks, 'block')} (at least {least})"
     difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
     if difference < math.inf:
-        allowed += f"; where the times of runs differ by {USUAL_NOISE:.0%}, differences above about "
-        allowed += f"{percent(difference)} would be found"
+        allowed += f"; at a noise of {USUAL_NOISE:.0%} they detect differences above about {percent(difference)}"
     return f"{allowed}. It ends earlier if every row is decided."
 
 

@@ -106,7 +106,7 @@ def test_told_to_end_and_resumed(command, fault, number, code, training, tmp_pat
     said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
     assert done.returncode == code, done.stderr
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
-    assert said == [f"Ended by {number} in epoch 2 after {steps}; go on with --resume {tmp_path / 'cut.checkpoint'}"]
+    assert said == [f"Ended by {number} in epoch 2 after {steps}; continue with --resume {tmp_path / 'cut.checkpoint'}"]
     if (command, fault) == (SPAWN, ITSELF):
         assert steps == f"{STEPS} steps"  # the others learned of it at the end of the epoch
     else:

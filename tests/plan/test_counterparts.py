@@ -156,8 +156,8 @@ def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"model": ["/tmp/evil.py:build"]}, r"names /tmp/evil.py:build; what only"),
-        ({"dataset": "folder:/etc"}, "names folder:/etc; what only"),
+        ({"model": ["/tmp/evil.py:build"]}, r"names /tmp/evil.py:build; a file that only"),
+        ({"dataset": "folder:/etc"}, "names folder:/etc; a file that only"),
         ({"model": ["--save"]}, "cannot be typed; .*unknown name"),
         ({"model": None}, "cannot be typed"),
         ({"precision": "--output=/tmp/owned"}, "cannot be typed"),

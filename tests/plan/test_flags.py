@@ -114,7 +114,7 @@ REFUSED = {  # (GPUs, flags) → what is said of them
     (0, "--script 'python a.py' --prove"): "--prove does not apply to a --script",
     (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy does not apply to a",
     (0, "--script ''"): 'needs a command, e.g. "python train.py"',
-    (0, "--steps 5"): "--steps is for a --script; give one",
+    (0, "--steps 5"): "--steps needs a --script; give one",
     (0, "--script 'python a.py' --script 'python b/a.py'"): "two scripts have one name; found a twice",
     (0, "--project 3"): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
 }

@@ -369,11 +369,11 @@ def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys)
     last = analyse(replace(report, looks=())).rows[1].standing.speed_up
     assert early.value == last.value and early.low < last.low  # a look so early may take little of the error
     output = capsys.readouterr().out
-    assert "The budget of 3 min is good for about 27 blocks, 3 at least; where the times of runs differ by 4%" in output
+    assert "The budget of 3 min allows about 27 blocks (at least 3); at a noise of 4% they detect" in output
     assert "for the 6 runs planned so far" in output and "from here on" not in output
     assert "to stop once every row is decided: 1." in " ".join(definitions(report))
     blocks(decided, repeats=None, budget=1.0)
-    assert "less than the fewest blocks take" in capsys.readouterr().out
+    assert "is too short for 3 blocks" in capsys.readouterr().out
 
 
 def test_looks_go_on_where_a_comparison_was_interrupted(blocks, tmp_path):
