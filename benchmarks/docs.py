@@ -68,6 +68,7 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
             "mnist-sqrt": "--dataset mnist --epochs 8 --batch-size 1024 --lr-scaling sqrt",
             "cifar10-none": f"{SGD_CIFAR10} --batch-size 128 1024",
             "cifar10-linear": f"{SGD_CIFAR10} --batch-size 1024 --lr-scaling linear",
+            "cifar10-small": f"{SGD_CIFAR10} --batch-size 32 256 --lr-scaling linear",
         }.items()
     },
     "memory-for-time": "--dataset synthetic-cifar10 --model resnet8 --loader resident --batch-size 512 --epochs 2 "

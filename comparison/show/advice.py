@@ -48,8 +48,7 @@ def in_short(analysis: Analysis) -> list[str]:
         best, other = decision.best, _proved_slower(decision) if decision.kind == "use" else None
         words = sentences[0]
         if other:
-            fast = as_fast(decision.ratios[other.name], other.label)
-            words = say("“{row}”, {fast}.", row=best.label, fast=fast)
+            words = say("“{row}”, {fast}.", row=best.label, fast=_faster_than(decision, other))
         lines.append(words)
     return lines
 
@@ -57,14 +56,14 @@ def in_short(analysis: Analysis) -> list[str]:
 def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     kind, best = decision.kind, decision.best
     if kind == "not measured":
-        return [_unequal(analysis) or say("none. No second row has a time to compare.")]
+        return [_unequal(analysis) or say("none. Only one row was timed.")]
     if kind == "none sound":
         return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))]
     if kind == "few runs":
         fewest = count(min(entry.summary.runs for entry in decision.rows), "run")
         return [sentence("few runs", runs=fewest, row=best.label, time=_times(analysis, decision, best))]
     if kind != "use":
-        return [sentence(f"no answer: {kind}", n=analysis.report.environment["cores"])]
+        return [sentence(f"no answer: {kind}"), *_fastest(analysis, decision)]
     answer = [_use(analysis, decision)]
     if decision.tied:
         simplest = decision.simplest
@@ -78,7 +77,7 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
         answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
     if memory := best.summary.memory:
-        answer.append(say("Memory, all devices together: {x} MiB.", x=mebibytes(memory.together)))
+        answer.append(say("Peak memory, all devices: {x} MiB.", x=mebibytes(memory.together)))
     return answer
 
 
@@ -96,17 +95,27 @@ def _proved_slower(decision):
 def _use(analysis, decision):
     """Which row to use, how long it takes, and how many times as fast as another that is."""
     best, other = decision.best, _proved_slower(decision)
-    use, time = say("stay with" if best.is_baseline else "use"), _times(analysis, decision, best, other)
+    time = _times(analysis, decision, best, other)
     if not other:
-        words = say("{use} “{row}”: {time}.", use=use, row=best.label, time=time)
+        words = say("use “{row}”: {time}.", row=best.label, time=time)
         return words if decision.tied else join(" ", [words, say("No other row may be used.")])
-    return say(
-        "{use} “{row}”, {fast}: {time}.",
-        use=use,
-        row=best.label,
-        fast=as_fast(decision.ratios[other.name], other.label),
-        time=time,
-    )
+    return say("use “{row}”, {fast}: {time}.", row=best.label, fast=_faster_than(decision, other), time=time)
+
+
+def _faster_than(decision, other):
+    return as_fast(decision.ratios[other.name], other.label)
+
+
+def _fastest(analysis, decision):
+    """Which row is the fastest of those that could be compared, where that is not enough for a recommendation."""
+    if decision.kind != "all cores":
+        return []
+    first, *others = decision.rows
+    time = _times(analysis, decision, first)
+    told = [say("Of the rows measured, “{row}” is the fastest: {time}.", row=first.label, time=time)]
+    if tied := [entry.label for entry in others if not decision.ratios[entry.name].decided]:
+        told.append(say("It is statistically tied with {rows}.", rows=quoted(tied)))
+    return told
 
 
 def _times(analysis, decision, entry, other=None):
@@ -118,7 +127,7 @@ def _times(analysis, decision, entry, other=None):
     elif kind == PER_EPOCH:
         what = say("per epoch with evaluation")
     elif kind == TO_TARGET:
-        what = say("to reach {n:g} %", n=100 * settings["target_accuracy"])
+        what = say("to reach {n:g} % accuracy", n=100 * settings["target_accuracy"])
     elif kind == WHOLE_RUN:
         what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
     if not other:
@@ -189,7 +198,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     if kind == "not measured" and analysis.report.only_scripts:
         yield say("add a second --script COMMAND to compare it with.")
     elif kind == "not measured" and any(row.simulated for row in analysis.report.rows):
-        yield say("leave out --methods: the parallel ones named can only be simulated here.")
+        yield sentence("only simulated")
     elif kind == "not measured" and not (analysis.sweeps or analysis.pairs[BEFORE]):
         yield say("leave out --methods to compare all, or name a second one.")
     if kind == "use" and best.row.configuration.what_if:

@@ -50,17 +50,18 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
 
 
 def _rows(analysis):
-    """(place in the table of answers, row) of every row that was timed, in that order."""
-    return [(place, entry) for place, entry in enumerate(tables.fastest_first(analysis)) if entry.row.results]
+    """(place in the table of answers, row) of every row whose time says something, in that order."""
+    rows = enumerate(tables.fastest_first(analysis))
+    return [(place, entry) for place, entry in rows if entry.row.results and not entry.row.simulated]
 
 
 def _times(analysis):
     """The seconds of every timed epoch, a script's for 1,000 samples: a heading; the most; by row its place, label,
     mean, and (seconds, words) of each, by seconds."""
-    heading = say("Seconds of every timed epoch (warm-up left out), and their mean")
+    heading = say("Seconds of every timed epoch (warm-up left out), and their geometric mean")
     template = "{row}, block {n}, epoch {m}: {x:.3f} s"
     if scripts := analysis.report.only_scripts:  # whose slices are not equally long
-        heading = say("Seconds per 1,000 samples of every timed slice, and their mean")
+        heading = say("Seconds per 1,000 samples of every timed slice, and their geometric mean")
         template = "{row}, block {n}, slice {m}: {x:.3f} s per 1,000 samples"
     rows = []
     for place, entry in _rows(analysis):
@@ -86,7 +87,7 @@ def _phases(analysis):
         for place, entry in rows
     ]
     return {
-        "finding": step_plots.phase_finding(analysis.done),
+        "finding": step_plots.phase_finding(analysis),
         "unit": step_plots.phase_unit(analysis),
         "names": names,
         "rows": found if names else [],

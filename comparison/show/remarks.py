@@ -42,14 +42,19 @@ def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
     told = [say("{words}.", words=noisy)] if noisy else []
-    told += [_of_row(entry.label, tell(found)) for entry in analysis.rows for found in entry.warnings]
-    return [*(say("WARNING: {words}", words=words) for words in told), *doubts(analysis)]
+    told += [_of_row(entry.label, tell(found)) for entry in _timed(analysis) for found in entry.warnings]
+    return [*told, *doubts(analysis)]
+
+
+def _timed(analysis):
+    """The rows whose times say something."""
+    return [entry for entry in analysis.rows if not entry.row.simulated]
 
 
 def tell_warnings(analysis: Analysis) -> list[str]:
     """Return how many warnings there are of how many rows, if any."""
-    number = sum(len(entry.warnings) for entry in analysis.rows)
-    rows = sum(any(found.kind in NOISY for found in entry.warnings) for entry in analysis.rows)
+    number = sum(len(entry.warnings) for entry in _timed(analysis))
+    rows = sum(any(found.kind in NOISY for found in entry.warnings) for entry in _timed(analysis))
     told = count(number, "warning")
     noisy = say("{warnings} (noisy runs in {rows})", warnings=told, rows=count(rows, "row"))
     return [noisy if rows else told] if number else []

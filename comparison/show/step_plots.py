@@ -30,7 +30,7 @@ def draw_phases(analysis: Analysis):
     for axis in axes:
         axis.set_xlim(0, end / (1 - 0.09 * across))  # what is free is for the numbers
     ticks = [say("tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
-    return finish(figure, analysis, phase_finding(done), note=join("\n", [phase_unit(analysis), *ticks]))
+    return finish(figure, analysis, phase_finding(analysis), note=join("\n", [phase_unit(analysis), *ticks]))
 
 
 def phases_shown(analysis: Analysis) -> list[str]:
@@ -61,15 +61,19 @@ def ideal_phase(analysis: Analysis, entry: RowAnalysis, phase: str) -> float | N
     return None if time is None else time * images / standing.devices
 
 
-def phase_finding(entries) -> str:
-    """Return where most of the longest step goes that was measured, in one line."""
-    measured = [entry for entry in entries if entry.summary.phases.known and not entry.row.simulated]
-    if not measured:
+def phase_finding(analysis: Analysis) -> str:
+    """Return which phase of which row takes most milliseconds above ideal scaling, in one line."""
+    found = [
+        (time - (ideal_phase(analysis, entry, phase) or 0.0), entry.label, phase, time)
+        for entry in analysis.done
+        if entry.rivals_baseline and not entry.row.simulated
+        for phase, time in entry.summary.phases.known.items()
+    ]
+    excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
+    if excess <= 0:
         return say("Where a step's time goes")
-    longest = max(measured, key=lambda entry: entry.summary.step_milliseconds)
-    phase, most = max(longest.summary.phases.known.items(), key=lambda known: known[1])
-    values = {"row": longest.label, "x": longest.summary.step_milliseconds, "y": most, "phase": phase}
-    return say("“{row}” has the longest step: {x:.1f} ms, {y:.1f} in {phase}", **values)
+    template = "Furthest above ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
+    return say(template, row=row, x=time, y=time - excess, phase=say(phase))
 
 
 def draw_timelines(analysis: Analysis):

@@ -12,7 +12,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, WHOLE_RUN
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import Excess
+from comparison.judge.statistics import FASTER, Excess, Ratio
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.record import Report
@@ -131,23 +131,35 @@ def _script_times(entry):
 def answer_rows(analysis: Analysis) -> Rows:
     """The table of what decides, fastest first; of a row that may not be used, the reason in place of numbers."""
     wall_time, scripts = analysis.decisions[0].wall_time, analysis.report.only_scripts
-    heading = HEADINGS.get(wall_time.kind) or say("To {n:g} % (s)", n=_target(analysis.report))
-    before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
+    heading = HEADINGS.get(wall_time.kind) or say("To {n:g} % accuracy (s)", n=_target(analysis.report))
+    before, decided = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}, analysis.decisions[0].ratios
     for entry in fastest_first(analysis):
         numbers, memory, why = entry.summary, entry.summary.memory, _why_not(analysis, entry)
         batch = entry.row.configuration.planned.batch_size
         values: dict[str, Any] = {
             **({"Largest batch": f"{batch:,}"} if analysis.report.fitted else {}),
             heading: numbers.runs and seconds(wall_time.means[entry.name]),
-            **({BESIDE_BEST: _claimed(analysis.beside_best(entry))} if analysis.decisions[0].ratios else {}),
+            **({BESIDE_BEST: _claimed(analysis.beside_best(entry))} if decided else {}),
             **({"× before [95 % CI]": _claimed(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
-            "Speed-up [95 %]": _claimed(entry.standing.speed_up),
-            **({"Total (s)": cell(numbers.total_seconds, ".1f")} if wall_time.kind == PER_EPOCH else {}),
+            **({} if decided else {"Speed-up [95 %]": _claimed(entry.standing.speed_up)}),
             **({} if scripts else {"Accuracy (%)": accuracy(numbers.accuracies)}),
         }
         shown = dict.fromkeys(values) if why else values
-        yield {"Method": entry.label, **shown, "Result": why or entry.result}
+        yield {"Method": entry.label, **shown, "Result": why or _beside_best(analysis, entry)}
+
+
+def _beside_best(analysis, entry):
+    """How a row stands beside the best, by the time that decides; its other result where it is not compared so."""
+    if entry.row.times_only:
+        return say("diagnostic: exchanges no gradients")
+    decision = next((one for one in analysis.decisions if entry.name in one.ratios), None)
+    if not decision or entry.standing.unequal or entry.row.troubles:
+        return entry.result
+    ratio = decision.ratios[entry.name]
+    if ratio == Ratio(1.0):
+        return say("recommended") if entry is decision.best and decision.kind == "use" else say("fastest")
+    return say("slower") if ratio.words == FASTER else ratio.words if ratio.disturbed else say("tied")
 
 
 def _claimed(ratio):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
+from comparison.judge.measures import WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
@@ -68,7 +69,8 @@ def details(analysis: Analysis) -> list[str]:
 
 def _projected(analysis):
     """How many times as fast as one device more of them would be, if that was asked."""
-    points = [point for point in analysis.projection.points if point.speed_up and point.devices > 1]
+    found = analysis.projection.points
+    points = [point for point in found if point.speed_up and point.devices > 1 and not point.measured_seconds]
     if not points:
         return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
     speeds, devices = zip(*((f"{point.speed_up:.2f}", str(point.devices)) for point in points), strict=True)
@@ -79,7 +81,7 @@ def _projected(analysis):
 def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
-    return [say("Mean accuracy of the rows: {x} %.", x="–".join(ends))] if len(means) > 1 else []
+    return [say("Test accuracy: {x} %.", x="–".join(ends))] if len(means) > 1 else []
 
 
 def _one_learning_rate(analysis):
@@ -107,10 +109,11 @@ def _step_of_script(analysis):
 def _maths(analysis):
     """In how many rows the weights are one device's, if that was asked; who is too far says so in the table."""
     others = [entry.name for entry in analysis.rows if not entry.is_baseline]
-    checks = [analysis.report.equivalence.get(name) for name in others]
-    same = [check.difference for check in checks if check and check.status == "ok" and check.difference is not None]
-    template = "Weights after 20 steps: {n} of {rows} within {x:.1e} of one device's."
-    return [say(template, x=max(same), n=len(same), rows=count(len(others), "row"))] if same else []
+    checks = [check for name in others if (check := analysis.report.equivalence.get(name))]
+    checked = [check for check in checks if check.difference is not None]
+    same = [check.difference for check in checked if check.status == "ok"]
+    template = "Weights after 20 steps, of {rows} compared with one device: {n} within {x:.1e}."
+    return [say(template, x=max(same), n=len(same), rows=count(len(checked), "row"))] if same else []
 
 
 # ---- a row
@@ -118,11 +121,12 @@ def _maths(analysis):
 
 def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where the fastest parallel row's step is above ideal scaling."""
-    return [
-        say("{row}: {words}", row=best.label, words=words)
-        for best in fastest_parallel(analysis)[:1]
-        for words in _mean_step(analysis, best)
-    ]
+    told: list[str] = []
+    for best in fastest_parallel(analysis)[:1]:
+        told += [say("{row}: {words}", row=best.label, words=words) for words in _mean_step(analysis, best)]
+        if (rest := _clauses(best, "run")) and analysis.decisions[0].wall_time.kind == WHOLE_RUN:
+            told.append(say("{row}: outside the training, {parts}.", row=best.label, parts=rest))
+    return told
 
 
 def _paragraph(analysis, entry):
@@ -179,7 +183,7 @@ def _mean_step(analysis, entry):
         whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
     key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
     rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
-    if parts and abs(rest) >= REST * abs(steps.total.value):
+    if parts and steps.total.proved and abs(rest) >= REST * abs(steps.total.value):
         parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])
     where = parts or say("the data cannot say in which phase")
     return [*machine, sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
@@ -259,7 +263,7 @@ def resolution(analysis: Analysis) -> list[str]:
     shares: list[str] = []
     for blocks, share in noise.differences.items():
         template = "{blocks} {x}" if shares else "{blocks} detect a difference of {x}"
-        shares.append(say(template, x=percent(share), blocks=count(blocks, "block")))
+        shares.append(say(template, x=percent(share), blocks=count(blocks, "run")))
     return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
 
 

@@ -88,7 +88,7 @@ def test_rows_are_judged_by_the_time_to_the_target():
     speed_up = analyse(report).rows[1].standing.speed_up
     assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
     (advice,) = recommendations(analyse(report))
-    assert advice.startswith("Recommendation: stay with “SINGLE”, 1.92 times as fast as “DDP” ")
+    assert advice.startswith("Recommendation: use “SINGLE”, 1.92 times as fast as “DDP” ")
     assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
     assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
     assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))

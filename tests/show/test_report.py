@@ -129,7 +129,7 @@ def test_the_resolution_comes_first(tmp_path):
     assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
     write_markdown(analyse(report), tmp_path / "report.md", [])
     sentence = (tmp_path / "report.md").read_text().partition("## Result\n\n")[2]
-    assert f"3 blocks detect a difference of {100 * noise.differences[3]:.2g} %" in sentence.partition("\n")[0]
+    assert f"3 runs detect a difference of {100 * noise.differences[3]:.2g} %" in sentence.partition("\n")[0]
     assert analyse(ONE_EPOCH).resolution is None
 
 
@@ -216,7 +216,7 @@ def test_what_a_reader_must_know():
     for words in ("each row ran once", "is synthetic"):
         assert any(words in note for note in notes(analysis))
     (warning,) = warnings(analysis)
-    assert warning.startswith("WARNING: SINGLE: its first epoch takes 4.0 times as long as the others: warm-up")
+    assert warning.startswith("SINGLE: its first epoch takes 4.0 times as long as the others: warm-up")
     for in_turns, words in ((False, "Whole runs: "), (True, "In turns: ")):
         assert any(text.startswith(words) for text in definitions(replace(analysis.report, in_turns=in_turns)))
     interrupted = replace(full_report(), outcomes=full_report().outcomes[:2])
@@ -680,8 +680,11 @@ def test_memory_begins_at_nothing(drawn):
 
 def test_titles_say_what_was_found(drawn):
     simulated = (configuration("dp"), runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True))
-    title = drawn(analyse(report_of(SINGLE, simulated)))["phases.png"].get_suptitle()
-    assert title.startswith("“SINGLE” has the longest step: 64.5 ms, 40.0 in backward\n")
+    halved = (configuration("ddp"), runs("ddp", count=2, phases=(1.0, 0.5, 25.0, 40.0, 3.0), world_size=2))
+    title = drawn(analyse(report_of(SINGLE, halved, simulated)))["phases.png"].get_suptitle()
+    assert title.startswith("Furthest above ideal scaling: backward of “DDP”, 40.0 instead of 20.0 ms\n")
+    alone = drawn(analyse(report_of(SINGLE, simulated)))["phases.png"].get_suptitle()
+    assert alone.startswith("Where a step's time goes\n")
     figure = drawn(projected(row_of("single"), row_of("ddp", 2, seconds=0.2), cores=8))["scaling.png"]
     assert figure.get_suptitle().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”"
     assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in figure.legends[0].get_texts()}
