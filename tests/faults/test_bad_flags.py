@@ -149,7 +149,7 @@ def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
 
 def test_many_more_processes_than_cores(planned, capsys):
     planned("--nproc 4096 --batch-size 4096 --dry-run")
-    assert capsys.readouterr().err.startswith("warning: --nproc 4096: so many processes share 2 cores; ")
+    assert capsys.readouterr().err.startswith("warning: --nproc 4096: the processes share 2 cores, so ")
 
 
 def test_more_ranks_than_memory_holds(mounted, tmp_path, rejected):

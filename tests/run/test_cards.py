@@ -139,7 +139,8 @@ def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
     row = configuration(command=(sys.executable, "-c", write, json.dumps(result)))
     outcome = run_once(row, 1, 42, tmp_path)
     (use,) = outcome.cards
-    assert use.joules == pytest.approx(10, rel=0.01)
+    # 100 W in an epoch of 0.1 s, give or take a busy machine; the whole run would be above 80 J
+    assert use.joules == pytest.approx(10, rel=0.5)
     write_results(replace(report_of((row, [outcome.result])), outcomes=(outcome,)), tmp_path)
     assert read_results(tmp_path / "results.json").outcomes[0].cards == (use,)
 

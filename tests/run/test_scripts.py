@@ -114,9 +114,9 @@ def test_ranks_are_told_apart_with_the_one_that_is_late(tmp_path, one_slice):
     assert (result.world_size, result.devices, result.global_batch_size) == (2, ("cpu", "cpu"), 8)
     (epoch,) = result.timed_epochs
     first, second = epoch.ranks
-    assert first.phases.exchange > 10 and second.phases.exchange < first.phases.exchange - 5
-    assert first.waits.waited >= 9 and second.waits.caused["rest"] >= 5
-    assert second.phases.rest >= 15 and second.phases.backward >= 15
+    assert first.phases.exchange > second.phases.exchange + 25  # of 50 ms, however busy the machine is
+    assert first.waits.waited >= 25 and second.waits.caused["rest"] >= 25
+    assert second.phases.rest >= 55 and second.phases.backward >= 15
 
 
 def test_the_loader_is_timed_alone(tmp_path, one_slice):

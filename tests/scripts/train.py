@@ -282,7 +282,7 @@ def main():
             else:
                 step(network, optimizer, images, labels, style != "accumulation" or number % 2 == 1)
             if style == "slow rank" and rank == 1:
-                time.sleep(0.010)
+                time.sleep(0.050)
         evaluate(network)
         if style == "ends" and epoch == 1:
             break
