@@ -18,6 +18,7 @@ NONE = ("__init__", "tiny", "tasks", "grade")
 LESSONS = sorted(file.stem for file in (PROJECT / "lessons").glob("*.py") if file.stem not in NONE)
 ALONE = ("accumulate", "checkpointing", "data_parallel", "mixed_precision")
 MLP = ("ddp_buckets", "tensor_parallel")
+TWO_RANKS = ("--standalone", "--nproc_per_node=2")
 EQUAL = 1e-6  # the largest difference of any weight, of sums that are added up in another order
 
 
@@ -73,23 +74,31 @@ def distance(lesson, weights, reference):
     return max((weights[name] - expected[name]).abs().max().item() for name in expected)
 
 
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in ("collectives", "mixed_precision")])
-def test_a_lesson_ends_with_the_weights_of_one_device(lesson, directory, reference, monkeypatch, tmp_path):
-    file = tmp_path / "weights.pth"
-    if lesson in ALONE:
-        run_here(lesson, directory, monkeypatch, file)
-    else:
-        run(
-            directory,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node=2",
-            "-m",
-            f"lessons.{lesson}",
-            file,
-        )
+@pytest.fixture(scope="module")
+def together(directory):
+    """What two ranks print that run every lesson for ranks, one after the other; the weights are in LESSON.pth."""
+    lessons = [lesson for lesson in LESSONS if lesson not in ALONE]
+    return run(directory, "-m", "torch.distributed.run", *TWO_RANKS, "-m", "tests.lessons.all_of_them", *lessons)
+
+
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in (*ALONE, "collectives")])
+def test_a_lesson_ends_with_the_weights_of_one_device(lesson, directory, reference, together):
+    assert distance(lesson, torch.load(directory / f"{lesson}.pth", weights_only=True), reference) <= EQUAL
+
+
+@pytest.mark.parametrize("lesson", [lesson for lesson in ALONE if lesson != "mixed_precision"])
+def test_a_lesson_of_one_process_does_too(lesson, directory, reference, monkeypatch, tmp_path):
+    run_here(lesson, directory, monkeypatch, file := tmp_path / "weights.pth")
     assert distance(lesson, torch.load(file, weights_only=True), reference) <= EQUAL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in ALONE])
+def test_its_command_ends_as_it_does_among_the_others(lesson, directory, together, tmp_path):
+    run(directory, "-m", "torch.distributed.run", *TWO_RANKS, "-m", f"lessons.{lesson}", file := tmp_path / "weights")
+    if lesson != "collectives":
+        alone, among = (torch.load(path, weights_only=True) for path in (file, directory / f"{lesson}.pth"))
+        torch.testing.assert_close(alone, among, rtol=0, atol=EQUAL)
 
 
 def run_here(lesson, directory, monkeypatch, *arguments):
@@ -107,11 +116,8 @@ def test_half_precision_differs_by_its_rounding(precision, least, most, director
     assert least < distance("mixed_precision", torch.load(file, weights_only=True), reference) <= most
 
 
-def test_collectives_on_four_numbers(directory):
-    printed = run(
-        directory, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "lessons.collectives"
-    )
-    found = {line[:15].strip(): re.findall(r"\[.*?\]", line) for line in printed.splitlines()}
+def test_collectives_on_four_numbers(together):
+    found = {line[:15].strip(): re.findall(r"\[.*?\]", line) for line in together.splitlines()}
     first, second, total = "[0.0, 1.0, 2.0, 3.0]", "[10.0, 11.0, 12.0, 13.0]", "[10.0, 12.0, 14.0, 16.0]"
     assert found == {
         "before": [first, second],
