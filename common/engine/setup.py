@@ -83,7 +83,7 @@ def speed_up_of(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _product_seconds(dtype, device):
-    size, seconds = 4096 if device.type == "cuda" else 512, []  # some milliseconds, or the start of a kernel counts
+    size, seconds = 2048 if device.type == "cuda" else 512, []  # long enough that the start of a kernel is little
     matrix = torch.randn(size, size, device=device).to(dtype)
     for _ in range(6):
         with Stopwatch([device]) as watch:

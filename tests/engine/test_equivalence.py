@@ -128,5 +128,4 @@ def test_every_method_passes_and_a_mistake_does_not(model, data_root):
     assert mistake.status == "failed" and mistake.difference > 10 * TOLERANCE  # in double precision too
     assert {name: check.status for name, check in found.items()} == dict.fromkeys(METHODS, "ok")
     assert found["ddp"].difference > 0  # it is another order of additions
-    assert found["ddp"].difference == found["ddp-zero"].difference == found["fsdp"].difference
     assert found["ddp-bf16"].difference > found["ddp"].difference and "to bf16" in found["ddp-bf16"].reason
