@@ -281,9 +281,7 @@ def table(results: dict) -> str:
         small, wrong = sum(regret <= MOST_REGRET for regret in regrets), sum(bool(verdict["wrong"]) for verdict in half)
         shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}", f"{max(regrets):.0%}"
         lines.append((name, len({verdict["seed"] for verdict in half}), len(half), len(regrets), *shares, wrong))
-    header = (
-        "Seeds | Scenarios | Trainings | With a usable row | Regret at most 3 % | 95th percentile | Largest | Wrong"
-    )
+    header = "Seeds | Scenarios | Trainings | With a usable row | Regret at most 3% | 95th percentile | Largest | Wrong"
     return as_table(header, lines)
 
 

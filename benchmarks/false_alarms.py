@@ -55,7 +55,7 @@ def unequal(*deviations):
 
 
 def autocorrelated(random, rows):
-    """15 % that change slowly, over about 8 runs, and 3 % of every run's own."""
+    """15% that change slowly, over about 8 runs, and 3% of every run's own."""
     state, kept, states = random.normal(0, 0.15), math.exp(-1 / 8), []
     for _ in rows:
         state = kept * state + random.normal(0, 0.15 * math.sqrt(1 - kept**2))
@@ -64,7 +64,7 @@ def autocorrelated(random, rows):
 
 
 def slow_periods(random, rows):
-    """Of about 8 runs, with 24 between them, in which all takes twice as long; and 3 % of every run's own."""
+    """Of about 8 runs, with 24 between them, in which all takes twice as long; and 3% of every run's own."""
     slow, states = random.random() < 0.25, []
     for _ in rows:
         slow = random.random() >= 1 / 8 if slow else random.random() < 1 / 24
@@ -73,17 +73,17 @@ def slow_periods(random, rows):
 
 
 NOISE = {  # of the logarithms of the times of runs, given the row of each
-    "normal, 4 %": unequal(*6 * [0.04]),
-    "exponential, mean 5 %": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
-    "one run in five 30 % slower": lambda random, rows: np.log1p(
+    "normal, 4%": unequal(*6 * [0.04]),
+    "exponential, mean 5%": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
+    "one run in five 30% slower": lambda random, rows: np.log1p(
         random.exponential(0.02, len(rows)) + 0.3 * (random.random(len(rows)) < 0.2)
     ),
-    "2 %, one row 8 %": unequal(0.02, 0.08, 0.02, 0.02, 0.02, 0.02),
-    "2 %, the baseline 8 %": unequal(0.08, 0.02, 0.02, 0.02, 0.02, 0.02),
-    "4 %, the baseline 1 %": unequal(0.01, 0.04, 0.04, 0.04, 0.04, 0.04),
-    "1 to 4 %, the baseline 8 %": unequal(0.08, 0.01, 0.02, 0.04, 0.02, 0.01),
-    "autocorrelated, 15 % and 3 %": autocorrelated,
-    "slow periods and 3 %": slow_periods,
+    "2%, one row 8%": unequal(0.02, 0.08, 0.02, 0.02, 0.02, 0.02),
+    "2%, the baseline 8%": unequal(0.08, 0.02, 0.02, 0.02, 0.02, 0.02),
+    "4%, the baseline 1%": unequal(0.01, 0.04, 0.04, 0.04, 0.04, 0.04),
+    "1 to 4%, the baseline 8%": unequal(0.08, 0.01, 0.02, 0.04, 0.02, 0.01),
+    "autocorrelated, 15% and 3%": autocorrelated,
+    "slow periods and 3%": slow_periods,
 }
 
 
@@ -238,7 +238,7 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         as_table(" | ".join(["Noise | Rows | Mean blocks | Any false claim (%)", *effects]), look_rows, (0, 1)),
         f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
         "comparisons.",
-        as_table("Comparison | First ÷ second [95 %] | Claim", real_rows, (2,)),
+        as_table("Comparison | First ÷ second [95%] | Claim", real_rows, (2,)),
     ]
     return "\n\n".join(parts) + "\n"
 

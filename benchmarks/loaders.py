@@ -156,7 +156,7 @@ def table(results: dict) -> str:
         for dataset, speeds in results["images_per_second"].items()
         for name, values in speeds.items()
     ]
-    alone = as_table("Data set | Loader | Images/s, median (range) | ÷ 0 workers [95 %]", rows, (0, 1))
+    alone = as_table("Data set | Loader | Images/s, median (range) | ÷ 0 workers [95%]", rows, (0, 1))
     rows = []
     for case in results["beside_training"]:
         times, by_hand = case["milliseconds"], best_by_hand(case["milliseconds"])
@@ -164,7 +164,7 @@ def table(results: dict) -> str:
         about = case["model"], case["cores"], case["ranks"]
         rows.append((*about, median(default, ".0f"), by_hand, median(best, ".0f"), paired(default, best)))
     header = (
-        "Network | Cores | Processes | Default (ms per step) | Best set by hand | (ms per step) | Default ÷ best [95 %]"
+        "Network | Cores | Processes | Default (ms per step) | Best set by hand | (ms per step) | Default ÷ best [95%]"
     )
     return f"{alone}\n\nWhile training:\n\n{as_table(header, rows, (0, 4))}"
 

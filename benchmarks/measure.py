@@ -145,7 +145,7 @@ def interleave(rivals: dict, blocks: int, warm_up: bool = True) -> dict[str, lis
 
 
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
-    """Return the geometric mean of the blocks' ratios, with Student's 95 % interval on their logarithms."""
+    """Return the geometric mean of the blocks' ratios, with Student's 95% interval on their logarithms."""
     return ratios(np.column_stack([numerator, denominator]), 0, [1])[0]
 
 

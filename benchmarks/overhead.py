@@ -170,7 +170,7 @@ def table(results: dict) -> str:
     cost = statistics.median(scripts["observed"]) - statistics.median(scripts["alone"])
     rows.append(("a script observed ÷ alone", "5 ms", f"{cost:.1f}", f"{cost / 5000:+.2%}", "–", len(scripts["alone"])))
     header = (
-        "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95 %] | Blocks"
+        "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95%] | Blocks"
     )
     return as_table(header, rows)
 

@@ -3,8 +3,8 @@
     python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2 --blocks 6
 
 For each command, typed where its files are, and each seed, one comparison: the script, the same again, the same with an
-update that takes longer by 5 % of a step, with a loader that does, and, of several ranks, with a rank whose update
-takes 10 % longer. Each is planted in the script's process, before its first line; how long a step takes without it, one
+update that takes longer by 5% of a step, with a loader that does, and, of several ranks, with a rank whose update
+takes 10% longer. Each is planted in the script's process, before its first line; how long a step takes without it, one
 run beforehand tells. `--output` gets what was said of each row; what is in it already is kept and not run again, and
 what another program disturbed is left out.
 """

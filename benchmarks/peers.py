@@ -164,7 +164,7 @@ def table(results: dict) -> str:
         rows.append((name, f"{accuracy:.2%}", median(seconds, ".2f"), ratio))
     rows += [(name, "–", "–", "left out") for name in results["left_out"]]
     accuracy = f"Accuracy after {results['epochs']} epochs (mean)"
-    return as_table(f"Loop | {accuracy} | Seconds per epoch, median (range) | ÷ fit, resident [95 %]", rows)
+    return as_table(f"Loop | {accuracy} | Seconds per epoch, median (range) | ÷ fit, resident [95%]", rows)
 
 
 def main() -> None:

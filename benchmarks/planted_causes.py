@@ -399,7 +399,7 @@ def every_plant(trials: list[Trial]) -> str:
         planted = "–" if tried[0].planted is None else f"{tried[0].planted:.3g}"
         wrong = ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong))
         rows.append((plant, named, planted, "; ".join(sizes) or "–", wrong or "–"))
-    header = "Planted | Named, in this order | Its size | As it was measured, ± 95 % | Named wrongly"
+    header = "Planted | Named, in this order | Its size | As it was measured, ± 95% | Named wrongly"
     return as_table(header, rows, (0, 1, 3, 4))
 
 

@@ -137,7 +137,7 @@ def table(results: dict) -> str:
     speed_up = paired(seconds["one device"], seconds["DDP, fit"])
     exchange = paired(seconds["DDP, fit"], seconds["DDP, no exchange"])
     return (
-        f"{as_table('vgg, global batch 256 | Step (ms) | ÷ DDP, fit [95 %]', rows)}\n\n"
+        f"{as_table('vgg, global batch 256 | Step (ms) | ÷ DDP, fit [95%]', rows)}\n\n"
         f"The speed-up of {ranks} ranks is {speed_up}, an efficiency of {speed_up.value / ranks:.0%}. A step takes "
         f"{exchange} times as long with the exchange as without: {1 - 1 / exchange.value:.1%} of it is exposed "
         f"communication. By DDP's own clock, {clock['compute_comm_overlap']:.0f} of {clock['comm']:.0f} ms of "

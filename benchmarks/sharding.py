@@ -36,7 +36,7 @@ def table(results: dict) -> str:
             cells += [f"{milliseconds:,.0f}", paired(seconds[name], seconds["DDP"])]
         rows.append((name, *cells))
     parts = [f"{part} (MiB)" for part in next(iter(results["memory_parts"].values()))]
-    times = [text for rate in results["seconds"] for text in (f"{rate}: step (ms)", "÷ DDP [95 %]")]
+    times = [text for rate in results["seconds"] for text in (f"{rate}: step (ms)", "÷ DDP [95%]")]
     return as_table(" | ".join([f"{results['model']}, {results['ranks']} ranks", *parts, *times]), rows)
 
 

@@ -1,9 +1,9 @@
-"""Does the comparison find 5 % where there are 5 %, and nothing between two equal rows?
+"""Does the comparison find 5% where there are 5%, and nothing between two equal rows?
 
     python benchmarks/twins.py
 
 Ten comparisons as a person runs them (in turns, within a budget, disturbed blocks again) of three rows: one device, the
-same again, and the same with an update that takes longer by 5 % of a step. That is planted in the script's process
+same again, and the same with an update that takes longer by 5% of a step. That is planted in the script's process
 (benchmarks/plants); how long a step takes without it, one run beforehand tells. `--output` gets every comparison's
 ratios as they were judged; those that are in it already are kept and not run again, and what another program disturbed
 is left out.
@@ -91,7 +91,7 @@ def compare(seed: int, budget: float) -> Comparison | None:
 
 
 def scores(comparisons: list[Comparison]) -> dict:
-    """Return how many comparisons told the twins apart, and how many found the 5 %."""
+    """Return how many comparisons told the twins apart, and how many found the 5%."""
     return {
         "comparisons": len(comparisons),
         "twins_told_apart": sum(entry.told_apart for entry in comparisons),

@@ -28,5 +28,5 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage of two digits: 0.0123 as "1.2 %", 1.1 as "110 %"."""
-    return f"{float(f'{100 * share:.2g}'):g} %"
+    """Return a share as a percentage of two digits: 0.0123 as "1.2%", 1.1 as "110%"."""
+    return f"{float(f'{100 * share:.2g}'):g}%"

@@ -201,7 +201,7 @@ class Report:
         target = self.settings["target_accuracy"]
         if self.only_scripts:
             return say("time per sample")
-        return say("time per image") if target is None else say("training time to {n:g} %", n=100 * target)
+        return say("time per image") if target is None else say("training time to {n:g}%", n=100 * target)
 
     @property
     def title(self) -> str:

@@ -1,7 +1,7 @@
 """The same random augmentations twice: for one image, by torchvision, and for a whole batch, by tensor operations.
 
 Colour images: crop of the padded image, then a mirror image half of the time (He et al., "Deep Residual Learning",
-2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10 %, scale 0.9 to 1.1, nearest neighbour.
+2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10%, scale 0.9 to 1.1, nearest neighbour.
 
 The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
 (M,), as a list of tensors whose first dimension is M. take(index, *drawn) → images (B, H, W, C) uint8.

@@ -10,7 +10,7 @@ from common.files.writing import replacing
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
-BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#CC79A7"), ("kernels on a GPU", "#222222")
+BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#C22F7A"), ("kernels on a GPU", "#222222")
 STYLE: dict[Any, Any] = {  # of every figure, in matplotlib's words: legible at half of its size
     **{"font.size": 11.0, "axes.titlesize": "medium", "figure.labelsize": "medium"},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
@@ -81,7 +81,7 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
         place, length = places[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
             name = span.name
-            color = PHASES[name].color if name in PHASES else "#BBBBBB"
+            color = PHASES[name].color if name in PHASES else PHASES["rest"].color
             (bar,) = axis.barh(place, length, 0.4, span.start, color=color, edgecolor="white", linewidth=0.5)
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU

@@ -43,7 +43,7 @@ class Environment(TypedDict):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step. color: of Okabe and Ito's, which the colour-blind can tell apart."""
+    """A part of a step. color: of a palette that the colour-blind can tell apart, with a contrast of 3 to white."""
 
     meaning: str
     color: str
@@ -53,13 +53,13 @@ class Phase:
 class PhaseTimes:
     """Milliseconds per step, the mean over one epoch of one rank; None: what a method's step does not tell apart."""
 
-    data: Annotated[float | None, Phase("waiting for the next batch", "#E69F00")] = None
-    transfer: Annotated[float | None, Phase("host to device", "#F0E442")] = None
-    forward: Annotated[float | None, Phase("forward pass, with the loss", "#56B4E9")] = None
-    backward: Annotated[float | None, Phase("backward pass", "#0072B2")] = None
-    exchange: Annotated[float | None, Phase(EXCHANGE, "#D55E00")] = None
-    update: Annotated[float | None, Phase("optimizer's step", "#009E73")] = None
-    rest: Annotated[float | None, Phase("what the method's step does in none of these", "#BBBBBB")] = None
+    data: Annotated[float | None, Phase("waiting for the next batch", "#CB6300")] = None
+    transfer: Annotated[float | None, Phase("host to device", "#9A2FD0")] = None
+    forward: Annotated[float | None, Phase("forward pass, with the loss", "#0A84DE")] = None
+    backward: Annotated[float | None, Phase("backward pass", "#132D76")] = None
+    exchange: Annotated[float | None, Phase(EXCHANGE, "#B01C1C")] = None
+    update: Annotated[float | None, Phase("optimizer's step", "#0A7360")] = None
+    rest: Annotated[float | None, Phase("what the method's step does in none of these", "#848484")] = None
 
     @property
     def known(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def _lenet(channels, height, width, classes):
-    """LeNet-5 (LeCun et al., 1998) with ReLU, max-pooling and, for 99 % on MNIST, 16 and 32 channels, not 6 and 16."""
+    """LeNet-5 (LeCun et al., 1998) with ReLU, max-pooling and, for 99% on MNIST, 16 and 32 channels, not 6 and 16."""
     padding = max(0, (32 - height) // 2)
     sides = [((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width)]  # 5 and 5 for MNIST and CIFAR-10
     yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
@@ -24,7 +24,7 @@ def _mlp(channels, height, width, classes):
 
 
 def _strided(channels, height, width, classes):
-    """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99 % on MNIST."""
+    """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99% on MNIST."""
     yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
     yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
     yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
@@ -42,7 +42,7 @@ def _vgg(channels, height, width, classes):
 
 
 def _resnet8(channels, _height, _width, classes):
-    """For the shortest way to 90 % on CIFAR-10: a thinner relative of D. Page's ResNet-9 ("How to train your ResNet",
+    """For the shortest way to 90% on CIFAR-10: a thinner relative of D. Page's ResNet-9 ("How to train your ResNet",
     2018), whose logits are scaled by 1/8 too.
     """
     yield "stem", nn.Sequential(*_conv_norm_relu(channels, 24))
@@ -69,11 +69,11 @@ class ScaledLinear(nn.Linear):
 
 
 def _airbench(channels, _height, _width, classes, widths=(64, 128, 256)):
-    """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90 % on CIFAR-10, with Muon.
+    """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90% on CIFAR-10, with Muon.
 
     A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer has
     the principal components of the images' patches; here it has the cosine transform, which is close to those (N. Ahmed
-    et al., "Discrete Cosine Transform", 1974). airbench-wide has the widths of his airbench95: for 94 %.
+    et al., "Discrete Cosine Transform", 1974). airbench-wide has the widths of his airbench95: for 94%.
     """
     stem = nn.Conv2d(channels, 8 * channels, 2, bias=False)
     transform = torch.kron(_cosines(channels), torch.kron(_cosines(2), _cosines(2))).view(-1, channels, 2, 2)

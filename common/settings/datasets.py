@@ -32,7 +32,7 @@ class DataSet:
         return {file: md5 for archive in self.archives for file, md5 in archive.files.items()}
 
 
-# Chosen by trials on 2 CPU cores, for the shortest training to 99 % on MNIST and to 90 % on CIFAR-10; what they reach
+# Chosen by trials on 2 CPU cores, for the shortest training to 99% on MNIST and to 90% on CIFAR-10; what they reach
 # is in docs/performance.md.
 FAST = {"loader": "resident", "precision": "bf16", "optimizer": "muon", "schedule": "linear"}
 GREY = {"model": "strided", "augment": False, "lr": 0.007, "batch_size": 256, "epochs": 1, "label_smoothing": 0.05}

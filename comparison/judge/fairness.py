@@ -185,7 +185,7 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
 def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) -> str:
     """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; nothing if it is.
 
-    A test of non-inferiority: with 95 % confidence, the mean difference in blocks of equal seeds is above -margin; all
+    A test of non-inferiority: with 95% confidence, the mean difference in blocks of equal seeds is above -margin; all
     rows that learn tell the noise. Of a row whose weights are one device's after 20 steps, only a lower accuracy that
     is proved is told. Rows that reached a target accuracy are equal in that.
     """
@@ -206,7 +206,7 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
 
 def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Sequence[str]) -> str:
     """Return that a row, such as the baseline itself, is proved to be less accurate than another, by more than
-    --accuracy-margin; nothing if it is not. All claims about one row together are wrong in at most 5 %."""
+    --accuracy-margin; nothing if it is not. All claims about one row together are wrong in at most 5%."""
     others = [name for name in others if name != row and {name, row} <= {*accuracies.columns}]
     if not others or report.settings.get("target_accuracy") is not None:
         return ""

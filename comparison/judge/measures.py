@@ -93,7 +93,7 @@ class Summary:
     accuracies: tuple[float, ...] = ()
     total_seconds: float | None = None  # from start to exit of the command
     training_seconds: float | None = None  # of all epochs
-    training_interval: tuple[float, float] | None = None  # of 95 %, around training_seconds
+    training_interval: tuple[float, float] | None = None  # of 95%, around training_seconds
     startup_seconds: float | None = None  # median over the runs
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     memory: Memory | None = None
@@ -193,7 +193,7 @@ def block_times(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], flo
 
 
 def confidence_of(report: Report) -> float:
-    """Return with which confidence to judge, so that all looks at the data while they were measured have 95 %."""
+    """Return with which confidence to judge, so that all looks at the data while they were measured have 95%."""
     return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
 
 

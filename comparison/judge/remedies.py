@@ -163,7 +163,7 @@ def plan_proof(analysis: Analysis) -> Report | None:
 def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
     """Return the measured effect of each remedy; `report` is the second comparison, which ran them.
 
-    The remedies' gains have simultaneous 95 % intervals, and so have the shams'.
+    The remedies' gains have simultaneous 95% intervals, and so have the shams'.
     """
     rows = {row.configuration.name: row for row in report.all_rows}
     remedies = find_remedies(analysis)

@@ -197,7 +197,7 @@ class Excess:
 
 
 def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:
-    """Return the mean of the blocks' values with Student's interval, which holds as one of so many with 95 %."""
+    """Return the mean of the blocks' values with Student's interval, which holds as one of so many with 95%."""
     mean = statistics.mean(values)
     if len(values) < 2:
         return Excess(name, mean)
@@ -207,7 +207,7 @@ def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:
 
 
 def mean_interval(values: Iterable[float], mean: float) -> tuple[float, float] | None:
-    """Return the 95 % interval around the geometric mean of positive numbers (but nan), Student's on the logarithms;
+    """Return the 95% interval around the geometric mean of positive numbers (but nan), Student's on the logarithms;
     None below three."""
     logs = [math.log(value) for value in values if math.isfinite(value)]
     if len(logs) < 3:
@@ -380,7 +380,7 @@ class Table:
 def residual_deviation(times: Array) -> tuple[float, int] | None:
     """Return the standard deviation of the noise that is left without columns and blocks, and its degrees of freedom.
 
-    times: as for `ratios`; the deviation is of logarithms: 0.04 is 4 %. None where nothing tells it.
+    times: as for `ratios`; the deviation is of logarithms: 0.04 is 4%. None where nothing tells it.
     """
     fit = _fit(np.log(times))
     return (math.sqrt(fit.squares.sum() / fit.freedom), fit.freedom) if fit.freedom else None
@@ -389,7 +389,7 @@ def residual_deviation(times: Array) -> tuple[float, int] | None:
 def resolution(deviation: float, blocks: int, columns: int, comparisons: int, confidence: float = CONFIDENCE) -> float:
     """Return the difference, as a share, that so many blocks find in four of five comparisons.
 
-    deviation: of the noise, of logarithms. The critical value plus that of a chance of 80 %, in standard errors: the
+    deviation: of the noise, of logarithms. The critical value plus that of a chance of 80%, in standard errors: the
     usual approximation to the noncentral t (e.g. S. C. Chow et al., Sample Size Calculations, 2008, section 3.2). More
     than two columns add about one degree of freedom to the usual estimate of `_variances`.
     """
@@ -412,7 +412,7 @@ def block_dependence(times: Array) -> tuple[float, float] | None:
     """Return the lag-1 autocorrelation of the rows' residuals over the blocks, and how often chance gives as much.
 
     times: as for `ratios`, in the order of measurement. Blocks are shuffled RESAMPLES times, all rows together: if they
-    are independent, the chance is below 1 % in 1 % of comparisons. None below five blocks, or without noise.
+    are independent, the chance is below 1% in 1% of comparisons. None below five blocks, or without noise.
     """
     rows = np.nan_to_num(residuals(times))
     squares = (rows**2).sum(axis=0)

@@ -64,8 +64,8 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int
     """Return how the first times of all pairs differ from `share` x the second ones, on average.
 
     A pair is one block: the row's time and the baseline's. A part that is not known of all times is in "outside", with
-    all else that is in no part. Intervals are Student's, on the blocks' differences: of the total with 95 %
-    confidence; of each of k parts with 1 - 5 %/k/accounts, so that all parts of so many accounts together have 95 %
+    all else that is in no part. Intervals are Student's, on the blocks' differences: of the total with 95%
+    confidence; of each of k parts with 1 - 5%/k/accounts, so that all parts of so many accounts together have 95%
     (Bonferroni's inequality).
     """
     names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]

@@ -127,7 +127,7 @@ def _times(analysis, decision, entry, other=None):
     elif kind == PER_EPOCH:
         what = say("per epoch with evaluation")
     elif kind == TO_TARGET:
-        what = say("to reach {n:g} % accuracy", n=100 * settings["target_accuracy"])
+        what = say("to reach {n:g}% accuracy", n=100 * settings["target_accuracy"])
     elif kind == WHOLE_RUN:
         what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
     if not other:

@@ -58,10 +58,10 @@ def _rows(analysis):
 def _times(analysis):
     """The seconds of every timed epoch, a script's for 1,000 samples: a heading; the most; by row its place, label,
     mean, and (seconds, words) of each, by seconds."""
-    heading = say("Seconds of every timed epoch (warm-up left out), and their geometric mean")
+    heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean")
     template = "{row}, block {n}, epoch {m}: {x:.3f} s"
     if scripts := analysis.report.only_scripts:  # whose slices are not equally long
-        heading = say("Seconds per 1,000 samples of every timed slice, and their geometric mean")
+        heading = say("Seconds per 1,000 samples of every timed slice; line: geometric mean")
         template = "{row}, block {n}, slice {m}: {x:.3f} s per 1,000 samples"
     rows = []
     for place, entry in _rows(analysis):

@@ -92,7 +92,7 @@ def draw_speed_ups(analysis: Analysis):
     left_out = count(len(analysis.done) - len(compared), "simulated or refused row")
     note = say(
         "speed-up over the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
-        "95 % confidence intervals; across the dashed line: not significant{more}",
+        "95% confidence intervals; across the dashed line: not significant{more}",
         what=analysis.report.asked,
         more=say("\n{rows} left out", rows=left_out) if left_out.values["n"] else "",
     )

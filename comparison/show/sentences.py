@@ -58,7 +58,7 @@ def as_fast(ratio: Ratio, base: str = "") -> str:
 
 def within(ratio: Ratio) -> str:
     """Return a ratio's interval behind its value, if it is known."""
-    return "" if ratio.low is None else say(" (95 % CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
+    return "" if ratio.low is None else say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
 
 
 def efficiency(share: Ratio) -> str:
@@ -117,7 +117,7 @@ def seconds_of_thousand(entry: RowAnalysis) -> float:
 
 def _training(analysis, entry):
     target = 100 * analysis.report.settings["target_accuracy"]
-    return say("{s:.2f} s of training to {n:g} %", s=entry.summary.training_seconds, n=target)
+    return say("{s:.2f} s of training to {n:g}%", s=entry.summary.training_seconds, n=target)
 
 
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:

@@ -22,7 +22,7 @@ from comparison.words import count, join, named, narrowed, render, say, widened
 
 DASH = "–"  # what was not measured
 LEFT = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "")  # the columns of texts
-BESIDE_BEST = say("÷ best [95 % CI]")
+BESIDE_BEST = say("Relative [95% CI]")
 HEADINGS = {
     WHOLE_RUN: say("Whole run (s)"),
     PER_EPOCH: say("Epoch (s)"),
@@ -83,7 +83,7 @@ def accuracy(accuracies: tuple[float, ...]) -> str:
 def main_rows(analysis: Analysis) -> Rows:
     """One line per row: times, speed-up with its interval, and what that means."""
     report, target = analysis.report, _target(analysis.report)
-    speed_up = say("Speed-up [95 %]") if target is None else say("Speed-up to {n:g} % [95 %]", n=target)
+    speed_up = say("Speed-up [95%]") if target is None else say("Speed-up to {n:g}% [95%]", n=target)
     scripts = report.only_scripts
     gpus = any(entry.summary.images_per_joule for entry in analysis.rows)
     decided = any(decision.kind == "use" for decision in analysis.decisions)
@@ -97,13 +97,13 @@ def main_rows(analysis: Analysis) -> Rows:
             "Data set": None if row.configuration.is_script else report.settings["dataset"],
             "Devices": len(row.results[0].devices) if row.results else None,
             "Accuracy (%)": accuracy(numbers.accuracies),
-            **({} if target is None else {say("Training to {n:g} % (s)", n=target): target_cell(entry)}),
+            **({} if target is None else {say("Training to {n:g}% (s)", n=target): target_cell(entry)}),
             **(_script_times(entry) if scripts else _epoch_times(entry)),
             "Runs": numbers.runs,
             "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
-            **({"Time ÷ best [95 %]": analysis.beside_best(entry)} if decided else {}),
-            "Efficiency [95 %]": cell(entry.standing.efficiency, efficiency),
+            **({"Relative time [95%]": analysis.beside_best(entry)} if decided else {}),
+            "Efficiency [95%]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
             **({"Images/J": cell(numbers.images_per_joule, ".1f")} if gpus else {}),
@@ -131,7 +131,7 @@ def _script_times(entry):
 def answer_rows(analysis: Analysis) -> Rows:
     """The table of what decides, fastest first; of a row that may not be used, the reason in place of numbers."""
     wall_time, scripts = analysis.decisions[0].wall_time, analysis.report.only_scripts
-    heading = HEADINGS.get(wall_time.kind) or say("To {n:g} % accuracy (s)", n=_target(analysis.report))
+    heading = HEADINGS.get(wall_time.kind) or say("To {n:g}% accuracy (s)", n=_target(analysis.report))
     before, decided = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}, analysis.decisions[0].ratios
     for entry in fastest_first(analysis):
         numbers, memory, why = entry.summary, entry.summary.memory, _why_not(analysis, entry)
@@ -140,9 +140,9 @@ def answer_rows(analysis: Analysis) -> Rows:
             **({"Largest batch": f"{batch:,}"} if analysis.report.fitted else {}),
             heading: numbers.runs and seconds(wall_time.means[entry.name]),
             **({BESIDE_BEST: _claimed(analysis.beside_best(entry))} if decided else {}),
-            **({"× before [95 % CI]": _claimed(before.get(entry.name))} if before else {}),
+            **({"× before [95% CI]": _claimed(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
-            **({} if decided else {"Speed-up [95 %]": _claimed(entry.standing.speed_up)}),
+            **({} if decided else {"Speed-up [95%]": _claimed(entry.standing.speed_up)}),
             **({} if scripts else {"Accuracy (%)": accuracy(numbers.accuracies)}),
         }
         shown = dict.fromkeys(values) if why else values
@@ -229,7 +229,7 @@ def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
 
 def _sweep_rows(analysis, sweep):
     heading = say(
-        "{time} ÷ that at {value} [95 %]", time=analysis.report.asked.capital, value=sweep.value(sweep.rows[0])
+        "{time} ÷ that at {value} [95%]", time=analysis.report.asked.capital, value=sweep.value(sweep.rows[0])
     )
     ratios = ["", *map(longer, sweep.ratios)]
     for entry, ratio in zip(sweep.rows, ratios, strict=True):
@@ -257,7 +257,7 @@ def before_rows(analysis: Analysis) -> Rows:
             "Method": pair.row.label,
             "Before (s per 1,000 samples)" if scripts else "Before (s per epoch)": times[0],
             "Now (s per 1,000 samples)" if scripts else "Now (s per epoch)": times[1],
-            "Times as fast [95 %]": pair.ratio,
+            "Times as fast [95%]": pair.ratio,
             "Result": pair.ratio.words if pair.ratio else unlike,
             "Now differs in": join("; ", pair.differences),
         }
@@ -303,7 +303,7 @@ def _account_rows(accounts, value, expected):
             "Method": label,
             value: f"{account.value:.2f}",
             expected: f"{account.expected:.2f}",
-            "Difference [95 %]": signed(account.total),
+            "Difference [95%]": signed(account.total),
             **{name.capitalize(): parts.get(name) for name in names},
         }
 

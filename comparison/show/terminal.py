@@ -25,7 +25,7 @@ MOST_ROWS, FEWEST_ROWS = 10, 4  # of the table
 PARTING = "\v"  # for textwrap a space, between two characters that have none
 GAP = "  "  # between two columns of the table
 # Columns that the table can do without, first the first; what the accuracies are, a sentence says.
-SPARE = ("Accuracy (%)", "Speed-up [95 %]", "Memory (MiB)")
+SPARE = ("Accuracy (%)", "Speed-up [95%]", "Memory (MiB)")
 
 
 def terminal_columns() -> int:

@@ -81,7 +81,7 @@ def _projected(analysis):
 def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
-    return [say("Test accuracy: {x} %.", x="–".join(ends))] if len(means) > 1 else []
+    return [say("Test accuracy: {x}%.", x="–".join(ends))] if len(means) > 1 else []
 
 
 def _one_learning_rate(analysis):
@@ -170,7 +170,7 @@ def _share(entry):
         units = count(row.results[0].threads_per_process, "core")
     if units.values["n"] == 1:
         return []
-    return [say("Scaling efficiency {n:.0f} % on {units}.", n=100 * entry.standing.efficiency.value, units=units)]
+    return [say("Scaling efficiency {n:.0f}% on {units}.", n=100 * entry.standing.efficiency.value, units=units)]
 
 
 def _mean_step(analysis, entry):
@@ -182,6 +182,7 @@ def _mean_step(analysis, entry):
     if several_baselines(analysis):
         whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
     key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
+    key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if parts and steps.total.proved and abs(rest) >= REST * abs(steps.total.value):
         parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])

@@ -27,7 +27,7 @@ def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, m
 
 
 def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
-    earlier = [*make_result(seconds=(3.0,)).epochs]  # 60 %
+    earlier = [*make_result(seconds=(3.0,)).epochs]  # 60%
     assert fitted(make_config(epochs=4, target_accuracy=0.5, batch_size=20), earlier=earlier)[0] == earlier
 
 
@@ -61,7 +61,7 @@ def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
     )
     report = replace(report, outcomes=outcomes)
     table = main_table(analyse(report), "simple")
-    assert "Accuracy (%)    Training to 99 % (s)    Time per epoch (s)" in table.splitlines()[0]
+    assert "Accuracy (%)    Training to 99% (s)    Time per epoch (s)" in table.splitlines()[0]
     single, ddp, mp, accelerate = cells(table)
     assert (single[4], ddp[4], mp[4], accelerate[4]) == ("8.51 [4.78, 15.15]", "not reached", "–", "–")
     assert ddp[-1] == "3 of 3 runs not reached" and ddp[6] == "–" and ddp[7] == "0"
@@ -69,7 +69,7 @@ def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
     first, second, third = (outcome for outcome in report.outcomes if outcome.configuration == "single")
     partly = replace(report, outcomes=(first, second, replace(third, status="not reached"), *report.outcomes[3:]))
     assert cells(main_table(analyse(partly), "simple"))[0][4] == "8.77 (not reached by 1 of 3 runs)"
-    assert "Training to 98.5 % (s)" in main_table(analyse(report_of(SINGLE, target_accuracy=0.985)), "simple")
+    assert "Training to 98.5% (s)" in main_table(analyse(report_of(SINGLE, target_accuracy=0.985)), "simple")
     assert "Training to" not in main_table(analyse(report_of(SINGLE)), "simple")
 
 
@@ -89,11 +89,11 @@ def test_rows_are_judged_by_the_time_to_the_target():
     assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
     (advice,) = recommendations(analyse(report))
     assert advice.startswith("Recommendation: use “SINGLE”, 1.92 times as fast as “DDP” ")
-    assert "11.00 s of training to 99 %, 1.00 s per epoch" in verdict(analyse(report))[1]
-    assert "Speed-up to 99 % [95 %]" in main_table(analyse(report), "simple")
-    assert any(text.startswith("Speed-up: the training time to 99 % of the single row") for text in definitions(report))
+    assert "11.00 s of training to 99%, 1.00 s per epoch" in verdict(analyse(report))[1]
+    assert "Speed-up to 99% [95%]" in main_table(analyse(report), "simple")
+    assert any(text.startswith("Speed-up: the training time to 99% of the single row") for text in definitions(report))
     (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
-    assert "6.50 s instead of 12.5 s to reach 99 %" in recommendations(analyse(report))[0]
+    assert "6.50 s instead of 12.5 s to reach 99%" in recommendations(analyse(report))[0]
     assert " From 10 epochs on, “DDP” is faster. " in advice  # 6 s more for the first, 1 s less for each
 
 

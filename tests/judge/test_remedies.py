@@ -168,7 +168,7 @@ def test_the_gain_of_the_blamed_phase_stands_beside_the_prediction():
         ({"remedied": {"exchange": 8.0}}, "not shorter"),
         ({"remedied": {"exchange": 6.0, "backward": 4.0}}, "not shorter"),  # the whole step is, by as much
         ({"remedied": {"exchange": 0.0, "backward": 4.0}}, "elsewhere"),
-        ({"remedied": {"exchange": 0.7}}, "proved"),  # within 15 %
+        ({"remedied": {"exchange": 0.7}}, "proved"),  # within 15%
         ({"remedied": {"exchange": 3.0}}, "less"),
         ({"remedied": {"exchange": 0.0}, "own": {"exchange": 12.0}, "sham": {"exchange": 12.0}}, "more"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),

@@ -209,7 +209,7 @@ def test_blocks_that_depend_on_each_other_are_told():
             for _ in range(9):
                 states.append(kept * states[-1] + math.sqrt(1 - kept**2) * random.normal(size=6))
             found[kept] += block_dependence(np.exp(0.04 * np.array(states)))[1] <= 0.01
-    assert found[0.0] <= 3 and found[0.9] >= 34  # 1 and 96 %
+    assert found[0.0] <= 3 and found[0.9] >= 34  # 1 and 96%
     assert block_dependence(table(blocks=4)) is None and block_dependence(np.full((5, 2), 1.0)) is None
 
 
@@ -217,7 +217,7 @@ def test_two_modes_are_told():
     random = np.random.default_rng(2)
     samples = [random.normal(size=20) for _ in range(40)]
     told = [[two_modes(values + gap * (np.arange(20) < 8))[1] <= 0.01 for values in samples] for gap in (0, 6)]
-    assert sum(told[0]) <= 3 and sum(told[1]) >= 36  # 1 and 97 %
+    assert sum(told[0]) <= 3 and sum(told[1]) >= 36  # 1 and 97%
     part, _ = two_modes([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     assert part == pytest.approx(1.0) and two_modes([1.0, 2.0, 3.0, 4.0, 5.0]) is None and two_modes([1.0] * 9) is None
 

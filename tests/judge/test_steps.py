@@ -66,8 +66,8 @@ def test_parts_add_up_in_every_committed_comparison(file):
 
 def test_an_interval_is_students_and_wider_for_one_of_several_claims():
     alone, of_five = mean_excess("data", [1.0, 2.0, 3.0]), mean_excess("data", [1.0, 2.0, 3.0], claims=5)
-    assert (alone.value, alone.margin) == pytest.approx((2.0, 4.30265 / 3**0.5), rel=1e-4)  # t(2) at 97.5 %
-    assert of_five.margin == pytest.approx(9.92484 / 3**0.5, rel=1e-4)  # at 99.5 %
+    assert (alone.value, alone.margin) == pytest.approx((2.0, 4.30265 / 3**0.5), rel=1e-4)  # t(2) at 97.5%
+    assert of_five.margin == pytest.approx(9.92484 / 3**0.5, rel=1e-4)  # at 99.5%
     assert (mean_excess("data", [1.0]).low, mean_excess("data", [1.0]).proved) == (None, False)
     assert mean_excess("data", [-1.0, -1.1, -0.9]).proved
 

@@ -38,7 +38,7 @@ def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
     done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # its wall time is 9 s: 4.5 times the guess
     assert seconds_left(order[1:], done, guesses) == pytest.approx(4.5 * 8 + 9)
     assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
-    assert [percent(share) for share in (0.0123, 0.25, 1.12)] == ["1.2 %", "25 %", "110 %"]
+    assert [percent(share) for share in (0.0123, 0.25, 1.12)] == ["1.2%", "25%", "110%"]
 
 
 @pytest.mark.parametrize(

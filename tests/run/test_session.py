@@ -334,7 +334,7 @@ def decided(block):
 
 
 def noisy(block):
-    """Half the baseline's 2 s, with a noise of some 4 %."""
+    """Half the baseline's 2 s, with a noise of some 4%."""
     return 1.0 + 0.04 * (-1) ** block
 
 

@@ -82,7 +82,7 @@ def test_milliseconds_in_the_findings_stand_in_a_report():
     idle = r"each of the two devices idles (\d+)% .*? ideally (\d+)%"
     shares = zip(*re.findall(idle, (FIGURES / "micro-batches" / "report.md").read_text()), strict=True)
     computed, ideal = (re.sub(", ([^,]*)$", r" and \1", ", ".join(share)) for share in shares)
-    assert f"{computed} % of the forward pass, ideally {ideal} %" in prose_of(*PAGES)
+    assert f"{computed}% of the forward pass, ideally {ideal}%" in prose_of(*PAGES)
 
 
 def test_what_surprised_us():
@@ -131,7 +131,7 @@ def test_real_twins_are_not_told_apart_and_5_percent_are_found():
     assert len(comparisons) == 10 and scores["twins_told_apart"] == 0 and scores["slower_found"] >= 8
     found, held = scores["slower_found"], scores["true_in_interval"]
     sentence = (
-        "It claimed a difference between equal rows in none of ten comparisons. It found the 5 % in "
+        "It claimed a difference between equal rows in none of ten comparisons. It found the 5% in "
         f"{found} of ten, after {blocks:g} blocks (median), and {held} of the ten intervals contain the true value."
     )
     assert sentence in prose_of(*PAGES)
@@ -148,11 +148,11 @@ def test_false_alarms_are_as_rare_as_promised():
     assert len(judged) >= 10 and sum(words in ("faster", "slower") for words in judged) <= 1
     summary = false_alarms.summary(alarms["fixed"], alarms["looks"], alarms["real"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
-    found = {row["blocks"]: row["found"] for row in alarms["fixed"] if row["noise"] == "normal, 4 %"}
+    found = {row["blocks"]: row["found"] for row in alarms["fixed"] if row["noise"] == "normal, 4%"}
     for sentence in (
-        f"At most {max(row['any_false'] for row in rows):.1%} of the comparisons".replace("%", " %"),
-        f"three blocks find a speed-up of 1.20 in {found[3][2]:.1%} of the".replace("%", " %"),
-        f"but one of 1.10 in only {found[3][1]:.1%}, and ten blocks in {found[10][1]:.1%}".replace("%", " %"),
+        f"At most {max(row['any_false'] for row in rows):.1%} of the comparisons",
+        f"three blocks find a speed-up of 1.20 in {found[3][2]:.1%} of the",
+        f"but one of 1.10 in only {found[3][1]:.1%}, and ten blocks in {found[10][1]:.1%}",
     ):
         assert sentence in prose_of(*PAGES), sentence
 

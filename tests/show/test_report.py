@@ -129,7 +129,7 @@ def test_the_resolution_comes_first(tmp_path):
     assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
     write_markdown(analyse(report), tmp_path / "report.md", [])
     sentence = (tmp_path / "report.md").read_text().partition("## Result\n\n")[2]
-    assert f"3 runs detect a difference of {100 * noise.differences[3]:.2g} %" in sentence.partition("\n")[0]
+    assert f"3 runs detect a difference of {100 * noise.differences[3]:.2g}%" in sentence.partition("\n")[0]
     assert analyse(ONE_EPOCH).resolution is None
 
 

@@ -54,8 +54,8 @@ def test_nothing_planted_nothing_found():
     assert [entry.causes for entry in analyse(report).rows] == [(), ()]
     text = verdict(report)[1]
     assert text == (
-        "DDP: 2.00 times as fast (95 % CI 2.00 to 2.00); 1.00 s instead of 2.00 s per epoch. Scaling efficiency "
-        "100 % on 2 devices. A step takes 100.0 ms, 0.00 ± 0.00 ms below ideal scaling (100.0 ms): "
+        "DDP: 2.00 times as fast (95% CI 2.00 to 2.00); 1.00 s instead of 2.00 s per epoch. Scaling efficiency "
+        "100% on 2 devices. A step takes 100.0 ms, 0.00 ± 0.00 ms below ideal scaling (100.0 ms): "
         "the data cannot say in which phase."
     )
 
@@ -209,7 +209,7 @@ def test_what_is_said_of_the_row_to_use_and_of_the_others():
     flaky = (configuration("accelerate", per_device_batch_size=50), [*two((0.9,)), "failed", "failed"])
     skipped = (configuration("mp", skip="needs 2 GPUs"), [])
     assert recommendations(report_of(SINGLE, dp, (ddp(), two()), flaky, skipped)) == [
-        "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95 % CI 1.64 to 1.70): 1.50 s instead of 2.50 s per "
+        "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95% CI 1.64 to 1.70): 1.50 s instead of 2.50 s per "
         "epoch with evaluation. It is statistically tied with “DDP”, and the simplest of them. Faster, but not to be "
         "used: “ACCELERATE”, 2 of 3 runs failed. Peak memory, all devices: 0.0 MiB."
     ]
@@ -268,7 +268,7 @@ def test_one_process_with_all_cores_is_recommended_where_it_is_the_fastest():
     report = of_two_cores(SINGLE, (ddp(), two((1.3, 1.31, 1.29))), whole(FAST))
     assert recommendations(report)[0].startswith("Recommendation: use “SINGLE-ALL-CORES”")
     said = verdict(report)[2]
-    assert "1.00 s instead of 2.00 s per epoch. Scaling efficiency 100 % on 2 cores." in said
+    assert "1.00 s instead of 2.00 s per epoch. Scaling efficiency 100% on 2 cores." in said
 
 
 # ---- disturbed

@@ -118,10 +118,10 @@ def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(wi
 
 
 def test_a_sentence_is_rendered_from_its_template_and_its_values():
-    share = say("Scaling efficiency {n:.0f} % on {units}.", n=72.6, units=count(2, "device"))
+    share = say("Scaling efficiency {n:.0f}% on {units}.", n=72.6, units=count(2, "device"))
     assert {*LANGUAGES} == {"en", "zh"} and say("faster").capital == "Faster"
     for text, english, chinese in (
-        (share, "Scaling efficiency 73 % on 2 devices.", "2 台设备上的并行效率为 73 %。"),
+        (share, "Scaling efficiency 73% on 2 devices.", "2 台设备上的并行效率为 73%。"),
         (named("pipeline ×4 on 2 nodes"), "pipeline ×4 on 2 nodes", "流水线 ×4，2 个节点"),
         (named("DDP ×2 {0}, a 1b"), "DDP ×2 {0}, a 1b", "DDP ×2 {0}，a 1b"),
         (join("; ", [say("Faster"), "lenet"]), "Faster; lenet", "更快；lenet"),
