@@ -23,7 +23,7 @@ from common.machine.entry import run_script
 from common.settings.config import FOLDER, RunConfig
 from common.settings.totals import per_process
 from common.words import count
-from comparison.judge.analysis import analyse
+from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
 from comparison.methods import SCRIPT, Machine, default_baseline, python
@@ -39,7 +39,7 @@ from comparison.run.machine import find_blocks, find_machine, find_nodes
 from comparison.run.session import Output, continued, only_writer, run_comparison
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
-from comparison.show.report import PROOF, keep_earlier, present, read_proof
+from comparison.show.report import PROOF, keep_earlier, present, read_proof, show
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import resolution
@@ -190,27 +190,30 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
 def show_again(source: Path, arguments: argparse.Namespace) -> Report:
     """Show a results.json, with the proof beside it, and make all files of it anew."""
     directory = Path(arguments.output_dir or source.parent)
-    read_sound(source)  # raises before anything is written
+    analysis = read_sound(source)  # raises before anything is written
     check_writable(directory, "--output-dir")
     if (directory / "results.json").resolve() == source.resolve():
-        return present(directory, arguments.lang, arguments.verbose)  # without its lock: a comparison may run there
+        show(analysis, directory, arguments.lang, arguments.verbose)  # without its lock: a comparison may run there
+        return analysis.report
     with only_writer(directory):
         keep_earlier(directory)
         write_text(read_text(source), directory / "results.json")  # as it was measured, to the byte
         if read_proof(source.parent):
             write_text(read_text(source.parent / PROOF / "results.json"), directory / PROOF / "results.json")
-        return present(directory, arguments.lang, arguments.verbose)
+        show(analysis, directory, arguments.lang, arguments.verbose)
+    return analysis.report
 
 
-def read_sound(file: Path) -> Report:
+def read_sound(file: Path) -> Analysis:
     """Read a results.json; raise SuiteError (DATA) if it cannot be shown. That its checksum is right says not much."""
     report = read_results(file)
     try:
-        terminal_text(analyse(report), verbose=True)
+        analysis = analyse(report)
+        terminal_text(analysis, verbose=True)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         found, advice = f"it is malformed ({type(error).__name__}: {error})", "name the results.json of a comparison"
         raise SuiteError(f"cannot show {file}", found, advice, DATA) from error
-    return report
+    return analysis
 
 
 def log_epochs(report: Report, directory: Path) -> None:
@@ -229,7 +232,7 @@ def main() -> None:
         check_writable(arguments.tensorboard, "--tensorboard")
     directory, source = Path(arguments.output_dir or "figures/comparison"), arguments.source
     if arguments.diff:
-        first, second = (read_sound(Path(file)) for file in arguments.diff)
+        first, second = (read_sound(Path(file)).report for file in arguments.diff)
         print(describe_difference(first, second))
     elif arguments.dry_run:
         report, shared_flags = plan_comparison(arguments, shared_flags, directory)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import DATA, SuiteError
@@ -24,7 +24,7 @@ def write_results(report: Report, directory: Path) -> None:
 
 def _values(report):
     """A Report made of JSON's types, without NaN and without the user's name."""
-    return without_home(without_nan(asdict(report)))
+    return without_home(without_nan(report))
 
 
 def without_home(value):

@@ -1,12 +1,13 @@
 """Files that a command is given to read, and records, which are frozen dataclasses, from the JSON in them."""
 
 import json
+import math
 import os
 import reprlib
 import stat
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -58,10 +59,7 @@ def read_json(path: str | Path) -> Any:
 
     Raises OSError, ValueError or RecursionError if it says nothing, or a number is infinite or has more than 64 bits.
     """
-    values = json.loads(read_text(path), parse_int=_whole)
-    if values != without_nan(values):
-        raise ValueError("a number in it is infinite")
-    return values
+    return json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
 
 
 def _whole(text):
@@ -70,15 +68,23 @@ def _whole(text):
     return number
 
 
+def _finite(text):
+    if not math.isfinite(number := float(text)):
+        raise ValueError("a number in it is infinite")
+    return number
+
+
 def without_nan(value):
-    """Return a copy of `value`, made of JSON's types, with null for NaN and infinity."""
-    if isinstance(value, float) and value - value != 0.0:  # NaN or infinite
-        return None
+    """Return a copy of `value`, made of records and JSON's types, as JSON: with null for NaN and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (str, int)) or value is None:
+        return value
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_nan(item) for item in value]
-    return value
+    return {field.name: without_nan(getattr(value, field.name)) for field in fields(value)}
 
 
 def as_record(values: object, kind: type[Record]) -> Record:
@@ -87,8 +93,8 @@ def as_record(values: object, kind: type[Record]) -> Record:
     Raises ValueError, which says where they do not fit.
     """
     record = msgspec.convert(values, kind)
-    found, written = without_nan(values), without_nan(asdict(record))
-    if found != written:
+    written = without_nan(record)
+    if written != values and written != (found := without_nan(values)):
         found, written = dict(_leaves(found)), dict(_leaves(written))
         place = min(place for place in {**found, **written} if found.get(place, ...) != written.get(place, ...))
         how = "missing" if place not in found else "unknown" if place not in written else reprlib.repr(found[place])

@@ -1,7 +1,7 @@
 """What a run found: RunResult and its parts, raw values only, as JSON out and in. Never imports torch."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict, get_type_hints
 
@@ -209,7 +209,7 @@ class RunResult:
 
 def write_result(result: RunResult, path: str | Path) -> None:
     """Write a RunResult as JSON (temporary file, fsync, rename)."""
-    write_json(asdict(result), path)
+    write_json(result, path)
 
 
 def read_result(path: str | Path) -> RunResult:

@@ -1,6 +1,7 @@
 """What to use on this machine, and what to do next."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis
@@ -151,7 +152,7 @@ def _unequal(analysis):
 
 def next_step(analysis: Analysis) -> list[str]:
     """Return the most valuable thing to do next, if there is one."""
-    return [say("Next: {words}", words=words) for words in [*_steps(analysis)][:1]]
+    return [say("Next: {words}", words=words) for words in islice(_steps(analysis), 1)]
 
 
 def _steps(analysis: Analysis) -> Iterator[str]:

@@ -57,21 +57,22 @@ def _rows(analysis):
 
 def _times(analysis):
     """The seconds of every timed epoch, a script's for 1,000 samples: a heading; the most; by row its place, label,
-    mean, and (seconds, words) of each, by seconds."""
+    mean, what to say of a time, and (seconds, block, epoch) of each, by seconds."""
     heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean")
-    template = "{row}, block {n}, epoch {m}: {x:.3f} s"
+    template = "{row}, block {n}, epoch {m}: {x} s"
     if scripts := analysis.report.only_scripts:  # whose slices are not equally long
         heading = say("Seconds per 1,000 samples of every timed slice; line: geometric mean")
-        template = "{row}, block {n}, slice {m}: {x:.3f} s per 1,000 samples"
+        template = "{row}, block {n}, slice {m}: {x} s per 1,000 samples"
     rows = []
     for place, entry in _rows(analysis):
         dots = []
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
                 seconds = epoch.train_seconds * (1000 / epoch.samples if scripts else 1)
-                dots.append((seconds, say(template, row=entry.label, n=outcome.block, m=epoch.epoch, x=seconds)))
+                dots.append((seconds, outcome.block, epoch.epoch))
         mean = seconds_of_thousand(entry) if scripts else entry.summary.epoch_seconds
-        rows += [(place, entry.label, mean, sorted(dots))] if dots else []
+        words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # which the page fills in
+        rows += [(place, entry.label, mean, words, sorted(dots))] if dots else []
     return {"heading": heading, "rows": rows, "most": max((dots[-1][0] for *_, dots in rows), default=1.0)}
 
 

@@ -58,9 +58,15 @@ def keep_earlier(directory: Path) -> None:
 
 
 def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> Report:
-    """Print what the results.json in `directory` holds; write FILES and the figures, in a language; return it."""
-    report, proof = read_results(directory / "results.json"), read_proof(directory)
-    analysis = analyse(report)
+    """Read the results.json in `directory`, show it, and return it."""
+    report = read_results(directory / "results.json")
+    show(analyse(report), directory, language, verbose)
+    return report
+
+
+def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: bool = False) -> None:
+    """Print what a comparison found; write FILES but the first, and the figures, into `directory`, in a language."""
+    proof = read_proof(directory)
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
         text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
@@ -70,7 +76,6 @@ def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> 
         drawn = figures.draw_all(analysis, directory)  # takes longest: whoever ends this program may not wait for it
         write_markdown(analysis, directory / "report.md", drawn, proofs)
         write_html(analysis, directory / "report.html", drawn, proofs)
-    return report
 
 
 def read_proof(directory: Path) -> Report | None:

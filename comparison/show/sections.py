@@ -78,7 +78,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Accuracy per class (%)": [(TABLE, tables.class_table(report, tablefmt) or say("Not known for any row."))],
         "Settings": [(TABLE, tables.lay_out(settings, ("setting", "value"), tablefmt, left=(0, 1)))],
         "Machine": [(TABLE, tables.lay_out(machine, ("what", "found"), tablefmt, left=(0, 1)))],
-        "Every epoch, run by run": [(TABLE, tables.epoch_table(report, tablefmt))],
+        "Every epoch, run by run": [(TABLE, tables.epoch_table(report, tablefmt) or say("In results.json."))],
         "Commands": [(CODE, "\n".join(outcome.command for outcome in report.outcomes))],
     }
     whole = {heading: [part for part in parts if part[1]] for heading, parts in every.items()}

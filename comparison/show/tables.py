@@ -20,6 +20,7 @@ from comparison.rows import SWEEPS, trials_of
 from comparison.show.sentences import efficiency, longer, mebibytes, seconds, seconds_of_thousand
 from comparison.words import count, join, named, narrowed, render, say, widened
 
+MOST_EPOCHS = 1000  # in a table
 DASH = "–"  # what was not measured
 LEFT = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "")  # the columns of texts
 BESIDE_BEST = say("Relative [95% CI]")
@@ -399,7 +400,9 @@ def trial_table(analysis: Analysis) -> Rows:
 
 @table
 def epoch_table(report: Report) -> Rows:
-    """Every epoch of every run, in the order in which the runs ended."""
+    """Every epoch of every run, in the order in which the runs ended; nothing if they are more than a person reads."""
+    if sum(len(outcome.result.epochs) for outcome in report.outcomes if outcome.result) > MOST_EPOCHS:
+        return
     labels = {row.configuration.name: row.label for row in report.all_rows}
     for outcome in report.outcomes:
         for epoch in outcome.result.epochs if outcome.result else ():

@@ -271,7 +271,7 @@ def test_drawing_a_comparison_again_keeps_what_lies_there_and_copies_every_byte(
 def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, started, tmp_path, monkeypatch):
     directory, made, seen = tmp_path / "out", report_of((configuration(), runs())), []
 
-    def present(*_):
+    def show(*_):
         with pytest.raises(SuiteError, match="another comparison is writing") as caught, only_writer(directory):
             pass
         assert caught.value.exit_code == USAGE
@@ -279,7 +279,8 @@ def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, started, t
         return made
 
     write_results(made, tmp_path)
-    monkeypatch.setattr(compare_parallel, "present", present)
+    monkeypatch.setattr(compare_parallel, "present", show)
+    monkeypatch.setattr(compare_parallel, "show", show)
     again = ["--from", tmp_path / "results.json"] if source else []
     started(lambda: made, "--output-dir", directory, *again)
     assert seen

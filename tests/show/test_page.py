@@ -18,7 +18,7 @@ from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
 from tests.reports import DDP, SINGLE, configuration, report_of, runs
 
-VOID = {"meta", "img", "br", "circle", "rect"}
+VOID = {"meta", "img", "br", "circle", "rect", "line"}
 TRACED = "cifar10-vgg"  # a comparison with a timeline
 SHOWN = (  # of several kinds; the widest table; the most to say
     *("compare-synthetic", TRACED, "own-script"),
@@ -100,7 +100,8 @@ def test_figures_say_in_words_what_they_show(committed):
 def test_charts_tell_their_numbers(tmp_path):
     page = page_of(report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
     dots = page.every("circle")
-    assert "SINGLE, block 2, epoch 3: 2.020 s" in [values["data-words"] for values in dots]
+    assert "SINGLE, block {n}, epoch {m}: {x} s" in [values.get("data-words") for values in page.every("svg")]
+    assert "2 3 2.020" in [values["data-at"] for values in dots]
     assert len(dots) == 12 and max(float(values["cx"].rstrip("%")) for values in dots) == 100
 
 
@@ -252,9 +253,10 @@ def test_a_row_is_highlighted_wherever_it_is(committed, browser):
 def test_every_raw_time_is_told_to_a_pointer_a_finger_and_a_keyboard(committed, browser):
     browser.open(committed("compare-synthetic")[1], 360)
     strip = ".times tr:nth-child(6) svg"  # of the longest times
-    words = browser.ask(f"[...document.querySelectorAll('{strip} circle')].map(dot => dot.dataset.words)")
-    seconds = [float(text.split()[-2]) for text in words]
-    assert len(words) == 8 and seconds == sorted(seconds) and words[0].startswith("FSDP ×2, gloo, block ")
+    places = browser.ask(f"[...document.querySelectorAll('{strip} circle')].map(dot => dot.dataset.at.split(' '))")
+    words = [f"FSDP ×2, gloo, block {block}, epoch {epoch}: {seconds} s" for block, epoch, seconds in places]
+    seconds = [float(seconds) for *_, seconds in places]
+    assert len(words) == 8 and seconds == sorted(seconds)
     told = f"""(() => {{ const tip = document.querySelector("output"), box = tip.getBoundingClientRect();
         const above = document.querySelector("{strip}").getBoundingClientRect().top - box.bottom;
         const beside = box.left >= 0 && box.right <= innerWidth && above >= 0 && above < 10;
