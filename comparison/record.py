@@ -209,8 +209,14 @@ class Report:
         settings = self.settings
         runs = count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run")
         if self.only_scripts:
-            names = ", ".join(row.configuration.label for row in self.rows)
-            return say("training scripts: {names}; {runs} each", names=names, runs=runs)
+            own = [row.configuration.label for row in self.rows if not row.configuration.what_if]
+            tried = count(len(self.rows) - len(own), "variant")
+            names = ", ".join(own)
+            scripts = say("training scripts {names}", names=names)
+            if len(own) == 1:
+                scripts = say("training script {names}", names=names)
+            scripts = say("{scripts} and {tried}", scripts=scripts, tried=tried) if tried.values["n"] else scripts
+            return say("{scripts}, {runs} each", scripts=scripts, runs=runs)
         models = "/".join(dict.fromkeys(str(row.planned.model) for row in self.plan if not row.is_script))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"

@@ -38,6 +38,11 @@ class Sentence(str):
         """The same with a capital letter."""
         return Sentence(self.template[0].upper() + self.template[1:], self.values)
 
+    @property
+    def small(self) -> "Sentence":
+        """The same with a small letter."""
+        return Sentence(self.template[0].lower() + self.template[1:], self.values)
+
 
 class Joined(str):
     """Texts, one after the other, with a mark between each two."""
@@ -129,10 +134,9 @@ def _value(value, spec):
 
 
 def _said(english):
-    """A template or a word in the spoken language, found by its small first letter too."""
+    """A template or a word in the spoken language, whose first letter may be small or a capital."""
     table = translations(spoken())
-    small = english[:1].lower() + english[1:]
-    return table.get(english, table.get(small, english))
+    return table.get(english, table.get(english[:1].swapcase() + english[1:], english))
 
 
 @functools.cache

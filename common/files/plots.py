@@ -10,7 +10,7 @@ from common.files.writing import replacing
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
-BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#C22F7A"), ("kernels on a GPU", "#222222")
+BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#9A2FD0"), ("kernels on a GPU", "#222222")
 STYLE: dict[Any, Any] = {  # of every figure, in matplotlib's words: legible at half of its size
     **{"font.size": 11.0, "axes.titlesize": "medium", "figure.labelsize": "medium"},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},

@@ -54,7 +54,7 @@ class PhaseTimes:
     """Milliseconds per step, the mean over one epoch of one rank; None: what a method's step does not tell apart."""
 
     data: Annotated[float | None, Phase("waiting for the next batch", "#CB6300")] = None
-    transfer: Annotated[float | None, Phase("host to device", "#9A2FD0")] = None
+    transfer: Annotated[float | None, Phase("host to device", "#C22F7A")] = None
     forward: Annotated[float | None, Phase("forward pass, with the loss", "#0A84DE")] = None
     backward: Annotated[float | None, Phase("backward pass", "#132D76")] = None
     exchange: Annotated[float | None, Phase(EXCHANGE, "#B01C1C")] = None

@@ -106,7 +106,7 @@ def _keep_mode(descriptor, path):
         os.fchmod(descriptor, before.st_mode & 0o777)
 
 
-def write_json(value: dict, path: str | Path) -> None:
+def write_json(value: object, path: str | Path) -> None:
     """Write `value` as JSON, all or nothing; NaN and infinity, which JSON does not have, become null."""
     text = json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:

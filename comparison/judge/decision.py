@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from comparison.judge.fairness import differences, exempt, less_accurate, shown_less_accurate
+from comparison.judge.fairness import NOT_SHOWN, differences, exempt, less_accurate, shown_less_accurate
 from comparison.judge.measures import WHOLE_RUN, Measures, WallTime
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
@@ -131,6 +131,8 @@ def _not_to_be_used(report: Report, timed: Sequence[RowAnalysis], measures: Meas
         beside = (baseline or reference.row).configuration.name
         if entry.name not in out:
             why = less_accurate(report, measures.accuracies, entry.name, beside)
+            if entry.summary.runs < 2 and why.startswith(NOT_SHOWN):  # one run shows nothing of accuracies
+                why = ""
             why = why or shown_less_accurate(report, measures.accuracies, entry.name, sound)
             out.update({entry.name: why} if why else {})
     return out
@@ -140,7 +142,7 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     """Why a row must not be used, whatever it learns; nothing if it may."""
     row, unequal = entry.row, entry.standing.unequal
     if row.configuration.what_if in TRIED:
-        return row.trouble or say("its accuracy is unknown (a trial run)")
+        return row.trouble or say("a trial, accuracy not checked")
     if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))

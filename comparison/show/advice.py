@@ -1,5 +1,6 @@
 """What to use on this machine, and what to do next."""
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -76,7 +77,7 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
     if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
-        answer.append(say("Faster, but not to be used: {rows}.", rows=_reasons(analysis, decision, faster)))
+        answer.append(say("Faster, but excluded: {rows}.", rows=_reasons(analysis, decision, faster)))
     if memory := best.summary.memory:
         answer.append(say("Peak memory, all devices: {x} MiB.", x=mebibytes(memory.together)))
     return answer
@@ -212,13 +213,19 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
 
 
 def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
-    """Return the parallel rows whose steps are accounted for, the fastest first."""
+    """Return the parallel rows, and somebody's scripts, whose steps are accounted for, the fastest first."""
     rows = [
         entry
         for entry in analysis.rows
         if entry.rivals_baseline and not entry.row.all_cores and not entry.row.disturbed and entry.accounts.steps
+        if len(entry.row.results[0].devices) > 1 or entry.row.configuration.is_script
     ]
-    return sorted(rows, key=lambda entry: -entry.standing.speed_up.value)
+
+    def rank(entry: RowAnalysis) -> tuple[float, float]:
+        beside = analysis.beside_best(entry)
+        return beside.value if beside else math.inf, -entry.standing.speed_up.value
+
+    return sorted(rows, key=rank)
 
 
 def _causes_to_prove(analysis):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from common.files.plots import BETWEEN_RANKS, ON_A_GPU
 from common.files.results import PHASES, Span
@@ -18,7 +19,7 @@ from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
 from comparison.show.sentences import seconds_of_thousand
-from comparison.words import count, render, say, spoken
+from comparison.words import join, render, say, spoken
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LINKED = ("phases.png", "timeline.png")  # the page draws these itself, row by row
@@ -29,6 +30,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     """Write report.html. figures: PNG files; the SVG files beside them are put into it."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
+    environment.filters["prose"] = _prose
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in LINKED]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
@@ -37,7 +39,6 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
         answers=[*advice.next_step(analysis), *verdict.answers(analysis, proofs), *verdict.details(analysis)],
         table=tables.cells_of(tables.answer_rows(analysis)),
         times=_times(analysis),
-        warning=count(len(warned), "warning"),
         warnings=warned,
         phases=_phases(analysis),
         timeline=_timeline(analysis),
@@ -79,6 +80,13 @@ def _times(analysis):
 def _phases(analysis):
     """What the rows' phases show, in what unit, the names; by row: its place, label, (milliseconds, ideal) of each."""
     names, rows = step_plots.phases_shown(analysis), _rows(analysis)
+    inside = [
+        entry.label
+        for _, entry in rows
+        if entry.rivals_baseline
+        and len(entry.row.results[0].devices) > 1
+        and "exchange" not in entry.summary.phases.known
+    ]
     found = [
         (
             place,
@@ -94,6 +102,7 @@ def _phases(analysis):
         "rows": found if names else [],
         "longest": max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0),
         "ideal": any(ideal for *_, cells in found for _, ideal in cells),
+        "inside": say("{rows}: exchange is in forward and backward", rows=join(", ", inside)) if inside else "",
     }
 
 
@@ -103,7 +112,8 @@ def _timeline(analysis):
     rows = [(place, entry, traced[entry.name]) for place, entry in _rows(analysis) if traced.get(entry.name)]
     end = max((span.end for *_, spans in rows for span in spans), default=1.0)
     lanes = [(place, entry.label, list(_lanes(spans, end))) for place, entry, spans in rows]
-    used = {name: color for *_, own in lanes for *_, paths in own for name, color, _ in paths}
+    found = {name: color for *_, own in lanes for *_, paths in own for name, color, _ in paths}
+    used = {name: found[name] for name in (*PHASES, *found) if name in found}
     finding = step_plots.waiting_finding({entry.label: spans for _, entry, spans in rows}) if rows else ""
     return {"finding": finding, "key": used, "rows": lanes, "end": end}
 
@@ -142,6 +152,12 @@ def _scoped(table):
     """A table as tabulate made it, that says which of its cells are headings of what."""
     headed = re.sub(r"<th\b(?!ead)", '<th scope="col"', table)
     return re.sub(r"<tr><td(.*?)</td>", r'<tr><th scope="row"\1</th>', headed)
+
+
+def _prose(text):
+    """A text whose flags are not broken, nor a number from its unit."""
+    kept = re.sub(r"(?<=\d) (?=(?:ms|s|MiB|±)(?!\w))|(?<=±) ", "\N{NO-BREAK SPACE}", render(text))
+    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', str(escape(kept))))
 
 
 def _whole(cell):

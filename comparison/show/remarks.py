@@ -43,6 +43,8 @@ def warnings(analysis: Analysis) -> list[str]:
     noisy = tell_disturbed(analysis.report.rows)
     told = [say("{words}.", words=noisy)] if noisy else []
     told += [_of_row(entry.label, tell(found)) for entry in _timed(analysis) for found in entry.warnings]
+    if any(found.kind == "spread" for entry in _timed(analysis) for found in entry.warnings):
+        told.append(sentence("noisy runs"))
     return [*told, *doubts(analysis)]
 
 

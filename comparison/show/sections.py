@@ -69,7 +69,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
             (LIST, remarks.bandwidths(report)),
         ],
         "Which batches fit": [(TABLE, tables.trial_table(analysis, tablefmt))],
-        "What was equal": [(TABLE, tables.settings_table(report, tablefmt) or say("No run ended well."))],
+        "What was held equal": [(TABLE, tables.settings_table(report, tablefmt) or say("No run ended well."))],
         "Sweeps": [(TABLE, table) for table in tables.sweep_tables(analysis, tablefmt)],
         say("Projection ({words})", words=LABEL): projected if report.settings["project"] else [],
         "Figures": [(FIGURES, figures)],

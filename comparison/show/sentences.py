@@ -27,7 +27,7 @@ def sentence(key: str, **values: object) -> Sentence:
     return say(SENTENCES[key], **values)
 
 
-def tell(finding: Finding) -> str:
+def tell(finding: Finding) -> Sentence:
     """Return what was found as a sentence, or a part of one."""
     values = {name: _words(name, value) for name, value in finding.values.items()}
     return say(SENTENCES[finding.told or finding.kind], **values)
@@ -86,7 +86,8 @@ def seconds(time: float) -> str:
 
 def quoted(labels: Iterable[str]) -> str:
     """Return the names of rows as a list."""
-    return join(", ", [say("“{row}”", row=label) for label in labels])
+    *before, last = [say("“{row}”", row=label) for label in labels]
+    return join(" and ", [join(", ", before), last]) if before else last
 
 
 def series_name(rows: Iterable[Row], swept: str = "") -> str:

@@ -72,7 +72,7 @@ def phase_finding(analysis: Analysis) -> str:
     excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
     if excess <= 0:
         return say("Where a step's time goes")
-    template = "Furthest above ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
+    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
     return say(template, row=row, x=time, y=time - excess, phase=say(phase))
 
 
@@ -88,7 +88,7 @@ def draw_timelines(analysis: Analysis):
     for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
         legend = {**draw_timeline(axis, spans), **legend}
         axis.set_title(render(label), loc="left")
-    note = say("milliseconds; traced steps take a little longer than timed ones")
+    note = say("milliseconds; two traced steps, which take a little longer than timed ones")
     axes[-1].set_xlabel(render(note))
     figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
     return finish(figure, analysis, waiting_finding(timelines))
@@ -104,4 +104,4 @@ def waiting_finding(timelines) -> str:
     label = max(shares, key=lambda label: shares[label])
     if not shares[label]:
         return say("What every device does in a step")
-    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced steps", row=label, n=shares[label])
+    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced time", row=label, n=shares[label])

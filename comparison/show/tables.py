@@ -141,7 +141,7 @@ def answer_rows(analysis: Analysis) -> Rows:
             **({"Largest batch": f"{batch:,}"} if analysis.report.fitted else {}),
             heading: numbers.runs and seconds(wall_time.means[entry.name]),
             **({BESIDE_BEST: _claimed(analysis.beside_best(entry))} if decided else {}),
-            **({"× before [95% CI]": _claimed(before.get(entry.name))} if before else {}),
+            **({"Speed ÷ before [95% CI]": _claimed(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
             **({} if decided else {"Speed-up [95%]": _claimed(entry.standing.speed_up)}),
             **({} if scripts else {"Accuracy (%)": accuracy(numbers.accuracies)}),
@@ -179,7 +179,7 @@ def _why_not(analysis, entry):
         )
     why = next((decision.out[entry.name] for decision in analysis.decisions if entry.name in decision.out), "")
     if why:
-        return say("not to be used: {why}", why=why)
+        return say("excluded: {why}", why=why)
     return say("simulated: speed not measured") if row.simulated else ""
 
 

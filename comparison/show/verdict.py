@@ -9,7 +9,7 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
 from comparison.judge.step_causes import with_loader_workers
-from comparison.methods import method_of
+from comparison.methods import method_of, projected_method
 from comparison.plan.counterparts import TWIN
 from comparison.rows import SWEEPS
 from comparison.show.advice import fastest_parallel, recommendations, told_apart
@@ -46,25 +46,26 @@ def verdict(analysis: Analysis) -> list[str]:
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
-    """Return where a script's step goes, what was asked for by a flag of its own, and what every row learned."""
+    """Return where steps go, what was asked for by a flag of its own, what every row learned, and what a device is."""
     costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
         *_step_of_script(analysis),
         *tell_proofs(analysis, proofs),
         *(say("{row}: {words}", row=label, words=join(" ", words)) for label, words in costs if words),
+        *where_time_goes(analysis),
         *sweep_sentences(analysis),
         *_projected(analysis),
         *tell_guesses(analysis),
         *_maths(analysis),
         *_accuracies(analysis),
         *_one_learning_rate(analysis),
+        *_device(analysis),
     ]
 
 
 def details(analysis: Analysis) -> list[str]:
-    """Return where a projection stops, and where time goes."""
-    stops = analysis.projection.stops if analysis.report.settings["project"] else ()
-    return [*map(tell, stops), *where_time_goes(analysis)]
+    """Return where a projection stops."""
+    return list(map(tell, analysis.projection.stops if analysis.report.settings["project"] else ()))
 
 
 def _projected(analysis):
@@ -73,15 +74,23 @@ def _projected(analysis):
     points = [point for point in found if point.speed_up and point.devices > 1 and not point.measured_seconds]
     if not points:
         return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
-    speeds, devices = zip(*((f"{point.speed_up:.2f}", str(point.devices)) for point in points), strict=True)
-    values = {"label": LABEL, "speeds": join(", ", speeds), "n": join(", ", devices)}
-    return [say("Speed-up ({label}): {speeds} on {n} devices.", **values)]
+    told = [say("{x:.2f} on {devices}", x=point.speed_up, devices=count(point.devices, "device")) for point in points]
+    name = projected_method().called
+    return [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=join(", ", told))]
 
 
 def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
-    return [say("Test accuracy: {x}%.", x="–".join(ends))] if len(means) > 1 else []
+    return [say("Test accuracy, over all rows: {x}%.", x="–".join(ends))] if len(means) > 1 else []
+
+
+def _device(analysis):
+    """Which part of a CPU a device is."""
+    report = analysis.report
+    if report.first.device == "gpu" or report.only_scripts:
+        return []
+    return [say("Device: {n} of {cores}.", n=report.device_threads, cores=count(report.environment["cores"], "core"))]
 
 
 def _one_learning_rate(analysis):
@@ -112,18 +121,18 @@ def _maths(analysis):
     checks = [check for name in others if (check := analysis.report.equivalence.get(name))]
     checked = [check for check in checks if check.difference is not None]
     same = [check.difference for check in checked if check.status == "ok"]
-    template = "Weights after 20 steps, of {rows} compared with one device: {n} within {x:.1e}."
-    return [say(template, x=max(same), n=len(same), rows=count(len(checked), "row"))] if same else []
+    template = "Weights after 20 steps: {n} of {rows} match one device's, within {x:.1e}."
+    return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
 
 
 # ---- a row
 
 
 def where_time_goes(analysis: Analysis) -> list[str]:
-    """Return where the fastest parallel row's step is above ideal scaling."""
+    """Return where a parallel row's step is above ideal scaling, the fastest's in which that is significant."""
     told: list[str] = []
-    for best in fastest_parallel(analysis)[:1]:
-        told += [say("{row}: {words}", row=best.label, words=words) for words in _mean_step(analysis, best)]
+    for best in [entry for entry in fastest_parallel(analysis) if entry.accounts.steps.total.proved][:1]:
+        told += [say("{row}: {words}", row=best.label, words=words.small) for words in _mean_step(analysis, best)]
         if (rest := _clauses(best, "run")) and analysis.decisions[0].wall_time.kind == WHOLE_RUN:
             told.append(say("{row}: outside the training, {parts}.", row=best.label, parts=rest))
     return told
@@ -185,9 +194,12 @@ def _mean_step(analysis, entry):
     key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if parts and steps.total.proved and abs(rest) >= REST * abs(steps.total.value):
-        parts = join(", ", [parts, say("the other {x:+.1f} ms cannot be attributed", x=rest)])
-    where = parts or say("the data cannot say in which phase")
-    return [*machine, sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=where)]
+        parts = join(", ", [parts, say("the remaining {x:+.1f} ms cannot be attributed", x=rest)])
+    unknown = say("the measurements cannot say in which phase") if steps.total.proved else say("not significant")
+    return [
+        *machine,
+        sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=parts or unknown),
+    ]
 
 
 def _clauses(entry, account):
@@ -219,7 +231,13 @@ def sweep_sentences(analysis: Analysis) -> list[str]:
 def _sweep(analysis: Analysis, sweep: Sweep) -> str:
     row, fastest = series_name((entry.row for entry in sweep.rows), sweep.name), fastest_value(analysis, sweep)
     words = sentence("sweep", what=SWEEPS[sweep.name].lower(), row=row, fastest=fastest)
-    return join(" ", [words, *_where_it_pays(sweep)])
+    waits = [
+        say("{row}: {words}", row=entry.label, words=tell(cause).small)
+        for entry in sweep.rows
+        for cause in entry.causes
+        if sweep.name == "num_workers" and cause.kind == "waiting for data"
+    ]
+    return join(" ", [words, *waits[:1], *_where_it_pays(sweep)])
 
 
 def _where_it_pays(sweep):

@@ -147,7 +147,7 @@ def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
 
 def test_what_the_figure_says():
     assert waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
-        "In “A”, ranks wait for one another for 18% of the traced steps"
+        "In “A”, ranks wait for one another for 18% of the traced time"
     )  # 1 of 5.5 ms
     assert waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
     figure, axes = new_figure(rows=(2, 1))

@@ -157,7 +157,7 @@ def proved(remedied, own=None, sham=None, busy=0.0, jitter=JITTER):
 def test_the_gain_of_the_blamed_phase_stands_beside_the_prediction():
     result = proved({"exchange": 0.0})
     assert result.outcome == "proved" and result.measured.value == pytest.approx(6.0) and result.measured.low > 5
-    assert tell_proof(result).startswith("DDP, rerun without the cause “exchange” (no exchange): exchange is 6.0 ± ")
+    assert tell_proof(result).startswith("DDP, cause “exchange”, rerun with no exchange: exchange takes 6.0 ± ")
     assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
 
 
@@ -205,7 +205,7 @@ def test_the_comparison_and_its_proof_are_shown_together(tmp_path, capsys):
     for shown, directory in ((report, tmp_path), (report_of(*rows), tmp_path / PROOF)):
         write_results(shown, directory)
     present(tmp_path)
-    sentence = "DDP, rerun without the cause “exchange” (no exchange): exchange is 6.0 ± "
+    sentence = "DDP, cause “exchange”, rerun with no exchange: exchange takes 6.0 ± "
     assert sentence in " ".join(capsys.readouterr().out.split()) and sentence in (tmp_path / "report.md").read_text()
 
 

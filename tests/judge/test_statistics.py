@@ -275,7 +275,7 @@ def test_what_trains_something_else_on_purpose_has_no_accuracy():
     "results, words",
     [
         (runs(), []),
-        (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s", "--repeats"]),
+        (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s"]),
         (runs(first=8.0), ["4.0 times", "--epochs"]),
         ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
