@@ -39,10 +39,10 @@ from comparison.run.machine import find_blocks, find_machine, find_nodes
 from comparison.run.session import Output, continued, only_writer, run_comparison
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
+from comparison.show.remarks import resolution
 from comparison.show.report import PROOF, keep_earlier, present, read_proof, show
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import terminal_text
-from comparison.show.verdict import resolution
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:

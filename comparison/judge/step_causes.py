@@ -155,7 +155,10 @@ def _loading_advice(case: Case) -> Finding:
         return Finding("small network")
     workers = result.loader_workers
     more = [
-        (case.summaries[other.configuration.name].epoch_seconds or math.inf, other.configuration.planned.num_workers)
+        (
+            case.summaries[other.configuration.name].step_milliseconds or math.inf,
+            other.configuration.planned.num_workers,
+        )
         for other in case.report.rows
         if other.results
         and other.configuration.method == row.configuration.method
@@ -163,8 +166,8 @@ def _loading_advice(case: Case) -> Finding:
         and replace(other.configuration.planned, num_workers=planned.num_workers) == planned
     ]
     if more:
-        seconds, best = min(more)
-        return Finding("more workers", {"n": best, "m": workers, "s": seconds})
+        step, best = min(more)
+        return Finding("more workers", {"n": best, "m": workers, "s": step})
     # on a CPU threads compute; beside a GPU, one for each process
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)

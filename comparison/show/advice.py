@@ -70,7 +70,9 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if decision.tied:
         simplest = decision.simplest
         key = "tied, the simplest" if simplest is best else "tied"
-        answer.append(sentence(key, rows=quoted(entry.label for entry in decision.tied), row=simplest.label))
+        most = say("simplest of them") if len(decision.tied) > 1 else say("simpler of the two")
+        rows = quoted(entry.label for entry in decision.tied)
+        answer.append(sentence(key, rows=rows, row=simplest.label, simplest=most))
     if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
         longer = [tell(cause) for cause in best.causes if cause.kind == "start-up" and cause.told != "takes less"]
         answer += [say("Not counted in the speed-up: {parts}.", parts=parts) for parts in longer]
@@ -100,7 +102,7 @@ def _use(analysis, decision):
     time = _times(analysis, decision, best, other)
     if not other:
         words = say("use “{row}”: {time}.", row=best.label, time=time)
-        return words if decision.tied else join(" ", [words, say("No other row may be used.")])
+        return words if decision.tied else join(" ", [words, say("All other rows are excluded.")])
     return say("use “{row}”, {fast}: {time}.", row=best.label, fast=_faster_than(decision, other), time=time)
 
 
@@ -182,7 +184,8 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         causes = [tell(cause) for cause in entry.causes if cause.kind in ADVISED]
         yield from (say("{row}: {words}", row=entry.label, words=words) for words in causes)
     remedies = {} if report.settings.get("prove") or report.only_scripts else _causes_to_prove(analysis)
-    yield from (sentence("prove", row=row.label, cause=remedies[row.name]) for row in parallel if row.name in remedies)
+    slow = [row for row in parallel if row.name in remedies and not any(row in decision.tied for decision in decisions)]
+    yield from (sentence("prove", row=row.label, cause=remedies[row.name]) for row in slow)
 
 
 def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:

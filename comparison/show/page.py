@@ -39,6 +39,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
         answers=[*advice.next_step(analysis), *verdict.answers(analysis, proofs), *verdict.details(analysis)],
         table=tables.cells_of(tables.answer_rows(analysis)),
         times=_times(analysis),
+        warned_of=say("Warnings"),
         warnings=warned,
         phases=_phases(analysis),
         timeline=_timeline(analysis),

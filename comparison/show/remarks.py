@@ -1,8 +1,9 @@
 """What a reader must know beside the tables: warnings, notes, definitions, and what was not measured."""
 
+from common.words import percent
 from comparison.judge.analysis import Analysis
 from comparison.judge.measures import confidence_of
-from comparison.judge.statistics import EQUAL_WITHIN
+from comparison.judge.statistics import EQUAL_WITHIN, Ratio
 from comparison.methods import all_cores_methods, method_of
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
@@ -36,6 +37,30 @@ def doubts(analysis: Analysis) -> list[str]:
         runs = count(len(report.order), "run")
         told.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
     return told
+
+
+def resolution(analysis: Analysis) -> list[str]:
+    """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
+    twins: list[str] = [
+        say("A/A test of “{row}”: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
+        for pair in analysis.pairs[TWIN]
+    ]
+    noise = analysis.resolution
+    if not noise:
+        return twins
+    shares: list[str] = []
+    for blocks, share in noise.differences.items():
+        template = "{blocks} {x}" if shares else "{blocks} detect a difference of {x}"
+        shares.append(say(template, x=percent(share), blocks=count(blocks, "run")))
+    return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
+
+
+def _twins_stand(ratio: Ratio) -> str:
+    """How one of two equal rows stands beside the other."""
+    if ratio.low is None:
+        return say("ratio {ratio}", ratio=ratio)
+    words = say("A SIGNIFICANT DIFFERENCE" if told_apart(ratio) else "no significant difference")
+    return say("ratio {ratio}, {words}", ratio=ratio, words=ratio.words if ratio.disturbed else words)
 
 
 def warnings(analysis: Analysis) -> list[str]:

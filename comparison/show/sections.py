@@ -48,7 +48,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     ]
     every: dict[str, list[tuple[str, Any]]] = {
         "Result": [
-            *((TEXT, text) for text in verdict.resolution(analysis)),
+            *((TEXT, text) for text in remarks.resolution(analysis)),
             (TABLE, tables.main_table(analysis, tablefmt)),
             (LIST, remarks.warnings(analysis)),
             (LIST, remarks.notes(analysis)),

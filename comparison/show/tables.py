@@ -159,6 +159,8 @@ def _beside_best(analysis, entry):
         return entry.result
     ratio = decision.ratios[entry.name]
     if ratio == Ratio(1.0):
+        if entry.row.disturbed:
+            return say("disturbed")
         return say("recommended") if entry is decision.best and decision.kind == "use" else say("fastest")
     return say("slower") if ratio.words == FASTER else ratio.words if ratio.disturbed else say("tied")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.show.advice import in_short, next_step, recommendations
-from comparison.show.remarks import doubts, faults, tell_warnings, warnings
+from comparison.show.remarks import doubts, faults, resolution, tell_warnings, warnings
 from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
-from comparison.show.verdict import answers, details, resolution
+from comparison.show.verdict import answers, details
 from comparison.words import NOTHING, count, join, narrowed, render, say, widened
 
 FEWEST, USUAL, MOST = 60, 80, 100  # columns

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-from common.words import percent
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.measures import WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
-from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, Ratio
+from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
 from comparison.judge.step_causes import with_loader_workers
 from comparison.methods import method_of, projected_method
-from comparison.plan.counterparts import TWIN
 from comparison.rows import SWEEPS
-from comparison.show.advice import fastest_parallel, recommendations, told_apart
+from comparison.show.advice import fastest_parallel, recommendations
 from comparison.show.sentences import (
     as_fast,
     fastest_value,
@@ -27,6 +25,7 @@ from comparison.show.sentences import (
 )
 from comparison.words import count, join, named, say
 
+TOLD = 2  # parts of a step, where there is not much room
 REST = 0.1  # of a step's difference: what is in no part that is proved, and worth a word
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
@@ -82,7 +81,7 @@ def _projected(analysis):
 def _accuracies(analysis):
     means = sorted(100 * entry.summary.accuracy for entry in analysis.done if entry.summary.accuracies)
     ends = dict.fromkeys(f"{mean:.1f}" for mean in (means[:1] + means[-1:]))
-    return [say("Test accuracy, over all rows: {x}%.", x="–".join(ends))] if len(means) > 1 else []
+    return [say("Test accuracy of all rows: {x}%.", x="–".join(ends))] if len(means) > 1 else []
 
 
 def _device(analysis):
@@ -132,7 +131,7 @@ def where_time_goes(analysis: Analysis) -> list[str]:
     """Return where a parallel row's step is above ideal scaling, the fastest's in which that is significant."""
     told: list[str] = []
     for best in [entry for entry in fastest_parallel(analysis) if entry.accounts.steps.total.proved][:1]:
-        told += [say("{row}: {words}", row=best.label, words=words.small) for words in _mean_step(analysis, best)]
+        told += [say("{row}: {words}", row=best.label, words=words.small) for words in _mean_step(analysis, best, TOLD)]
         if (rest := _clauses(best, "run")) and analysis.decisions[0].wall_time.kind == WHOLE_RUN:
             told.append(say("{row}: outside the training, {parts}.", row=best.label, parts=rest))
     return told
@@ -182,15 +181,16 @@ def _share(entry):
     return [say("Scaling efficiency {n:.0f}% on {units}.", n=100 * entry.standing.efficiency.value, units=units)]
 
 
-def _mean_step(analysis, entry):
-    """What the machine withholds; by how much a step differs from ideal scaling, and which parts of that are proved."""
+def _mean_step(analysis, entry, most=None):
+    """What the machine withholds; by how much a step differs from ideal scaling, and which parts of that are proved, so
+    many at most, the largest."""
     steps, machine = entry.accounts.steps, [tell(cause) for cause in entry.causes if cause.of == "machine"]
     if not steps:
         return machine
     whose = ""
     if several_baselines(analysis):
         whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
-    key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step")
+    key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step", most)
     key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if parts and steps.total.proved and abs(rest) >= REST * abs(steps.total.value):
@@ -202,9 +202,13 @@ def _mean_step(analysis, entry):
     ]
 
 
-def _clauses(entry, account):
-    """What is told of a row's step or run."""
-    return join(", ", [tell(cause) for cause in entry.causes if cause.of == account])
+def _clauses(entry, account, most=None):
+    """What is told of a row's step or run, so many parts of it at most, the largest."""
+    causes = [cause for cause in entry.causes if cause.of == account]
+    if not most or len(causes) <= most:
+        return join(", ", map(tell, causes))
+    largest = sorted(causes, key=lambda cause: -abs(cause.values["x"].value))[:most]
+    return join(", ", [*map(tell, largest), say("smaller parts")])
 
 
 def _costs(entry):
@@ -268,30 +272,6 @@ def _beside(guess, speed_up):
         return say("measured {ratio}, without an interval", ratio=speed_up)
     inside = speed_up.low <= guess <= speed_up.high
     return sentence("right guess" if inside else "wrong guess", ratio=speed_up)
-
-
-def resolution(analysis: Analysis) -> list[str]:
-    """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
-    twins: list[str] = [
-        say("A/A test of “{row}”: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
-        for pair in analysis.pairs[TWIN]
-    ]
-    noise = analysis.resolution
-    if not noise:
-        return twins
-    shares: list[str] = []
-    for blocks, share in noise.differences.items():
-        template = "{blocks} {x}" if shares else "{blocks} detect a difference of {x}"
-        shares.append(say(template, x=percent(share), blocks=count(blocks, "run")))
-    return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
-
-
-def _twins_stand(ratio: Ratio) -> str:
-    """How one of two equal rows stands beside the other."""
-    if ratio.low is None:
-        return say("ratio {ratio}", ratio=ratio)
-    words = say("A SIGNIFICANT DIFFERENCE" if told_apart(ratio) else "no significant difference")
-    return say("ratio {ratio}, {words}", ratio=ratio, words=ratio.words if ratio.disturbed else words)
 
 
 def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:

@@ -15,10 +15,9 @@ from comparison.methods import Machine, script
 from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
-from comparison.show.remarks import warnings
+from comparison.show.remarks import resolution, warnings
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
-from comparison.show.verdict import resolution
 from tests.fixtures import PROJECT, flag
 from tests.reports import SETTINGS, cells, configuration, each_epoch, each_outcome, markdown_of, report_of, runs
 

@@ -106,10 +106,10 @@ def test_waiting_for_data_with_a_measured_remedy():
         (configuration(values={"num_workers": 2}, num_workers=2), runs("single", FAST, workers_per_process=2)),
     )
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
-    assert "with 2 workers instead of 0, an epoch took 1.00 s" in sentence(report, 0)
+    assert "with 2 workers instead of 0, a step takes 64.5 ms" in sentence(report, 0)
     (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, “SINGLE”: fastest at 2, 1,0")]
     assert (
-        swept.endswith(" an epoch took 1.00 s.")
+        swept.endswith(" a step takes 64.5 ms.")
         and "0.33 [0.33, 0.33] (faster)" in sweep_tables(analyse(report), "simple")[0]
     )
 
@@ -213,7 +213,7 @@ def test_what_is_said_of_the_row_to_use_and_of_the_others():
     skipped = (configuration("mp", skip="needs 2 GPUs"), [])
     assert recommendations(report_of(SINGLE, dp, (ddp(), two()), flaky, skipped)) == [
         "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95% CI 1.64 to 1.70): 1.50 s instead of 2.50 s per "
-        "epoch with evaluation. It is statistically tied with “DDP”, and is the simplest of them. Faster, but "
+        "epoch with evaluation. It is statistically tied with “DDP”, and is the simpler of the two. Faster, but "
         "excluded: “ACCELERATE”, 2 of 3 runs failed. Peak memory, all devices: 0.0 MiB."
     ]
     (advice,) = recommendations(report_of(SINGLE, (ddp(), two((2.02, 1.98, 1.99)))))
