@@ -6,14 +6,20 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import common.engine.loop
+import common.engine.run
 import compare_parallel
+from common.engine.timing import Stopwatch
 from common.settings.config import parse, script_parser
 from comparison.methods import Machine
-from tests.fixtures import PROJECT, child_environment, misfits, small
+from tests.fixtures import PROJECT, child_environment, misfits, small, start_here
+from tests.pretended_gpus import pretended_gpus
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
@@ -105,6 +111,52 @@ def train(project, tmp_path):
         return result, torch.load(weights, weights_only=True), done.stdout
 
     return run
+
+
+class PatientStopwatch(Stopwatch):
+    """One that fails where the host waits for a pretended GPU between its start and its end."""
+
+    def __enter__(self):
+        super().__enter__()
+        torch.cuda.set_sync_debug_mode("error")
+        return self
+
+    def __exit__(self, *_):
+        torch.cuda.set_sync_debug_mode("default")
+        super().__exit__(*_)
+
+
+@pytest.fixture
+def train_on_gpus(monkeypatch, tmp_path, data_root):
+    """Run a script on two pretended GPUs, for six steps of 48 images, or as a rank of two alone.
+
+    Returns its result and weights, if it is no rank but the first, and gpus: what was seen of them. costs: see
+    virtual_clock.py. before(): called when the GPUs are there.
+    """
+    from tests.pretended_ranks import pretended_rank
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+    monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
+    monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
+
+    def train(script, *flags, rank=None, costs=None, before=lambda: None):
+        output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
+        usual = "--dataset synthetic-mnist --loader resident --epochs 1 --threads 1 --device gpu --quiet"
+        sizes = ["--train-size", 6 * 48, "--batch-size", 48, "--data-root", data_root]
+        typed = [*usual.split(), *sizes, "--output", output, "--save", weights, "--figure-dir", tmp_path, *flags]
+        monkeypatch.setattr(sys, "argv", [script, *map(str, typed)])
+        with (
+            pretended_gpus("first", "second", costs=costs) as gpus,
+            nullcontext() if rank is None else pretended_rank(rank, 2),
+        ):
+            before()
+            start_here(monkeypatch, script)
+        if rank:
+            return SimpleNamespace(gpus=gpus)
+        result = json.loads(output.read_text())
+        return SimpleNamespace(gpus=gpus, result=result, weights=torch.load(weights, weights_only=True))
+
+    return train
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 A test trains in a `with pretended_gpus("first", "second") as gpus`, by the project's scripts as they are. As on GPUs,
 tensors of two devices in one operation are an error; so is the time between events of two devices, or before their
-device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous.
+device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous. With costs,
+time is that of virtual_clock.py. Memory is what the tensors hold. Ranks are in pretended_ranks.py.
 
-What is not shown: speed; races between streams, as everything is done when its call returns; NCCL, so no ranks; memory;
-autocast and recorded graphs; nn.DataParallel's threads, whose work is done one after the other. Private names of torch
-are used that may change; seen with torch 2.15, written for 2.11 too.
+What is not shown: races between streams, as every value is there when its call returns; autocast;
+nn.DataParallel's threads, whose work is launched one after the other. Private names of torch are used that may change;
+seen with torch 2.15, written for 2.11 too.
 """
 
 import contextlib
+import functools
 import os
 import sys
 import time
+import weakref
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +29,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.virtual_clock import Clock, Event
+
 CPU = torch.device("cpu")
 VARIABLE = "PRETENDED_GPUS"  # environment variable: how many a script of its own process has
 # operations that give the host a number, or a tensor whose size it must ask for
@@ -35,26 +41,43 @@ WAITING = {"_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero
 class Gpus:
     """The GPUs of a machine, and what was seen of them.
 
-    broken: which of them cannot compute; copies: (source, target, bytes) of each; waits: what let the host wait.
+    broken: which of them cannot compute; copies: (source, target, bytes) of each; waits: what let the host wait; calls:
+    what was asked of torch, by name, with what is worth knowing of it; held, peaks: bytes by device.
     """
 
     names: list[str]
+    costs: dict = field(default_factory=dict)
+    capability: tuple[int, int] = (9, 0)
     broken: set[int] = field(default_factory=set)
     copies: list[tuple[str, str, int]] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
+    calls: list[tuple] = field(default_factory=list)
     debug_mode: str | int = "default"
-    synchronized: dict[torch.device, float] = field(default_factory=dict)
+    current: int = 0
+    held: dict[torch.device, int] = field(default_factory=lambda: defaultdict(int))
+    peaks: dict[torch.device, int] = field(default_factory=lambda: defaultdict(int))
+
+    def __post_init__(self):
+        self.clock = Clock([torch.device("cuda", index) for index in range(len(self.names))], self.costs)
+
+    def call(self, name: str, *about) -> None:
+        self.calls.append((name, *about))
+
+    def called(self, *names: str) -> list[tuple]:
+        """Return what is known of the calls of these names, in their order."""
+        return [about for name, *about in self.calls if name in names]
 
     def place(self, device) -> torch.device:
         """Return a device with its number, as torch.cuda takes one; one that is not there is an error."""
         if device is None or isinstance(device, int):
-            device = torch.device("cuda", device or 0)
+            device = torch.device("cuda", self.current if device is None else device)
         device = torch.device(device)
         if device.type == "cpu":
             return device
-        if (device.index or 0) >= len(self.names):
+        index = self.current if device.index is None else device.index
+        if index >= len(self.names):
             raise RuntimeError("CUDA error: invalid device ordinal")
-        return torch.device("cuda", device.index or 0)
+        return torch.device("cuda", index)
 
     def wait(self, cause: str) -> None:
         if self.debug_mode in (2, "error"):
@@ -64,13 +87,40 @@ class Gpus:
     def note_copy(self, tensor: torch.Tensor, target: torch.device, blocking: bool) -> None:
         """Note a copy; between a GPU and the CPU the host waits for it, unless it was asked not to."""
         source = place_of(tensor)
-        if source != target:
-            self.copies.append((str(source), str(target), tensor.nbytes))
-            if blocking and CPU in (source, target):
-                self.wait(f"copy from {source} to {target}")
+        if source == target:
+            if source != CPU:
+                self.clock.compute(source, "copy_")
+            return
+        self.copies.append((str(source), str(target), tensor.nbytes))
+        if blocking and CPU in (source, target):
+            self.wait(f"copy from {source} to {target}")
+        pageable = source == CPU and not getattr(tensor, "pinned", False)  # the driver reads it before it returns
+        self.clock.copy(source, target, blocking or pageable)
 
     def synchronize(self, device=None) -> None:
-        self.synchronized[self.place(device)] = time.perf_counter()
+        self.call("synchronize", str(self.place(device)))
+        self.clock.synchronize(self.place(device))
+
+    def hold(self, tensor: torch.Tensor, place: torch.device) -> None:
+        """Count a tensor's memory on a device for as long as it is held."""
+        storage = tensor.untyped_storage()
+        if not hasattr(storage, "place"):
+            storage.place = place
+            weakref.finalize(storage, self.free, place, storage.nbytes())
+            self.free(place, -storage.nbytes())
+
+    def free(self, place: torch.device, size: int) -> None:
+        self.held[place] -= size
+        self.peaks[place] = max(self.peaks[place], self.held[place])
+
+    def reset_peak(self, device=None) -> None:
+        place = self.place(device)
+        self.call("reset_peak_memory_stats", str(place))
+        self.peaks[place] = self.held[place]
+
+    def set_device(self, device) -> None:
+        self.current = self.place(device).index
+        self.call("set_device", self.current)
 
 
 gpus = Gpus([])
@@ -86,6 +136,7 @@ class Pretended(torch.Tensor):
         wanted = held.requires_grad  # on the CPU for C++, which has no CUDA
         tensor = torch.Tensor._make_wrapper_subclass(cls, held.shape, device=CPU, requires_grad=wanted, **same)
         tensor.held, tensor.place = held, place
+        gpus.hold(held, place)
         return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -112,6 +163,7 @@ class Pretended(torch.Tensor):
 
     def tolist(self):
         gpus.wait("tolist")
+        gpus.clock.used[self.place].synchronize()
         return self.held.tolist()
 
     @classmethod
@@ -134,12 +186,16 @@ class Pretended(torch.Tensor):
         (place,) = places
         if place.index in gpus.broken:
             raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+        if not is_free(operator):
+            gpus.clock.compute(place, name)
         if name in WAITING:
             gpus.wait(name)
+            gpus.clock.used[place].synchronize()
         if name in ("index", "index_put_") and any(
             index is not None and (index.dtype == torch.bool or place_of(index) == CPU) for index in args[1]
         ):
             gpus.wait(f"{name} by a mask, or by what is on the CPU")
+            gpus.clock.used[place].synchronize()
         # a CPU may emulate products of 16 bits, 40 times slower
         if name == "mm" and args[0].dtype in (torch.bfloat16, torch.float16):
             outputs = operator(*(plain(matrix).float() for matrix in args)).to(args[0].dtype)
@@ -147,6 +203,13 @@ class Pretended(torch.Tensor):
             outputs = operator(*tree_map(plain, args), **tree_map(plain, kwargs))
         outputs = tree_map(lambda value: Pretended(value, place) if isinstance(value, torch.Tensor) else value, outputs)
         return return_and_correct_aliasing(operator, args, kwargs, outputs)
+
+
+@functools.cache
+def is_free(operator) -> bool:
+    """Return whether an operation launches no kernel: it gives a view, or memory as it is."""
+    aliases = [result.alias_info for result in operator._schema.returns]
+    return any(alias and not alias.is_write for alias in aliases) or "empty" in operator.overloadpacket.__name__
 
 
 def plain(value):
@@ -202,25 +265,6 @@ class Everywhere(TorchFunctionMode):
         return Pretended(made, target)
 
 
-class Event:
-    """It belongs to its stream's device, and has a time once that device was synchronized after it."""
-
-    def __init__(self, enable_timing=False, **_):
-        self.timing, self.device = enable_timing, None
-
-    def record(self, stream):
-        if self.device not in (None, stream.device):
-            raise RuntimeError(f"Event device {self.device} does not match recording stream's device {stream.device}.")
-        self.device, self.seconds = stream.device, time.perf_counter()
-
-    def elapsed_time(self, other):
-        if not (self.timing and other.timing) or self.device is None or self.device != other.device:
-            raise RuntimeError("CUDA error: invalid resource handle")
-        if gpus.synchronized.get(self.device, 0.0) < max(self.seconds, other.seconds):
-            raise RuntimeError("CUDA error: device not ready")
-        return (other.seconds - self.seconds) * 1000
-
-
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None, *, out=None):
     parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     places = map(gpus.place, devices)
@@ -260,19 +304,56 @@ def group_by_device(lists, with_indices=False):
     }
 
 
+def pin_memory(data, device=None):
+    """A batch as the data loader pins it: the host does not wait where such a tensor is copied to a GPU."""
+    for part in data:
+        part.pinned = True
+    gpus.call("pin_memory", *(tuple(part.shape) for part in data))
+    return data
+
+
+def make_graphed_callables(module, sample):
+    """As the real one, which warms up by three steps: what it records is for this shape, and for the module's mode."""
+    (images,), usual, mode = sample, module.forward, module.training
+    gpus.call("make_graphed_callables", tuple(images.shape), mode)
+    for _ in range(3):
+        logits = usual(images)
+        torch.autograd.grad(logits, [*module.parameters()], torch.zeros_like(logits))
+
+    def forward(batch):
+        if module.training != mode:
+            return usual(batch)
+        if batch.shape != images.shape:
+            raise RuntimeError(f"a graph of {tuple(images.shape)} cannot take {tuple(batch.shape)}")
+        gpus.call("replay")
+        return usual(batch)
+
+    module.forward = forward
+    return module
+
+
 def properties(device):
     index = gpus.place(device).index
-    about = {"major": 9, "minor": 0, "total_memory": 1 << 33, "multi_processor_count": 100}
+    major, minor = gpus.capability
+    about = {"major": major, "minor": minor, "total_memory": 1 << 33, "multi_processor_count": 100}
     return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", **about)
 
 
 @contextlib.contextmanager
-def pretended_gpus(*names: str):
-    """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them."""
+def current(device):
+    usual, gpus.current = gpus.current, gpus.place(device).index
+    try:
+        yield
+    finally:
+        gpus.current = usual
+
+
+@contextlib.contextmanager
+def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
+    """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them. costs: see the clock."""
     global gpus
-    gpus, usual = Gpus(list(names)), gpus
-    places = [torch.device("cuda", index) for index in range(len(names))]
-    streams = {place: SimpleNamespace(device=place, wait_stream=lambda other: None) for place in places}
+    gpus, usual = Gpus(list(names), costs or {}, capability), gpus
+    clock, place = gpus.clock, gpus.place
 
     def set_debug_mode(mode):
         gpus.debug_mode = mode
@@ -281,16 +362,23 @@ def pretended_gpus(*names: str):
         torch.cuda: {
             "is_available": lambda: bool(names),
             "device_count": lambda: len(names),
-            "current_device": lambda: 0,
+            "current_device": lambda: gpus.current,
+            "set_device": gpus.set_device,
+            "device": current,
             # one function for each: torch._dynamo knows them by identity
-            **{
-                name: lambda *_: None for name in ("set_device", "empty_cache", "_lazy_init", "reset_peak_memory_stats")
-            },
-            **{name: lambda device=None: 1 << 20 for name in ("max_memory_allocated", "max_memory_reserved")},
+            **{name: lambda *_: None for name in ("empty_cache", "_lazy_init")},
+            "reset_peak_memory_stats": gpus.reset_peak,
+            "memory_allocated": lambda device=None: gpus.held[place(device)],
+            "max_memory_allocated": lambda device=None: gpus.peaks[place(device)],
+            "max_memory_reserved": lambda device=None: -(-gpus.peaks[place(device)] >> 21) << 21,  # by 2 MiB
             "synchronize": gpus.synchronize,
             "set_sync_debug_mode": set_debug_mode,
             "Event": Event,
-            "current_stream": lambda device=None: streams[gpus.place(device)],
+            "Stream": lambda device=None, priority=0: clock.new_stream(place(device)),
+            "stream": clock.using,
+            "current_stream": lambda device=None: clock.used[place(device)],
+            "default_stream": lambda device=None: clock.streams[place(device)][0],
+            "make_graphed_callables": make_graphed_callables,
             "is_current_stream_capturing": lambda: False,
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_properties": properties,
@@ -299,7 +387,15 @@ def pretended_gpus(*names: str):
             "set_rng_state": lambda state, device=None: None,
         },
         torch.cuda.nccl: {"version": lambda: (0, 0), "is_available": lambda tensors: False},
-        torch.accelerator: {"is_available": lambda: False},
+        torch.accelerator: {
+            "is_available": lambda: bool(names),
+            "current_accelerator": lambda check_available=False: torch.device("cuda"),
+            "current_device_index": lambda: gpus.current,
+            "set_device_index": gpus.set_device,
+            "current_stream": lambda device=None: clock.used[place(device)],
+        },
+        torch.utils.data._utils.pin_memory: {"pin_memory": pin_memory},
+        time: {"perf_counter": clock.seconds if costs else time.perf_counter},
         torch.version: {"cuda": torch.version.cuda or "0.0"},  # torchvision compares it with its own
         comm: {"scatter": scatter, "gather": gather, "broadcast_coalesced": broadcast_coalesced},
         sys.modules["torch.nn.parallel.data_parallel"]: {"parallel_apply": parallel_apply},

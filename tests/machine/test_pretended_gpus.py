@@ -1,20 +1,16 @@
 """What the scripts do on two GPUs, on two that are not there (see pretended_gpus.py)."""
 
-import json
-import sys
 from collections import Counter
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-import common.engine.loop
-import common.engine.run
 from common.engine.loop import evaluate
-from common.engine.timing import PhaseTimer, Stopwatch, synchronize
+from common.engine.timing import PhaseTimer, synchronize
 from common.models.build import build_network
 from comparison.results_file import read_results
-from tests.fixtures import make_context, start_here
+from tests.fixtures import make_context
 from tests.pretended_gpus import environment_with, pretended_gpus
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -31,40 +27,6 @@ TESTED, TESTS = 500, 4  # images of a batch, batches
 IMAGE, FEATURES, LOGITS, LABEL = 28 * 28 * 4, 32 * 5 * 5 * 4, 10 * 4, 8  # bytes; features: in front of full1
 
 
-class PatientStopwatch(Stopwatch):
-    """One that fails where the host waits for a GPU between its start and its end."""
-
-    def __enter__(self):
-        super().__enter__()
-        torch.cuda.set_sync_debug_mode("error")
-        return self
-
-    def __exit__(self, *_):
-        torch.cuda.set_sync_debug_mode("default")
-        super().__exit__(*_)
-
-
-@pytest.fixture
-def train(monkeypatch, tmp_path, data_root):
-    """Run a script on two GPUs, for six steps of 48 images; return result, weights, copies."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
-    monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
-    monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
-
-    def train(script, *flags):
-        output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        usual = "--dataset synthetic-mnist --loader resident --epochs 1 --threads 1 --device gpu --quiet"
-        sizes = ["--train-size", BATCH * STEPS, "--batch-size", BATCH, "--data-root", data_root]
-        files = ["--output", output, "--save", weights, "--figure-dir", tmp_path]
-        typed = [*usual.split(), *sizes, *files, *flags]
-        monkeypatch.setattr(sys, "argv", [script, *map(str, typed)])
-        with pretended_gpus("first", "second") as gpus:
-            start_here(monkeypatch, script)
-        return json.loads(output.read_text()), torch.load(weights, weights_only=True), gpus.copies
-
-    return train
-
-
 WEIGHTS: dict = {}  # which the first method leaves, for all
 
 
@@ -74,8 +36,9 @@ def sizes(copies, source, target):
 
 
 @pytest.mark.parametrize("method", COMMANDS)
-def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, train):
-    result, weights, copies = train(*COMMANDS[method], *SAME_STEPS)
+def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, train_on_gpus):
+    trained = train_on_gpus(*COMMANDS[method], *SAME_STEPS)
+    result, weights, copies = trained.result, trained.weights, trained.gpus.copies
     start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
     assert min((weights[name] - value).abs().max() for name, value in start.items()) > 1e-4  # all was trained
     assert_close(weights, WEIGHTS.setdefault("of the first", weights), rtol=0, atol=1e-6)
@@ -83,7 +46,7 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
     assert (result["method"], result["devices"], result["simulated"]) == (method, used, False)
     assert {*(result["method_milliseconds"] or ())} == OWN_TIMES.get(method, set())
     assert result["gpu_uuids"] == ["GPU-00000000-0000", "GPU-00000001-0000"][: len(used)]
-    assert result["reserved_memory_bytes"] == [2**20] * len(used)
+    assert all(2**21 * -(-peak // 2**21) - peak >= 0 and peak for peak in result["peak_memory_bytes"])
     there, back = sizes(copies, "cuda:0", "cuda:1"), sizes(copies, "cuda:1", "cuda:0")
     size = {name: 4 * value.numel() for name, value in weights.items()}
     if method == "single":
@@ -101,23 +64,24 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
         assert Counter(back) == {BATCH // parts * FEATURES: parts * STEPS}
 
 
-def test_workers_images_go_to_the_gpu_once(train):
-    _, _, copies = train("data_parallel_train.py", *SAME_STEPS, "--loader", "workers", "--num-workers", 0)
+def test_workers_images_go_to_the_gpu_once(train_on_gpus):
+    workers = ("--loader", "workers", "--num-workers", 0)
+    copies = train_on_gpus("data_parallel_train.py", *SAME_STEPS, *workers).gpus.copies
     count = Counter(sizes(copies, "cpu", "cuda:0"))
     assert (count[BATCH * IMAGE], count[BATCH * LABEL]) == (STEPS, STEPS)
 
 
 @pytest.mark.parametrize("method", ["dp", "mp-micro"])
-def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train, tmp_path):
+def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train_on_gpus, tmp_path):
     script, *flags = COMMANDS[method]
     flags = [*flags, "--model", "strided"]  # with BatchNorm
     if method == "mp-micro":
         flags[flags.index("full1")] = "conv3"
-    _, expected, _ = train(script, *flags, "--epochs", 2)
-    train(script, *flags, "--checkpoint", tmp_path / "state.pt")
-    result, weights, _ = train(script, *flags, "--epochs", 2, "--resume", tmp_path / "state.pt")
-    assert len(result["epochs"]) == 2
-    assert_close(weights, expected, rtol=0, atol=0)
+    expected = train_on_gpus(script, *flags, "--epochs", 2).weights
+    train_on_gpus(script, *flags, "--checkpoint", tmp_path / "state.pt")
+    trained = train_on_gpus(script, *flags, "--epochs", 2, "--resume", tmp_path / "state.pt")
+    assert len(trained.result["epochs"]) == 2
+    assert_close(trained.weights, expected, rtol=0, atol=0)
 
 
 def test_convolutions_of_every_replica_are_channels_last():

@@ -1,0 +1,122 @@
+"""One rank of several on pretended GPUs, alone: the others answer at once, with what it has said itself.
+
+Collectives go to torch's fake process group, in which nothing is sent: values of other ranks are this one's. What is
+asked of torch is among the calls of the pretended GPUs, and collectives take their time on the clock. DDP and
+fully_shard() are stand-ins: the real ones are C++ that would look for CUDA.
+"""
+
+import contextlib
+from dataclasses import replace
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from common.ranks.group import Rank
+from tests import pretended_gpus
+
+init_process_group, gather_objects = dist.init_process_group, dist.all_gather_object
+
+
+class StandIn(nn.Module):
+    """DistributedDataParallel with one bucket, whose all-reduce is on a stream of its own after the last gradient."""
+
+    def __init__(self, module, **options):
+        super().__init__()
+        gpus, parameters = pretended_gpus.gpus, [weight for weight in module.parameters() if weight.requires_grad]
+        gpus.call("DistributedDataParallel", options)
+        self.module, self.count, self.silent = module, len(parameters), False
+        self.device = parameters[0].device
+        self.broadcast_buffers = options.get("broadcast_buffers", True)
+        self.copies = not options.get("gradient_as_bucket_view")
+        self.clock, self.stream = gpus.clock, gpus.clock.new_stream(self.device)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+
+    def forward(self, *inputs):
+        if self.training and self.broadcast_buffers:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        self.missing = self.count
+        return self.module(*inputs)
+
+    def _arrived(self, parameter):
+        if self.copies:
+            self.clock.compute(self.device, "copy to the bucket")
+        self.missing -= 1
+        if self.missing or self.silent:
+            return
+        usual = self.clock.used[self.device]
+        self.stream.wait_stream(usual)
+        with self.clock.using(self.stream):
+            dist.all_reduce(parameter.grad)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: usual.wait_stream(self.stream))
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.silent = True
+        yield
+        self.silent = False
+
+
+def fully_shard(module, mesh):
+    """Note which weights would be cut, and where they lie by then."""
+    pretended_gpus.gpus.call(
+        "fully_shard", len([*module.parameters()]), {str(one.device) for one in module.parameters()}
+    )
+    return mock.Mock()
+
+
+def all_gather_object(values, own):
+    """What is of a share of the images comes from every rank."""
+    gather_objects(values, own)
+    values[:] = [of_rank(rank, value) for rank, value in enumerate(values)]
+
+
+def of_rank(rank, value):
+    if isinstance(value, tuple):
+        return tuple(of_rank(rank, part) for part in value)
+    return replace(value, data_rank=rank) if hasattr(value, "data_rank") else value
+
+
+def join(backend, *_, rank, world_size, device_id=None, **__):
+    """In the place of init_process_group()."""
+    pretended_gpus.gpus.call("init_process_group", backend, device_id)
+    init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def current_gpu(group=None):
+    """Where NCCL gathers objects."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def pretended_rank(rank: int, ranks: int):
+    """In the `with`, inside one of pretended_gpus(), a script trains as this rank, on the GPU of its number."""
+
+    def find_ranks(config, options, init_method):
+        place = Rank(rank, ranks, torch.device("cuda", rank), dist.HashStore(), config, options)
+        place.agree = lambda image_set: None
+        return place, (0, 1)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict("os.environ", RANK=str(rank), WORLD_SIZE=str(ranks)))
+        for name, value in {
+            "torch.distributed.init_process_group": join,
+            "torch.distributed.all_gather_object": all_gather_object,
+            "torch.distributed.fsdp.fully_shard": fully_shard,
+            "torch.distributed.device_mesh.init_device_mesh": lambda *_: None,
+            "torch.nn.parallel.DistributedDataParallel": StandIn,
+            "common.ranks.start.find_ranks": find_ranks,
+            "common.ranks.group.Heartbeat": mock.Mock(),
+        }.items():
+            stack.enter_context(mock.patch(name, value))
+        stack.enter_context(mock.patch.object(distributed_c10d, "_get_object_coll_device", current_gpu))
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

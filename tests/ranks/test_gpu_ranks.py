@@ -1,0 +1,84 @@
+"""What one rank of two asks of NCCL and of its GPU, and what it reports of the exchange: on a pretended GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.programs import probe
+from tests.fixtures import make_config, make_image_set
+from tests.pretended_gpus import pretended_gpus
+from tests.pretended_ranks import pretended_rank
+
+STEPS = 6
+COLLECTIVES = {"allreduce_", "broadcast_", "_allgather_base_", "allgather_", "barrier"}
+DDP = ("ddp_train.py", "--model", "lenet", "--optimizer", "sgd", "--no-augment")
+
+
+@pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_joins_nccl_with_its_own_gpu(script, rank, train_on_gpus):
+    gpus = train_on_gpus(script, "--model", "lenet", rank=rank, costs={"cuda:0": 0.1, "cuda:1": 0.1}).gpus
+    device = torch.device("cuda", rank)
+    assert gpus.called("init_process_group") == [["nccl", device]]
+    assert {work.device for work in gpus.clock.log} == {str(device)}
+    assert COLLECTIVES & {work.name for work in gpus.clock.log}
+    order = [name for name, *_ in gpus.calls]
+    assert order.index("set_device") < order.index("init_process_group") and gpus.current == rank
+
+
+def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
+    """Gradients lie in the bucket already; nothing is exchanged in the forward pass."""
+    costs = {"cuda:0": 0.001, ("cuda:0", "allreduce_"): 9.0, ("cuda:0", "convolution"): 1.0}
+    trained = train_on_gpus(*DDP, rank=0, costs=costs)
+    (epoch,) = trained.result["epochs"]
+    assert epoch["phases"]["exchange"] == pytest.approx(9.0)
+    assert 2.0 < epoch["phases"]["forward"] < 2.1 and 0 < epoch["phases"]["backward"] < 0.1
+    assert sum(filter(None, epoch["phases"].values())) * STEPS == pytest.approx(1000 * epoch["train_seconds"])
+
+
+def test_buffers_are_shared_once_before_each_evaluation(train_on_gpus):
+    gpus = train_on_gpus(*DDP, "--model", "strided", "--epochs", 2, rank=0, costs={"cuda:0": 0.1}).gpus
+    names = [work.name for work in gpus.clock.log if work.name in ("broadcast_", "allreduce_")]
+    steps, buffers = ["allreduce_"] * STEPS, ["broadcast_"] * names.count("broadcast_")
+    assert names == [*steps, *buffers[::2], *steps, *buffers[::2]] and buffers
+
+
+@pytest.mark.parametrize("flags, count", [(("--accumulate", 2), STEPS), (("--no-sync",), 0)])
+def test_only_what_a_step_needs_is_exchanged(flags, count, train_on_gpus):
+    gpus = train_on_gpus(*DDP, *flags, rank=0, costs={"cuda:0": 0.1}).gpus
+    assert [work.name for work in gpus.clock.log].count("allreduce_") == count
+
+
+def test_weights_are_cut_before_they_are_on_the_gpu(train_on_gpus):
+    *blocks, whole = train_on_gpus("fsdp_train.py", "--model", "lenet", rank=0).gpus.called("fully_shard")
+    assert {place for _, places in (*blocks, whole) for place in places} == {"cpu"}
+    assert sum(count for count, _ in blocks) == whole[0] == 10
+
+
+def test_a_link_is_that_of_nccl_between_gpus_that_have_done_their_step(monkeypatch, tmp_path):
+    for name in ("end_with_parent", "prepare_process"):
+        monkeypatch.setattr(probe, name, lambda *_: None)
+    config = SimpleNamespace(**vars(make_config(optimizer="sgd")))
+    config.batch_size, images = [4], make_image_set()
+    costs = {"cuda:1": 0.5, ("cuda:1", "allreduce_"): 8.0}
+    with pretended_gpus("first", "second", costs=costs) as gpus, pretended_rank(1, 2):
+        monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.01)
+        written = []
+        monkeypatch.setattr(dist, "all_reduce", reducing(written))
+        probe._exchange(1, 2, str(tmp_path), config, "mlp", 1000, images, "cuda")
+    assert gpus.called("init_process_group") == [["nccl", torch.device("cuda", 1)]] and gpus.current == 1
+    assert {work.device for work in gpus.clock.log} == {"cuda:1"}
+    (seconds,) = (sent for sent in written if sent.dim() == 2)
+    assert seconds.held.flatten().tolist() == pytest.approx([0.008] * seconds.numel())
+
+
+def reducing(seen):
+    usual = dist.all_reduce
+
+    def all_reduce(sent, *arguments):
+        seen.append(sent)
+        return usual(sent, *arguments)
+
+    return all_reduce

@@ -1,0 +1,156 @@
+"""The time of pretended GPUs: streams whose work follows one another, a host that runs ahead of them, events between.
+
+A test states what work costs, in milliseconds, and everything else takes none:
+
+    {("cuda:1", "convolution"): 7.0, ("cuda:0", "cuda:1"): 3.0, "cuda:0": 0.1, "launch": 0.01}
+
+a kernel of that name on a device; a copy from one place to another; every other kernel of a device; what the host
+needs to launch anything. Then time.perf_counter() is the host's own clock, which only moves when it launches or waits.
+Without costs it is this machine's, and work is over when its call returns.
+"""
+
+import itertools
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+real_seconds = time.perf_counter
+
+
+class Work(NamedTuple):
+    """What a stream did, from when to when, in milliseconds; name: of a kernel, a collective, or "copy to PLACE"."""
+
+    device: str
+    name: str
+    start: float
+    end: float
+
+
+class Stream:
+    """A device's queue; end: when all that is in it is done. Streams know nothing of each other unless they wait."""
+
+    def __init__(self, clock: "Clock", device: torch.device):
+        self.clock, self.device, self.end, self.seen = clock, device, 0.0, 0
+
+    def run(self, name: str, cost: float, *joined: "Stream") -> None:
+        """Append some work; it begins when all streams that are joined come so far, and all go on after it."""
+        self.clock.host += self.clock.costs.get("launch", 0.0)
+        streams = (self, *joined)
+        start = max(self.clock.now(), *(stream.end for stream in streams))
+        for stream in streams:
+            stream.end = start + cost
+        if self.clock.costs:
+            self.clock.log.append(Work(str(self.device), name, start, start + cost))
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.end = max(self.end, other.end)
+
+    def wait_event(self, event: "Event") -> None:
+        self.end = max(self.end, event.end)
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Let the host wait until all is done."""
+        self.clock.host = max(self.clock.host, self.end)
+        self.seen = next(self.clock.numbers)
+
+    def query(self) -> bool:
+        return self.end <= self.clock.now()
+
+    def is_capturing(self) -> bool:
+        return False
+
+
+class Event:
+    """A place in a stream. It belongs to the stream's device, and has a time once the host has waited for it."""
+
+    def __init__(self, enable_timing=False, **_):
+        self.timing, self.stream, self.waited = enable_timing, None, False
+
+    def record(self, stream=None):
+        stream = stream or torch.cuda.current_stream()
+        if self.stream and self.stream.device != stream.device:
+            raise RuntimeError(
+                f"Event device {self.stream.device} does not match recording stream's device {stream.device}."
+            )
+        self.stream, self.end = stream, max(stream.end, stream.clock.now())
+        self.number, self.waited = next(stream.clock.numbers), False
+
+    def wait(self, stream=None):
+        (stream or torch.cuda.current_stream()).wait_event(self)
+
+    def synchronize(self):
+        self.stream.clock.host, self.waited = max(self.stream.clock.host, self.end), True
+
+    def query(self):
+        return self.stream is None or self.end <= self.stream.clock.now()
+
+    def elapsed_time(self, other):
+        pair = (self, other)
+        if not all(event.timing and event.stream for event in pair) or self.stream.device != other.stream.device:
+            raise RuntimeError("CUDA error: invalid resource handle")
+        if not all(event.waited or event.number < event.stream.seen for event in pair):
+            raise RuntimeError("CUDA error: device not ready")
+        return other.end - self.end
+
+
+@dataclass
+class Clock:
+    """All streams of some devices, and the host: since when nothing was to do, in milliseconds. log: what was done."""
+
+    devices: list[torch.device]
+    costs: dict = field(default_factory=dict)
+    host: float = 0.0
+    log: list[Work] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.numbers = itertools.count(1)
+        self.streams = {device: [Stream(self, device)] for device in self.devices}  # the default one first
+        self.used = {device: streams[0] for device, streams in self.streams.items()}  # as torch.cuda.stream() says
+
+    def now(self) -> float:
+        """Return the host's time, in milliseconds."""
+        return self.host if self.costs else 1000 * real_seconds()
+
+    def seconds(self) -> float:
+        return self.now() / 1000
+
+    def new_stream(self, device: torch.device) -> Stream:
+        self.streams[device].append(Stream(self, device))
+        return self.streams[device][-1]
+
+    @contextmanager
+    def using(self, stream: Stream):
+        usual, self.used[stream.device] = self.used[stream.device], stream
+        try:
+            yield
+        finally:
+            self.used[stream.device] = usual
+
+    def compute(self, device: torch.device, name: str) -> None:
+        """Launch a kernel in the stream that is used on a device."""
+        self.used[device].run(name, self.costs.get((str(device), name), self.costs.get(str(device), 0.0)))
+
+    def copy(self, source: torch.device, target: torch.device, blocking: bool) -> None:
+        """Copy from one place to another. Between GPUs both streams take part and the host goes on, whatever it asked
+        for; with the CPU it is the GPU's stream alone, for which the host waits if the copy blocks.
+        """
+        streams = [self.used[place] for place in (source, target) if place.type != "cpu"]
+        streams[0].run(f"copy to {target}", self.costs.get((str(source), str(target)), 0.0), *streams[1:])
+        if blocking and len(streams) == 1:
+            streams[0].synchronize()
+
+    def synchronize(self, device: torch.device) -> None:
+        for stream in self.streams[device]:
+            stream.synchronize()
+
+    def milliseconds(self, *names: str, device: str = "") -> float:
+        """Return how long kernels of these names took in all, on one device or on all."""
+        return sum(work.end - work.start for work in self.log if work.name in names and device in (work.device, ""))
