@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,8 +54,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory):
-    """A data directory that all tests share, so that the synthetic sets are generated once."""
-    return tmp_path_factory.mktemp("data")
+    """A data directory that all tests share, so that the synthetic sets are generated once: KEPT_DATA, if it is set."""
+    return Path(os.environ.get("KEPT_DATA") or tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

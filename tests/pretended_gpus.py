@@ -383,8 +383,9 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_properties": properties,
             "mem_get_info": lambda device=None: (1 << 33, 1 << 33),
-            "get_rng_state": lambda device=None: torch.get_rng_state(),
-            "set_rng_state": lambda state, device=None: None,
+            # the CPU's generator is the one that draws: each device's state is its number
+            "get_rng_state": lambda device=None: torch.tensor([place(device).index]),
+            "set_rng_state": lambda state, device=None: gpus.call("set_rng_state", place(device).index, state.item()),
         },
         torch.cuda.nccl: {"version": lambda: (0, 0), "is_available": lambda tensors: False},
         torch.accelerator: {

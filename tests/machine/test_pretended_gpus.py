@@ -81,6 +81,7 @@ def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train_on
     train_on_gpus(script, *flags, "--checkpoint", tmp_path / "state.pt")
     trained = train_on_gpus(script, *flags, "--epochs", 2, "--resume", tmp_path / "state.pt")
     assert len(trained.result["epochs"]) == 2
+    assert trained.gpus.called("set_rng_state") == [[0, 0], [1, 1]]
     assert_close(trained.weights, expected, rtol=0, atol=0)
 
 

@@ -31,6 +31,7 @@ def test_a_rank_joins_nccl_with_its_own_gpu(script, rank, train_on_gpus):
 def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
     """Gradients lie in the bucket already; nothing is exchanged in the forward pass."""
     costs = {"cuda:0": 0.001, ("cuda:0", "allreduce_"): 9.0, ("cuda:0", "convolution"): 1.0}
+    costs["cuda:0", "copy to the bucket"] = 1.0
     trained = train_on_gpus(*DDP, rank=0, costs=costs)
     (epoch,) = trained.result["epochs"]
     assert epoch["phases"]["exchange"] == pytest.approx(9.0)

@@ -1,0 +1,289 @@
+"""Mistakes planted into what the suite does on GPUs, one at a time: the test that is named has to see each of them.
+
+    python tests/plants.py
+    python tests/plants.py "no set_device" "one call instead of twenty"
+
+Each is planted into a copy of the project, and its test runs in a process that has imported torch already: it is a fork
+of this one. A plant is red where a test fails; it survives where none does.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+COPIED = ("common", "comparison", "tests", "docs", "benchmarks")
+SECONDS = 60  # for a plant's test
+TIMES, RANKS, PRETENDED = (
+    f"tests/{name}.py" for name in ("engine/test_gpu_times", "ranks/test_gpu_ranks", "machine/test_pretended_gpus")
+)
+OF_FILES = {  # file, tests → name → a text that is in the file once, what stands there instead, words of the tests
+    ("common/engine/timing.py", TIMES): {
+        "event of another device": (
+            "event.record(stream)",
+            "event.record(torch.cuda.current_stream(self.devices[-1]))",
+            "parallel",
+        ),
+        "streams wait the wrong way": (
+            "stream.wait_stream(torch.cuda.current_stream(other))",
+            "torch.cuda.current_stream(other).wait_stream(stream)",
+            "stages",
+        ),
+        "forward is not joined": ('("forward", "backward")', '("backward",)', "stages"),
+        "backward is not joined": ('("forward", "backward")', '("forward",)', "ends_on_all"),
+        "all phases are joined": ("join or name in JOINED", "True", "ends_on_all"),
+        "a stopwatch that does not wait": (
+            "        synchronize(self.devices)\n        self.seconds",
+            "        self.seconds",
+            "stopwatch",
+        ),
+        "the first device alone is waited for": (
+            "for device in devices:\n        if device.type",
+            "for device in devices[:1]:\n        if device.type",
+            "stopwatch",
+        ),
+        "one call instead of twenty": ('"cuda": 20', '"cuda": 1', "blocks"),
+        "blocks timed without the device": ("with Stopwatch([images.device])", "with Stopwatch([])", "blocks"),
+    },
+    ("common/ranks/replicas.py", TIMES): {
+        "scatter and gather begin before the devices are done": (
+            'self._timer.mark("", join=True)',
+            'self._timer.mark("")',
+            "parallel",
+        ),
+        "replicas timed on the first device": (
+            "SampledTimers(devices), len",
+            "SampledTimers(devices[:1]), len",
+            "parallel",
+        ),
+        "cuDNN tunes in threads that end": ("self.replicas == 1  #", "True  #", "parallel"),
+    },
+    ("common/ranks/stages.py", TIMES): {
+        "stage 1 timed on device 0": ("devices[:1], devices[-1:]", "devices[:1], devices[:1]", "stages"),
+        "stage 1 is not timed": ('timer1.mark("stage 1")', "pass", "stages"),
+        "features go through the host": (
+            "features.to(self.device1, non_blocking=True)",
+            "features.cpu().to(self.device1)",
+            "stages",
+        ),
+        "the host waits between stages": (
+            "            timer1.start()",
+            "            torch.cuda.synchronize()\n            timer1.start()",
+            "stages",
+        ),
+    },
+    ("common/engine/step.py", TIMES): {
+        "images are copied while the host waits": (
+            "images.to(device, non_blocking=True,",
+            "images.to(device,",
+            "waits_for_the_host",
+        ),
+        "an optimizer that is not fused": (
+            "nesterov=nesterov, fused=fused",
+            "nesterov=nesterov, fused=False",
+            "one_kernel",
+        ),
+        "Adam is not fused": ("fused=True", "fused=False", "one_kernel"),
+    },
+    ("common/engine/step.py", PRETENDED): {
+        "images are not channels-last": (", memory_format=torch.channels_last)", ")", "channels_last")
+    },
+    ("common/engine/step.py", RANKS): {
+        "parts exchange each": (
+            "with no_sync() if number < len(counts) else contextlib.nullcontext():",
+            "with contextlib.nullcontext():",
+            "needs",
+        )
+    },
+    ("data_parallel_train.py", TIMES): {
+        "labels are copied while the host waits": (
+            "labels.to(place.device, non_blocking=True)",
+            "labels.to(place.device)",
+            "host",
+        )
+    },
+    ("common/data/loaders.py", TIMES): {
+        "memory is not pinned": ('pin_memory=device.type == "cuda"', "pin_memory=False", "host"),
+        "the order is copied while the host waits": (
+            "order.to(self.device, non_blocking=True)",
+            "order.to(self.device)",
+            "one_device",
+        ),
+    },
+    ("common/engine/loop.py", TIMES): {
+        "a value is asked for in every step": (
+            "loss.detach() * len(labels)",
+            "loss.item() * len(labels)",
+            "one_device",
+        ),
+        "every step is waited for": (
+            'timer.mark("update")',
+            'timer.mark("update")\n            torch.cuda.synchronize()',
+            "host",
+        ),
+        "the evaluation asks for counts": (
+            "counts.scatter_add_(0, labels, torch.ones_like(labels))",
+            "counts += labels.bincount(minlength=len(counts))",
+            "one_device",
+        ),
+        "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate", "evaluation"),
+        "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass", "order"),
+    },
+    ("common/engine/loop.py", RANKS): {
+        "buffers are not shared": ("place.share_buffers(context.network)", "pass", "buffers")
+    },
+    ("common/engine/memory.py", TIMES): {
+        "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()", "peaks")
+    },
+    ("common/engine/run.py", TIMES): {
+        "peaks are not reset": ("torch.cuda.reset_peak_memory_stats(device)", "pass", "peaks"),
+        "one device's peak is reset": (
+            "torch.cuda.reset_peak_memory_stats(device)",
+            "torch.cuda.reset_peak_memory_stats()",
+            "peaks",
+        ),
+    },
+    ("common/engine/checkpoint.py", PRETENDED): {
+        "every GPU's random numbers are the first one's": (
+            "torch.cuda.get_rng_state(device) for",
+            "torch.cuda.get_rng_state() for",
+            "resumed",
+        ),
+        "no GPU's random numbers go on": ("torch.cuda.set_rng_state(generator_state, device)", "pass", "resumed"),
+    },
+    ("common/engine/compiled.py", TIMES): {
+        "BatchNorm is not restored after a recording": ("buffer.copy_(before)", "pass", "recorded"),
+        "a recording for any shape": ("(graphed if batch.shape == images.shape else usual)", "graphed", "recorded"),
+        "a recording in eval mode": ("context.model.train(not config.eval_mode)", "context.model.eval()", "recorded"),
+    },
+    ("common/machine/environment.py", "tests/machine/test_environment.py"): {
+        "TF32 is named where there is none": (">= (8, 0)", "< (8, 0)", "tf32")
+    },
+    ("common/ranks/group.py", RANKS): {
+        "no set_device": ("torch.cuda.set_device(self.device)", "pass", "joins"),
+        "no device_id": ("device_id=self.device if on_gpu else None", "device_id=None", "joins"),
+        "gloo between GPUs": ('"nccl" if on_gpu else "gloo"', '"gloo"', "joins"),
+    },
+    ("ddp_train.py", RANKS): {
+        "buffers in every step": ("parallel.broadcast_buffers = False", "pass", "buffers"),
+        "gradients are no views of the bucket": ("gradient_as_bucket_view=True, ", "", "last_gradient"),
+        "the exchange counts as backward": (
+            'last_gradient.will_mark(mark, "backward")',
+            'last_gradient.will_mark(lambda name: None, "")',
+            "last_gradient",
+        ),
+    },
+    ("fsdp_train.py", RANKS): {
+        "FSDP has the whole model first": (
+            "    shard(model, place)",
+            "    model.to(place.device)\n    shard(model, place)",
+            "weights",
+        ),
+        "FSDP leaves a block whole": ("(*blocks, model)", "(*blocks[1:], model)", "weights"),
+    },
+    ("common/programs/probe.py", RANKS): {
+        "a link by gloo": ('("nccl", device) if', '("gloo", device) if', "link"),
+        "a link without device_id": ('("nccl", device) if', '("nccl", None) if', "link"),
+        "a link on the first GPU": ("torch.cuda.set_device(device)", "pass", "link"),
+        "a link that is not waited for": (
+            "Stopwatch([device]) for _ in range(4)",
+            "Stopwatch([]) for _ in range(4)",
+            "link",
+        ),
+    },
+    ("common/programs/probe.py", TIMES): {
+        "steps timed one by one": ("for _ in range(calls):", "for _ in range(1):", "blocks")
+    },
+    ("comparison/run/turns.py", "tests/run/test_turns.py"): {
+        "turns without memory": (
+            "if needed > memory.free_bytes:",
+            "if place[0] == 't' and needed > memory.free_bytes:",
+            "gpus",
+        )
+    },
+}
+
+
+class Plant(NamedTuple):
+    """A text that is in a file once, what stands there instead, and the tests that see it: their file, and words."""
+
+    file: str
+    text: str
+    instead: str
+    tests: str
+    words: str
+
+
+PLANTS = {
+    name: Plant(file, text, instead, tests, words)
+    for (file, tests), plants in OF_FILES.items()
+    for name, (text, instead, words) in plants.items()
+}
+
+
+def run(project: Path, arguments: list[str], log: Path) -> int:
+    """Run pytest in a fork of this process, in a project; return its exit code: 1 where a test fails, 5 without any."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 2
+    with suppress(BaseException):
+        signal.alarm(SECONDS)
+        os.chdir(project)
+        for stream in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        flags = ("-q", "-x", "-m", "not slow", "--assert", "plain", "-p", "no:cacheprovider")
+        code = int(pytest.main([*flags, *arguments]))
+        if code == 0:
+            there = [
+                name for name, one in sys.modules.items() if "site-packages" in (getattr(one, "__file__", "") or "")
+            ]
+            (project / "imported").write_text("\n".join(there))
+    os._exit(code)
+
+
+def plant_into(project: Path, plant: Plant, number: int) -> None:
+    """Change a project's file; it gets a time of its own, by which Python knows that it has changed."""
+    file = project / plant.file
+    file.write_text(file.read_text(encoding="utf-8").replace(plant.text, plant.instead), encoding="utf-8")
+    os.utime(file, (number, number))
+
+
+def try_all(names: list[str]) -> dict[str, int]:
+    """Plant what is named, one after the other; print and return what pytest made of each."""
+    codes = {}
+    with tempfile.TemporaryDirectory() as directory:
+        project, log = Path(directory, "project"), Path(directory, "log")
+        os.environ.update(KEPT_DATA=str(Path(directory, "data")), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        for name in COPIED:
+            shutil.copytree(PROJECT / name, project / name)
+        for file in (*PROJECT.glob("*.py"), PROJECT / "pyproject.toml"):
+            shutil.copy2(file, project)
+        if run(project, sorted({PLANTS[name].tests for name in names}), log):
+            sys.exit(f"without a plant, tests fail:\n{log.read_text()}")
+        for module in (project / "imported").read_text().split():
+            with suppress(Exception):
+                import_module(module)
+        for number, name in enumerate(names, start=1):
+            plant, start = PLANTS[name], time.perf_counter()
+            plant_into(project, plant, number)
+            codes[name] = run(project, [plant.tests, "-k", plant.words], log)
+            shutil.copy2(PROJECT / plant.file, project / plant.file)
+            found = {1: "red", 0: "SURVIVED"}.get(codes[name], f"pytest ended with {codes[name]}:\n{log.read_text()}")
+            print(f"{name}: {found} ({time.perf_counter() - start:.1f} s)", flush=True)
+    return codes
+
+
+if __name__ == "__main__":
+    sys.path[:1] = []  # this directory; the project is imported in forks alone
+    codes = try_all(sys.argv[1:] or [*PLANTS])
+    print(f"{sum(code == 1 for code in codes.values())} of {len(codes)} are red")
+    sys.exit({*codes.values()} != {1})
