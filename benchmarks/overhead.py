@@ -77,7 +77,7 @@ def evaluate_by_hand(model, loader, device) -> float:
 class NoTimer(PhaseTimer):
     """Phase timing switched off."""
 
-    def mark(self, name: str, join: bool = False) -> None:
+    def mark(self, name: str) -> None:
         pass
 
     def milliseconds(self) -> dict[str, float]:

@@ -29,18 +29,31 @@ TIMES, RANKS, PRETENDED = (
 OF_FILES = {  # file, tests → name → a text that is in the file once, what stands there instead, words of the tests
     ("common/engine/timing.py", TIMES): {
         "event of another device": (
-            "event.record(stream)",
-            "event.record(torch.cuda.current_stream(self.devices[-1]))",
-            "parallel",
-        ),
-        "streams wait the wrong way": (
-            "stream.wait_stream(torch.cuda.current_stream(other))",
-            "torch.cuda.current_stream(other).wait_stream(stream)",
+            "torch.cuda.current_stream(self.devices[0]))",
+            "torch.cuda.current_stream())",
             "stages",
         ),
-        "forward is not joined": ('("forward", "backward")', '("backward",)', "stages"),
-        "backward is not joined": ('("forward", "backward")', '("forward",)', "ends_on_all"),
-        "all phases are joined": ("join or name in JOINED", "True", "ends_on_all"),
+        "streams wait the wrong way": (
+            "self._joined.wait_stream(torch.cuda.current_stream(device))",
+            "torch.cuda.current_stream(device).wait_stream(self._joined)",
+            "stages",
+        ),
+        "the first device alone is joined": (
+            "for device in self.devices if self._joined else ():",
+            "for device in self.devices[:1] if self._joined else ():",
+            "ends_on_all",
+        ),
+        "phases end on the last device": (
+            "for device in self.devices if self._joined else ():",
+            "for device in self.devices[1:] if self._joined else ():",
+            "parallel",
+        ),
+        "the first device waits for the others": (
+            "torch.cuda.Stream(self.devices[0]) if",
+            "torch.cuda.current_stream(self.devices[0]) if",
+            "ends_on_all",
+        ),
+        "devices are not joined": (" if len(self.devices) > 1 else None", " if False else None", "stages"),
         "a stopwatch that does not wait": (
             "        synchronize(self.devices)\n        self.seconds",
             "        self.seconds",
@@ -55,11 +68,7 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
         "blocks timed without the device": ("with Stopwatch([images.device])", "with Stopwatch([])", "blocks"),
     },
     ("common/ranks/replicas.py", TIMES): {
-        "scatter and gather begin before the devices are done": (
-            'self._timer.mark("", join=True)',
-            'self._timer.mark("")',
-            "parallel",
-        ),
+        "scatter and gather begin before the devices are done": ("self._timer.start()", "pass", "parallel"),
         "replicas timed on the first device": (
             "SampledTimers(devices), len",
             "SampledTimers(devices[:1]), len",

@@ -16,7 +16,6 @@ from torch import nn
 from common.machine.cores import throttled_seconds
 
 CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: alone, a GPU's would count with the host's launches
-JOINED = ("forward", "backward")
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
 
 
@@ -90,13 +89,14 @@ def _queue_seconds():
 class PhaseTimer:
     """Adds up how long each phase of a step takes, without stopping the devices: `start()`, `mark(name)` at each end.
 
-    On a CPU a mark is one clock reading. On GPUs it is an event in the first device's stream, and the host runs on; a
-    phase in which all devices compute (JOINED) ends on all of them: the first one's stream waits for the others, which
-    costs nothing, as backward starts where forward ended. began: the first start(), by perf_counter().
+    On a CPU a mark is one clock reading. On a GPU it is an event in its stream, and the host runs on. On several, a
+    phase ends when it has ended on all: the event is in a stream of its own, which waits for theirs, and nothing else
+    does. began: the first start(), by perf_counter().
     """
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
+        self._joined = torch.cuda.Stream(self.devices[0]) if len(self.devices) > 1 else None
         self._marks: list[tuple[str, Any]] = []
         self.began = 0.0
 
@@ -105,17 +105,15 @@ class PhaseTimer:
         self.began = self.began or time.perf_counter()
         self.mark("")
 
-    def mark(self, name: str, join: bool = False) -> None:
-        """End the phase `name`, which began at the last mark or start; with `join`, on all devices."""
-        self._marks.append((name, self._event(join or name in JOINED) if self.devices else time.perf_counter()))
+    def mark(self, name: str) -> None:
+        """End the phase `name`, which began at the last mark or start, on all devices."""
+        self._marks.append((name, self._event() if self.devices else time.perf_counter()))
 
-    def _event(self, join):
-        first, *others = self.devices
-        stream = torch.cuda.current_stream(first)
-        for other in others if join else ():
-            stream.wait_stream(torch.cuda.current_stream(other))
+    def _event(self):
+        for device in self.devices if self._joined else ():
+            self._joined.wait_stream(torch.cuda.current_stream(device))
         event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
+        event.record(self._joined or torch.cuda.current_stream(self.devices[0]))
         return event
 
     def phases(self) -> Iterator[tuple[str, float]]:

@@ -40,9 +40,9 @@ class TimedDataParallel(nn.DataParallel):
         return self._timed("gather", super().gather, *arguments)
 
     def _timed(self, name, step, *arguments):
-        self._timer.mark("", join=True)  # not before the replicas on all devices are done: gather would wait for them
+        self._timer.start()  # not before the replicas on all devices are done: gather would wait for them
         value = step(*arguments)
-        self._timer.mark(name, join=True)
+        self._timer.mark(name)
         return value
 
 

@@ -70,27 +70,32 @@ def test_stages_work_one_after_the_other_but_for_what_micro_batches_overlap(part
     )
 
 
+def test_an_update_on_the_second_device_is_no_part_of_the_next_steps_transfer(train_on_gpus):
+    """It begins while the first still goes back through its convolutions, for 4 ms."""
+    trained = train_on_gpus(*MP, "--model", "lenet", *SGD, costs={**COSTS, ("cuda:1", "_fused_sgd_"): 40.0})
+    assert times_of(trained) == pytest.approx(
+        {"transfer": 3.0, "forward": 20.0, "backward": 44.0, "update": 40.0 - 4.0}
+    )
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_all_weights_of_a_device_are_updated_by_one_kernel(name, train_on_gpus):
     trained = train_on_gpus(*SINGLE, "--optimizer", name, costs={"cuda:0": 1e-9, ("cuda:0", f"_fused_{name}_"): 2.0})
     assert times_of(trained)["update"] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_phase_in_which_all_compute_ends_on_all(phase):
-    with pretended_gpus("first", "second", costs={"cuda:0": 2.0, "cuda:1": 5.0}):
+def test_a_phase_ends_on_all_devices_and_none_waits_for_another():
+    with pretended_gpus("first", "second", costs={"cuda:0": 2.0, "cuda:1": 5.0}) as gpus:
         timer, both = PhaseTimer([FIRST, SECOND]), [torch.ones(1, device=device) for device in (FIRST, SECOND)]
         synchronize([FIRST, SECOND])
         timer.start()
-        for one in both:
-            one + one
-        timer.mark("data")
-        for one in both:
-            one + one
-        timer.mark(phase)
-        timer.mark("update")
+        for name in ("forward", "update"):
+            for one in both:
+                one + one
+            timer.mark(name)
         synchronize([FIRST, SECOND])
-        assert timer.milliseconds() == {"data": 2.0, phase: 8.0, "update": 0.0}
+        assert timer.milliseconds() == {"forward": 5.0, "update": 5.0}
+        assert [work.end for work in gpus.clock.log if work.device == "cuda:0"] == [2.0, 4.0]
 
 
 def test_a_stopwatch_lasts_until_all_devices_are_idle():
