@@ -130,7 +130,7 @@ class _Run:
             records, evaluations = fit(
                 *training, self.result.epochs, self._after_epoch, begun, before_epoch, after_step, self._end
             )
-        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns)
+        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
         self.result = replace(self.result, epochs=tuple(records), **found, **_judged(records, self.config))
 
     def _after_epoch(self, records):
@@ -245,7 +245,7 @@ def _precision(model, device):
     return "float32, TF32 convolutions" if rounds_to_tf32(device) else "float32"
 
 
-def _after(context, optimizer, image_set, evaluations, turns):
+def _after(context, optimizer, image_set, evaluations, turns, batches):
     """What RunResult says of a training that is over, besides its epochs and whether it did what was asked for."""
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
@@ -260,7 +260,7 @@ def _after(context, optimizer, image_set, evaluations, turns):
         "peak_memory_bytes": peaks,
         "reserved_memory_bytes": tuple(filter(None, reserved)),
         "memory_parts": parts[peaks.index(max(peaks))],
-        "method_milliseconds": context.timers.milliseconds() if context.timers else None,
+        "method_milliseconds": context.timers.milliseconds(batches) if context.timers else None,
     }
 
 

@@ -152,11 +152,11 @@ class SampledTimers:
         self._batches += training
         return self._timers if sampled else [PhaseTimer([]) for _ in self._timers]
 
-    def milliseconds(self) -> dict[str, float] | None:
-        """Return each phase's mean per sampled batch, in milliseconds; None if training was too short to sample."""
+    def milliseconds(self, batches: int = 1) -> dict[str, float] | None:
+        """Return each phase's mean per step of so many batches, in milliseconds; None if there were none to sample."""
         sampled = len(range(SAMPLE_FIRST, self._batches, SAMPLE_EVERY))
         totals = {name: total for timer in self._timers for name, total in timer.milliseconds().items()}
-        return {name: total / sampled for name, total in totals.items()} if sampled else None
+        return {name: batches * total / sampled for name, total in totals.items()} if sampled else None
 
 
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:

@@ -70,6 +70,12 @@ def test_stages_work_one_after_the_other_but_for_what_micro_batches_overlap(part
     )
 
 
+def test_what_a_method_spends_is_of_a_whole_step(train_on_gpus):
+    trained = train_on_gpus(*DP, "--model", "lenet", "--accumulate", 2, costs={THERE: 3.0, BACK: 4.0})
+    assert of_method(trained) == {"scatter": 2 * 3.0, "replicate": 2 * WEIGHTS * 3.0, "gather": 2 * 4.0}
+    assert times_of(trained)["forward"] == pytest.approx(sum(trained.result["method_milliseconds"].values()))
+
+
 def test_an_update_on_the_second_device_is_no_part_of_the_next_steps_transfer(train_on_gpus):
     """It begins while the first still goes back through its convolutions, for 4 ms."""
     trained = train_on_gpus(*MP, "--model", "lenet", *SGD, costs={**COSTS, ("cuda:1", "_fused_sgd_"): 40.0})
