@@ -145,6 +145,7 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
             "one_device",
         ),
         "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate", "evaluation"),
+        "waiting for data counts as transfer": ('timer.mark("data")', "pass", "one_device"),
         "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass", "order"),
     },
     ("common/engine/loop.py", RANKS): {
@@ -154,6 +155,7 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
         "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()", "peaks")
     },
     ("common/engine/run.py", TIMES): {
+        "a part's overhead for a step's": ("timers.milliseconds(batches)", "timers.milliseconds()", "whole_step"),
         "peaks are not reset": ("torch.cuda.reset_peak_memory_stats(device)", "pass", "peaks"),
         "one device's peak is reset": (
             "torch.cuda.reset_peak_memory_stats(device)",
@@ -180,6 +182,7 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
     ("common/ranks/group.py", RANKS): {
         "no set_device": ("torch.cuda.set_device(self.device)", "pass", "joins"),
         "no device_id": ("device_id=self.device if on_gpu else None", "device_id=None", "joins"),
+        "no heartbeat": ("self.after_batch = heartbeat.beat", "pass", "joins"),
         "gloo between GPUs": ('"nccl" if on_gpu else "gloo"', '"gloo"', "joins"),
     },
     ("ddp_train.py", RANKS): {
@@ -210,7 +213,12 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
         ),
     },
     ("common/programs/probe.py", TIMES): {
-        "steps timed one by one": ("for _ in range(calls):", "for _ in range(1):", "blocks")
+        "a loader that is not waited for": (
+            "synchronize([device])\n                images_per",
+            "pass\n                images_per",
+            "loader",
+        ),
+        "steps timed one by one": ("for _ in range(calls):", "for _ in range(1):", "blocks"),
     },
     ("comparison/run/turns.py", "tests/run/test_turns.py"): {
         "turns without memory": (

@@ -98,8 +98,8 @@ class Gpus:
         self.clock.copy(source, target, blocking or pageable)
 
     def synchronize(self, device=None) -> None:
-        self.call("synchronize", str(self.place(device)))
         self.clock.synchronize(self.place(device))
+        self.call("synchronize", str(self.place(device)), self.clock.now())
 
     def hold(self, tensor: torch.Tensor, place: torch.device) -> None:
         """Count a tensor's memory on a device for as long as it is held."""

@@ -7,6 +7,7 @@ fully_shard() are stand-ins: the real ones are C++ that would look for CUDA.
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -62,6 +63,19 @@ class StandIn(nn.Module):
         self.silent = False
 
 
+class Pulse:
+    """A Heartbeat that nobody hears."""
+
+    def __init__(self, store, rank, ranks):
+        self.call = pretended_gpus.gpus.call
+
+    def start(self):
+        self.call("heartbeat")
+
+    def beat(self):
+        self.call("beat")
+
+
 def fully_shard(module, mesh):
     """Note which weights would be cut, and where they lie by then."""
     pretended_gpus.gpus.call(
@@ -108,10 +122,10 @@ def pretended_rank(rank: int, ranks: int):
             "torch.distributed.init_process_group": join,
             "torch.distributed.all_gather_object": all_gather_object,
             "torch.distributed.fsdp.fully_shard": fully_shard,
-            "torch.distributed.device_mesh.init_device_mesh": lambda *_: None,
+            "torch.distributed.device_mesh.init_device_mesh": partial(pretended_gpus.gpus.call, "init_device_mesh"),
             "torch.nn.parallel.DistributedDataParallel": StandIn,
             "common.ranks.start.find_ranks": find_ranks,
-            "common.ranks.group.Heartbeat": mock.Mock(),
+            "common.ranks.group.Heartbeat": Pulse,
         }.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(mock.patch.object(distributed_c10d, "_get_object_coll_device", current_gpu))

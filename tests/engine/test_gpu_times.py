@@ -8,8 +8,8 @@ import common.engine.step
 from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, Stopwatch, block_seconds, synchronize
 from common.models.build import build_network
-from common.programs.probe import step_milliseconds
-from tests.fixtures import make_context, make_image_set
+from common.programs import probe
+from tests.fixtures import make_config, make_context, make_image_set, make_loaders
 from tests.pretended_gpus import pretended_gpus
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -41,10 +41,12 @@ SGD = ("--optimizer", "sgd", "--no-augment")
 
 
 def test_one_device(train_on_gpus):
-    trained = train_on_gpus(*SINGLE, *SGD, costs=COSTS)
+    trained = train_on_gpus(*SINGLE, *SGD, costs={**COSTS, ("cuda:0", "_to_copy"): 2.0})
     forward, backward = 2 * 1.0 + 3 * 0.5, 2 * 2.0 + 6 * 0.25
-    assert times_of(trained) == pytest.approx({"forward": forward, "backward": backward, "update": 0.5})
-    assert trained.result["epochs"][0]["evaluate_seconds"] == pytest.approx(4 * forward / 1000)
+    phases = {"data": 2.0, "forward": forward, "backward": backward, "update": 0.5}  # bytes become numbers
+    assert times_of(trained) == pytest.approx(phases)
+    assert trained.result["epochs"][0]["evaluate_seconds"] == pytest.approx(4 * (2.0 + forward + 2.0) / 1000)
+    assert torch.backends.cudnn.benchmark
 
 
 def test_data_parallel_waits_for_the_slower_device_and_copies(train_on_gpus):
@@ -104,9 +106,10 @@ def test_a_phase_ends_on_all_devices_and_none_waits_for_another():
         assert [work.end for work in gpus.clock.log if work.device == "cuda:0"] == [2.0, 4.0]
 
 
-def test_a_stopwatch_lasts_until_all_devices_are_idle():
+def test_a_stopwatch_lasts_from_all_devices_idle_to_all_idle_again():
     with pretended_gpus("first", "second", costs={"cuda:0": 2.0, "cuda:1": 5.0}):
         both = [torch.ones(1, device=device) for device in (FIRST, SECOND)]
+        both[1] + both[1]
         with Stopwatch([FIRST, SECOND]) as watch:
             for one in both:
                 one + one
@@ -122,6 +125,15 @@ def test_the_gpu_never_waits_for_the_host(train_on_gpus):
     assert len(updates) == STEPS and len(trained.gpus.called("pin_memory")) == STEPS
     assert works[-1].end - works[0].start == pytest.approx(sum(work.end - work.start for work in works))
     assert len(trained.gpus.called("synchronize")) == 4  # as training and evaluation begin and end
+
+
+@pytest.mark.parametrize("command", [DP, MP, ("ddp_train.py",), ("fsdp_train.py",)])
+def test_the_host_waits_for_no_copy(command, train_on_gpus):
+    rank = 1 if command[0] in ("ddp_train.py", "fsdp_train.py") else None
+    flags = (*command, "--model", "lenet", "--loader", "workers", "--num-workers", 0)
+    gpus = train_on_gpus(*flags, rank=rank, costs={"launch": 1e-9}).gpus
+    places = {(source, target) for source, target, size in gpus.copies if size >= 24 * 28 * 28 * 4}
+    assert ("cpu", f"cuda:{rank or 0}") in places and gpus.called("pin_memory")
 
 
 def test_every_epoch_has_another_order(train_on_gpus, monkeypatch):
@@ -148,8 +160,10 @@ def test_peaks_are_of_each_device_and_of_the_training(command, train_on_gpus):
             torch.empty(1 << 30, dtype=torch.uint8, device=device)
 
     trained = train_on_gpus(*command, before=before)
-    peaks, devices = trained.result["peak_memory_bytes"], (FIRST, SECOND)
-    assert peaks == [trained.gpus.peaks[device] for device in devices[: len(peaks)]]
+    peaks, devices = trained.result["peak_memory_bytes"], (FIRST, SECOND)[: len(trained.result["devices"])]
+    assert peaks == [trained.gpus.peaks[device] for device in devices] and max(peaks) == peaks[0]
+    of_first = [value for name, value in trained.weights.items() if len(devices) == 1 or "conv" in name]
+    assert trained.result["memory_parts"]["parameters"] == sum(value.nbytes for value in of_first)
     assert all(0 < peak < 1 << 29 for peak in peaks) and len({*peaks}) == len(peaks)
 
 
@@ -181,8 +195,30 @@ def test_times_of_steps_and_blocks_are_of_the_device_alone():
     with pretended_gpus("first", "second", costs={**COSTS, "cuda:0": 0.05, "launch": 0.01}):
         model, images = build_network("lenet", (1, 28, 28), 0).to(FIRST), make_image_set()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
-        (step,) = step_milliseconds(model, optimizer, images, [4], FIRST).values()
+        (step,) = probe.step_milliseconds(model, optimizer, images, [4], FIRST).values()
         blocks = [1000 * seconds for seconds in block_seconds(model, torch.zeros(4, 1, 28, 28, device=FIRST))]
     for time, least in zip([step, *blocks], [9.5, 3.0, 3.0, 1.0, 1.0, 1.0], strict=True):
         kernels = round(time / 0.05) * 0.05
         assert least < kernels < least + 2.0 and time - kernels == pytest.approx(0.01 / 20)
+
+
+def test_a_loader_is_measured_until_the_gpu_has_its_last_batch(monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.001)
+    with pretended_gpus("GPU", costs={"cuda:0": 0.05, "launch": 0.01}) as gpus:
+        loader, _ = make_loaders(make_image_set(), make_config(loader="resident", batch_size=20), FIRST)
+        speed = probe.loader_speed(loader, 0, FIRST).images_per_second
+    (_, begin), (_, end) = gpus.called("synchronize")
+    batches = speed / 20 * (end - begin) / 1000
+    assert round(batches) >= 3 and batches == pytest.approx(round(batches))
+
+
+def test_buckets_are_full_when_the_gpu_has_their_gradients():
+    with pretended_gpus("GPU", costs={("cuda:0", "convolution_backward"): 2.0, ("cuda:0", "_fused_sgd_"): 1.0}):
+        model = build_network("vgg", (3, 32, 32), 0).to(FIRST)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
+        step = probe.random_step(model, optimizer, make_image_set(channels=3), 2, FIRST)
+        buckets = probe.gradient_buckets(model, step, FIRST)
+    total = sum(weight.nbytes for weight in model.parameters())
+    assert sum(bucket.size for bucket in buckets) == total
+    # three of six convolutions are left when the first is full, of 13 ms with the update
+    assert [bucket.left for bucket in buckets] == pytest.approx([6 / 13, 0])

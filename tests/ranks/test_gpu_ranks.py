@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from common.models.build import build_network
 from common.programs import probe
 from tests.fixtures import make_config, make_image_set
 from tests.pretended_gpus import pretended_gpus
@@ -25,7 +26,8 @@ def test_a_rank_joins_nccl_with_its_own_gpu(script, rank, train_on_gpus):
     assert {work.device for work in gpus.clock.log} == {str(device)}
     assert COLLECTIVES & {work.name for work in gpus.clock.log}
     order = [name for name, *_ in gpus.calls]
-    assert order.index("set_device") < order.index("init_process_group") and gpus.current == rank
+    assert order.index("set_device") < order.index("init_process_group") < order.index("heartbeat")
+    assert gpus.current == rank and len(gpus.called("beat")) > STEPS
 
 
 def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
@@ -42,8 +44,8 @@ def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
 def test_buffers_are_shared_once_before_each_evaluation(train_on_gpus):
     gpus = train_on_gpus(*DDP, "--model", "strided", "--epochs", 2, rank=0, costs={"cuda:0": 0.1}).gpus
     names = [work.name for work in gpus.clock.log if work.name in ("broadcast_", "allreduce_")]
-    steps, buffers = ["allreduce_"] * STEPS, ["broadcast_"] * names.count("broadcast_")
-    assert names == [*steps, *buffers[::2], *steps, *buffers[::2]] and buffers
+    buffers = [*build_network("strided", (1, 28, 28), 0).buffers()]
+    assert names == 2 * [*["allreduce_"] * STEPS, *["broadcast_"] * len(buffers)] and buffers
 
 
 @pytest.mark.parametrize("flags, count", [(("--accumulate", 2), STEPS), (("--no-sync",), 0)])
@@ -53,7 +55,9 @@ def test_only_what_a_step_needs_is_exchanged(flags, count, train_on_gpus):
 
 
 def test_weights_are_cut_before_they_are_on_the_gpu(train_on_gpus):
-    *blocks, whole = train_on_gpus("fsdp_train.py", "--model", "lenet", rank=0).gpus.called("fully_shard")
+    gpus = train_on_gpus("fsdp_train.py", "--model", "lenet", rank=0).gpus
+    assert gpus.called("init_device_mesh") == [["cuda", (2,)]]
+    *blocks, whole = gpus.called("fully_shard")
     assert {place for _, places in (*blocks, whole) for place in places} == {"cpu"}
     assert sum(count for count, _ in blocks) == whole[0] == 10
 
