@@ -12,7 +12,6 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -55,12 +54,14 @@ def files_of(directory: Path, name: str) -> list:
 
 @functools.cache
 def _validator(schema):
+    import jsonschema  # a machine that is there to run the tests marked gpu may lack it
+
     text = (PROJECT / "docs" / f"{schema}.schema.json").read_text(encoding="utf-8")
     return jsonschema.Draft202012Validator(json.loads(text))
 
 
-def misfits(values, schema: str) -> list[jsonschema.ValidationError]:
-    """What a schema in docs/ does not allow: "results" of a comparison, or "run-result"."""
+def misfits(values, schema: str) -> list:
+    """The jsonschema.ValidationErrors by a schema in docs/: "results" of a comparison, or "run-result"."""
     return [*_validator(schema).iter_errors(values)]
 
 

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import measure, run_seconds, unsteadiness
@@ -32,6 +31,8 @@ from comparison.judge.statistics import (
 )
 from comparison.show.sentences import tell
 from tests.reports import configuration, make_result, report_of, runs
+
+stats = pytest.importorskip("scipy.stats")
 
 
 def test_t_quantile():

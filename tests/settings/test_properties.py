@@ -11,8 +11,6 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import compare_parallel
 from common.errors import DATA, FAILED, USAGE, SuiteError
@@ -24,6 +22,8 @@ from comparison.show import report
 from tests.fixtures import make_checkpoints, make_config, misfits
 from tests.reports import configuration, make_result, report_of, runs
 
+hypothesis, st = map(pytest.importorskip, ("hypothesis", "hypothesis.strategies"))
+given, settings = hypothesis.given, hypothesis.settings
 LETTERS = st.text(st.sampled_from("a1 $_{}\\%|\n\x00\x1b\ud800é中-"), max_size=8)
 SCALARS = st.one_of(
     st.none(),
