@@ -30,7 +30,7 @@ from common.files.results import PHASES
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
 from common.machine.lifetime import temporary_directory
-from common.models.build import build_model
+from common.models.build import Network, build_model
 from common.settings.schedules import build_schedule
 from comparison.run.scripts import OBSERVE, OBSERVER
 
@@ -126,6 +126,8 @@ def direct(device, blocks: int) -> dict:
     logits = torch.zeros(1, 10, device=device, requires_grad=True)
 
     class Nothing(torch.nn.Module):
+        scaler = Network.scaler
+
         def forward(self, images):
             return logits
 

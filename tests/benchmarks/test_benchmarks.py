@@ -12,6 +12,7 @@ import false_alarms
 import links
 import measure
 import options
+import overhead
 import pytest
 import torch
 
@@ -69,6 +70,16 @@ def test_rivals_take_turns_and_the_first_block_warms_up():
     drift = [1.0, 2.0, 4.0, 8.0]  # a ratio is taken block by block
     result = measure.paired([1.1 * value for value in drift], drift)
     assert (result.value, result.low, result.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_the_loops_alone_are_measured(monkeypatch):
+    monkeypatch.setattr(overhead, "EMPTY_STEPS", 3)
+    monkeypatch.setattr(overhead.engine, "PhaseTimer", overhead.PhaseTimer)  # which is changed in turns
+    microseconds = overhead.direct(torch.device("cpu"), 2)
+    assert {name: len(values) for name, values in microseconds.items()} == dict.fromkeys(
+        ("fit", "by hand", "fit, no phases"), 2
+    )
+    assert min(map(min, microseconds.values())) > 1
 
 
 def test_real_false_alarms_are_planned_as_a_comparison_is(monkeypatch, tmp_path):
