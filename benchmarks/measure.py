@@ -30,7 +30,7 @@ from common.files.writing import write_json  # noqa: E402
 from common.machine.cores import available_cores  # noqa: E402
 from common.machine.environment import describe_environment  # noqa: E402
 from common.models.build import build_model  # noqa: E402
-from common.settings.arguments import OneLineParser, positive_int  # noqa: E402
+from common.settings.arguments import OneLineParser, positive_float, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from common.settings.schedules import build_schedule  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
@@ -93,19 +93,31 @@ def simulated_run(
     )
 
 
-def arguments_of(description: str, blocks: int | None = None, more=lambda parser: None) -> argparse.Namespace:
+ends: list[float] = []  # of --minutes, on the clock of time.monotonic()
+
+
+def arguments_of(
+    description: str, blocks: int | None = None, more=lambda parser: None, timed: bool = False
+) -> argparse.Namespace:
     """Parse the flags that every benchmark has, and those that more(parser) adds.
 
-    blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals.
+    blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals. timed:
+    whether --minutes can end interleave() before.
     """
     parser, output = OneLineParser(description=description), f"figures/benchmark/{Path(sys.argv[0]).stem}.json"
     if blocks:
         parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
+    if timed:
+        help = "then begin no block but the first two"
+        parser.add_argument("--minutes", type=positive_float, metavar="N", help=help)
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output", default=output, metavar="FILE", help="(%(default)s)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     more(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if timed and arguments.minutes:
+        ends.append(time.monotonic() + 60 * arguments.minutes)
+    return arguments
 
 
 def config_of(**values) -> RunConfig:
@@ -133,10 +145,12 @@ def interleave(rivals: dict, blocks: int, warm_up: bool = True) -> dict[str, lis
     """Call every rival once per block, in shuffled order, and return what each returned (seconds, mostly).
 
     warm_up: one more block before the first does not count. Whatever drifts with time hits all alike; compare by
-    paired().
+    paired(). After --minutes of the program, two blocks must do.
     """
     shuffle, values = random.Random(0), {name: [] for name in rivals}
     for block in range(-warm_up, blocks):
+        if block >= 2 and any(time.monotonic() > end for end in ends):
+            break
         for name in shuffle.sample(list(rivals), len(rivals)):
             value = rivals[name]()
             if block >= 0:

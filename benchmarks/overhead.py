@@ -178,7 +178,7 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=15)
+    arguments = arguments_of(__doc__, blocks=15, timed=True)
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
     with Witness() as witness:

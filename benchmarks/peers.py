@@ -174,7 +174,7 @@ def main() -> None:
         parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
         parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
 
-    arguments = arguments_of(__doc__, 3, more)
+    arguments = arguments_of(__doc__, 3, more, timed=True)
     if arguments.rival:
         torch.set_num_threads(whole_cores())
         seconds, accuracy = RIVALS[arguments.rival](arguments)

@@ -108,7 +108,7 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5)
+    arguments = arguments_of(__doc__, blocks=5, timed=True)
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
     types = list(TYPES)

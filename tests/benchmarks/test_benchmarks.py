@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import math
 import re
 import sys
+import time
 from dataclasses import replace
 
 import benchmark
@@ -70,6 +72,15 @@ def test_rivals_take_turns_and_the_first_block_warms_up():
     drift = [1.0, 2.0, 4.0, 8.0]  # a ratio is taken block by block
     result = measure.paired([1.1 * value for value in drift], drift)
     assert (result.value, result.low, result.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_blocks_end_with_the_time_but_two_are_needed(monkeypatch):
+    for end, blocks in ((math.inf, 4), (0.0, 2)):
+        monkeypatch.setattr(measure, "ends", [end])
+        assert [len(values) for values in measure.interleave({"a": int, "b": int}, 4).values()] == [blocks] * 2
+    monkeypatch.setattr(sys, "argv", ["roofline.py", "--minutes", "1"])
+    measure.arguments_of("", blocks=5, timed=True)
+    assert 50 < measure.ends[1] - time.monotonic() < 61
 
 
 def test_the_loops_alone_are_measured(monkeypatch):
