@@ -38,7 +38,7 @@ benchmark: .venv/installed-dev
 docs: .venv/installed-dev
 	.venv/bin/python benchmarks/docs.py
 
-# On a machine with a GPU: all that is to be seen there, into figures/gpu-NAME/. STEP=2 for one step alone.
+# On a machine with a GPU: all that is to be seen there, into figures/gpu-NAME/. STEP=roofline for one step alone.
 gpu-evidence: .venv/installed-dev
 	.venv/bin/python benchmarks/gpu_evidence.py $(if $(STEP),--step $(STEP))
 

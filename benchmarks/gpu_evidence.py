@@ -1,48 +1,66 @@
-"""Everything that is to be seen on a machine with a GPU, or several, in steps of at most eight minutes.
+"""Everything that is to be seen on a machine with a GPU, or several, the most valuable steps first.
 
-    python benchmarks/gpu_evidence.py
-    python benchmarks/gpu_evidence.py --step 2
+    python benchmarks/gpu_evidence.py --bundle bundle --missing msgspec
+    PYTHONPATH=bundle/site python3 benchmarks/gpu_evidence.py --minutes 9 --pack evidence
 
-runs every step that has not come to its end yet, or this one alone. Tables, figures, JSON and what was printed go into
-figures/gpu-NAME/, with a report.md. A comparison for which a step's time did not suffice goes on at the next call, and
-so do the options; any other benchmark starts anew. No network is needed; the data sets have to lie in --data-root.
+The first, where there is a network, packs what the other machine lacks: packages, and the data sets in --data-root. The
+second, there, needs no network and no development tools. It runs the steps that fit into so many minutes, those first
+that it has not tried, into figures/gpu-NAME/, which has a report.md; and packs that after every step, into three files
+of 16 MiB at most. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks one in another copy of the project, also in
+one where the same command is to go on. A comparison goes on where its time was over; any other step starts anew.
 """
 
-import contextlib
 import json
+import os
+import platform
 import re
 import sys
 import time
+import zipfile
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from measure import PROJECT
+from offline import has, read_bundle, write_bundle
 
-from common.errors import FAILED, MACHINE, USAGE, SuiteError
-from common.files.writing import write_json, write_text
+from common.errors import FAILED, MACHINE, SuiteError
+from common.files.writing import replacing, write_json, write_text
 from common.machine.entry import run_script
-from common.machine.environment import describe_environment
-from common.settings.arguments import OneLineParser, positive_float, positive_int
+from common.settings.arguments import OneLineParser, positive_float
 from comparison.run.launch import TIMED_OUT, run_child
+from comparison.run.machine import describe
 from comparison.show.tables import lay_out
-from docs import SCRIPTS, measured_table
+from docs import measured_table
 
-COMPARE, OPTIONS = "compare_parallel.py", "benchmarks/options.py"
-RESIDENT, FAST = "--loader resident --epochs 3", "--recipe fast --methods single"
-STEPS = {
-    "tests": "-m pytest -m gpu -q",
-    "mnist": f"{COMPARE} --dataset mnist {RESIDENT} --check-maths",
-    "cifar10": f"{COMPARE} --dataset cifar10 {RESIDENT}",
-    "one-device": f"{COMPARE} --dataset cifar10 {RESIDENT} --nproc 1 --methods single dp ddp fsdp accelerate",
-    "worker-study": f"{COMPARE} --dataset mnist --methods single --num-workers 0 2 4 8 --epochs 3",
-    "options": f"{OPTIONS} --blocks 3",
-    "loaders": "benchmarks/loaders.py --blocks 5 --cores 4",
-    "peers": "benchmarks/peers.py",
-    "roofline": "benchmarks/roofline.py",
-    "time-to-99-mnist": f"{COMPARE} --dataset mnist {FAST} --repeats 5 --target-accuracy 0.99",
-    "time-to-94-cifar10": f"{COMPARE} --dataset cifar10 {FAST} --model airbench-wide --lr 0.005 --epochs 20 "
-    "--repeats 3 --target-accuracy 0.94",
+COMPARE = "compare_parallel.py"
+SYNTHETIC = f"{COMPARE} --dataset synthetic-cifar10 --loader resident --epochs 3 --repeats 3"
+FAST = f"{COMPARE} --recipe fast --methods single"
+WIDE = "--dataset cifar10 --model airbench-wide --lr 0.005"
+OPTIONS = "single single:cuda-graph single:precision=bf16 single:compile"
+
+
+class Step(NamedTuple):
+    """minutes: that it is expected to take; it is stopped after twice as many. data: the data set that it needs."""
+
+    minutes: float
+    command: str
+    data: str = ""
+
+
+STEPS = {  # by worth
+    "tests": Step(5, "-m pytest -m gpu"),
+    "methods": Step(7, f"{SYNTHETIC} --no-twin --check-maths --timeline"),
+    "one-device": Step(3, f"{SYNTHETIC} --model resnet8 --methods {OPTIONS} --allow-unequal"),
+    "overhead": Step(2, "benchmarks/overhead.py --minutes 2", "mnist"),
+    "peers": Step(3, "benchmarks/peers.py --minutes 3", "mnist"),
+    "time-to-99-mnist": Step(3, f"{FAST} --dataset mnist --repeats 5 --target-accuracy 0.99", "mnist"),
+    "roofline": Step(2, "benchmarks/roofline.py --minutes 2"),
+    "time-to-94-cifar10": Step(5, f"{FAST} {WIDE} --epochs 20 --repeats 3 --target-accuracy 0.94", "cifar10"),
 }
-SECONDS, ENDED = 480.0, {0: "fine", TIMED_OUT: "stopped"}
+ENDED = {0: "fine", TIMED_OUT: "stopped"}
+PACKS, PACK_BYTES, LIST_BYTES = 3, 2**24, 2**19  # the last: of a pack, for its list of files
+TIDY = 15.0  # seconds, to stop a step, write the report and pack
 
 
 def directory_of(gpus: list[str]) -> Path:
@@ -51,69 +69,107 @@ def directory_of(gpus: list[str]) -> Path:
     return PROJECT / "figures" / f"gpu-{f'{len(gpus)}x-' if len(gpus) > 1 else ''}{names}"
 
 
-def command_of(name: str, directory: Path, data_root: str) -> tuple[str, ...]:
-    """Return the command of a step, without the interpreter; what can go on where it was stopped is to do so."""
-    command, place = tuple(STEPS[name].split()), directory / name
-    if command[0] == "-m":
-        return command
-    flag, output, found = "--output", place.with_suffix(".json"), place.with_suffix(".json")
-    if command[0] == COMPARE:
-        flag, output, found = "--output-dir", place, place / "results.json"
-    resume = ("--resume",) if command[0] in (COMPARE, OPTIONS) and found.exists() else ()
-    return *command, "--data-root", data_root, flag, str(output.relative_to(PROJECT)), *resume
-
-
 def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> None:
-    """Write report.md: the machine, how each step ended, and its table."""
+    """Write report.md: the machine, how each step ended, and its table, also of one that was stopped."""
     ended = [
-        (name, f"`{step['command']}`", str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)")
-        for name, step in steps.items()
+        (name, str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)") for name, step in steps.items()
     ]
     parts = [
         f"# What was seen on {', '.join(environment['gpus'])}",
         lay_out([(name, str(value)) for name, value in environment.items() if value], ("what", "found"), "github"),
-        lay_out(ended, ("Step", "Command", "Exit code", "Seconds", ""), "github", left=(0, 1, 4)),
+        lay_out(ended, ("Step", "Exit code", "Seconds", ""), "github", left=(0, 3)),
     ]
-    for name, step in steps.items():
-        compared = (directory / name / "results.json").exists()
-        if step["exit_code"] == 0 and (compared or name in SCRIPTS):
-            parts += [f"## {name}", measured_table(name, directory)]
+    for name in steps:
+        if (directory / name / "results.json").exists() or (directory / f"{name}.json").exists():
+            try:
+                parts += [f"## {name}", measured_table(name, directory)]
+            except Exception as error:  # whatever there is to see, the other steps are seen
+                parts += [f"It cannot be shown: {type(error).__name__}: {error}"]
     write_text("\n\n".join(parts) + "\n", directory / "report.md")
 
 
+def pack(directory: Path, target: Path) -> None:
+    """Write all files below a directory into at most PACKS archives of PACK_BYTES, the smallest files first."""
+    sizes = {file: len(zlib.compress(file.read_bytes())) for file in directory.rglob("*") if file.is_file()}
+    files = sorted(sizes, key=lambda file: sizes[file])
+    for number in range(1, PACKS + 1):
+        with (
+            replacing(target / f"evidence-{number}.zip") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z,
+        ):
+            while files and file.tell() + sizes[files[0]] < PACK_BYTES - LIST_BYTES:
+                z.write(files[0], files.pop(0).relative_to(PROJECT))
+        if not files:
+            return
+    print(f"too large to be packed: {', '.join(str(file.relative_to(PROJECT)) for file in files)}")
+
+
+def command_of(name: str, directory: Path, data_root: Path, resume: bool) -> tuple[str, ...]:
+    """Return the command of a step, without the interpreter; resume: it goes on if it was stopped."""
+    command, place = tuple(STEPS[name].command.split()), directory / name
+    if command[0] == "-m":
+        return command
+    flag, output = ("--output-dir", place) if command[0] == COMPARE else ("--output", place.with_suffix(".json"))
+    more = ["--resume"] if resume and (place / "results.json").exists() else []
+    return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *more
+
+
+def run_steps(arguments, directory: Path, environment: dict, end: float) -> dict[str, dict]:
+    """Run those that fit before `end`, on the clock of time.monotonic(); return how every step has ended so far."""
+    record = directory / "steps.json"
+    steps = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    for name in [arguments.step] if arguments.step else sorted(STEPS, key=lambda name: name in steps):
+        step, earlier, left = STEPS[name], steps.get(name, {}).get("exit_code"), end - time.monotonic()
+        if not arguments.step and (earlier == 0 or 60 * step.minutes > left):
+            continue
+        if step.data and not has(step.data, arguments.data_root):
+            print(f"{name}: left out, as {step.data} is not in {arguments.data_root}", flush=True)
+            continue
+        command = command_of(name, directory, arguments.data_root, earlier in (None, TIMED_OUT))
+        log, began, code = directory / f"{name}.log", time.monotonic(), TIMED_OUT  # should this program be stopped
+        print(f"{name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}", flush=True)
+        try:
+            code = run_child((sys.executable, *command), log, timeout=min(left, 120 * step.minutes))
+        finally:
+            seconds = time.monotonic() - began
+            steps[name] = {"command": f"python {' '.join(command)}", "exit_code": code, "seconds": seconds}
+            write_json(steps, record)
+            write_report(directory, environment, steps)
+            if arguments.pack:
+                pack(directory, arguments.pack)
+        print(f"{name}: {ENDED.get(code, f'exit code {code}')}, after {seconds:.0f} s", flush=True)
+    return steps
+
+
 def main() -> None:
-    parser = OneLineParser(description=__doc__)
-    names = " | ".join(f"{number} {name}" for number, name in enumerate(STEPS, start=1))
-    parser.add_argument("--step", type=positive_int, metavar="N", help=names)
-    parser.add_argument("--limit", type=positive_float, default=SECONDS, metavar="S", help="of a step (%(default)g)")
-    parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
+    start, parser = time.monotonic(), OneLineParser(description=__doc__)
+    parser.add_argument("--minutes", type=positive_float, default=float("inf"), metavar="N", help="end before (never)")
+    parser.add_argument("--step", choices=STEPS, metavar="NAME", help=f"this one alone: {', '.join(STEPS)}")
+    parser.add_argument("--pack", type=Path, metavar="DIR", help="for the packs (none)")
+    parser.add_argument(
+        "--from-bundle", type=Path, default="bundle", metavar="DIR", help="that came along (%(default)s)"
+    )
+    parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--bundle", type=Path, metavar="DIR", help="run nothing; write here what a machine lacks")
+    parser.add_argument("--missing", nargs="+", default=[], metavar="NAME", help="packages that it lacks (none)")
+    parser.add_argument("--python", default=platform.python_version(), metavar="X.Y", help="that it has (%(default)s)")
     arguments = parser.parse_args()
-    if arguments.step and arguments.step > len(STEPS):
-        raise SuiteError(f"there is no step {arguments.step}", f"there are {len(STEPS)}", "see --help", USAGE)
-    environment = describe_environment()
-    if not environment["gpus"]:
+    os.chdir(PROJECT)
+    if arguments.bundle:
+        return write_bundle(arguments.bundle, arguments.missing, arguments.python, arguments.data_root)
+    read_bundle(arguments.from_bundle, arguments.data_root)
+    found = describe(str(arguments.data_root))  # by a child, as this program is to hold no GPU's memory
+    environment = found["environment"]
+    if not environment or not environment["gpus"]:
         raise SuiteError("this needs a GPU", "PyTorch sees none", "run it on a machine that has one", MACHINE)
     directory = directory_of(environment["gpus"])
     directory.mkdir(parents=True, exist_ok=True)
-    record = directory / "steps.json"
-    steps = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    for number, name in enumerate(STEPS, start=1):
-        if arguments.step not in (None, number) or (not arguments.step and steps.get(name, {}).get("exit_code") == 0):
-            continue
-        command, log = command_of(name, directory, arguments.data_root), directory / f"{name}.log"
-        typed = f"python {' '.join(command)}"
-        print(f"{number} {name}: {typed}; what it prints is in {log.relative_to(PROJECT)}", flush=True)
-        start = time.perf_counter()
-        with contextlib.chdir(PROJECT):
-            code = run_child((sys.executable, *command), log, timeout=arguments.limit)
-        steps[name] = {"command": typed, "exit_code": code, "seconds": time.perf_counter() - start}
-        print(f"{number} {name}: {ENDED.get(code, code)}, after {steps[name]['seconds']:.0f} s", flush=True)
-        write_json(steps, record)
-        write_report(directory, environment, steps)
+    write_json(found, directory / "check.json")
+    steps = run_steps(arguments, directory, environment, start + 60 * arguments.minutes - TIDY)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
         what = f"these did not come to a good end: {', '.join(failed)}"
         found = f"their logs are in {directory.relative_to(PROJECT)}"
-        raise SuiteError(what, found, "the same command tries them again", FAILED)
+        raise SuiteError(what, found, "the same command tries them again, after those not tried yet", FAILED)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""What a machine without a network lacks, packed where there is one: packages, and the data sets that are there."""
+
+import platform
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from measure import call, config_of
+
+from common.data.archives import are_there
+from common.data.image_set import load_image_set
+from common.files.writing import replacing
+from common.settings.datasets import DATASETS
+
+PARTS = 3  # of CIFAR-10
+
+
+def write_bundle(directory: Path, missing: list[str], version: str, root: Path) -> None:
+    """Write packages for another Python on Linux into directory/site, and the data sets that are in `root` beside it.
+
+    CIFAR-10 is in PARTS of less than 45 MiB, for a machine to which no more can be brought at once.
+    """
+    if missing:
+        platforms = (f"--platform=manylinux{kind}_{platform.machine()}" for kind in ("2014", "_2_17", "_2_27", "_2_28"))
+        how = (*platforms, "--only-binary=:all:", "--no-deps", "--upgrade", f"--python-version={version}")
+        call("-m", "pip", "install", "--quiet", f"--target={directory.resolve() / 'site'}", *how, *missing)
+    directory.mkdir(parents=True, exist_ok=True)
+    if are_there(root, files := DATASETS["mnist"].files):
+        with tarfile.open(directory / "mnist.tar.gz", "w:gz") as archive:
+            for file in files:
+                archive.add(root / file, file)
+    if has("cifar10", root):
+        load_image_set(config_of(dataset="cifar10", data_root=str(root)))  # decodes it
+        arrays = {file.stem: np.load(file) for file in (root / "decoded").glob("cifar10-*.npy")}
+        for part in range(PARTS):
+            some = {name: differences(np.array_split(array, PARTS)[part]) for name, array in arrays.items()}
+            np.savez_compressed(directory / f"cifar10-{part + 1}.npz", **some)
+    for file in sorted(file for file in directory.iterdir() if file.is_file()):
+        print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
+
+
+def read_bundle(directory: Path, root: Path) -> None:
+    """Put the data sets of a bundle where the suite looks for them; CIFAR-10 once all of its parts are there."""
+    if (archive := directory / "mnist.tar.gz").exists() and not has("mnist", root):
+        with tarfile.open(archive) as opened:
+            opened.extractall(root, filter="data")
+    files = [*directory.glob("cifar10-*.npz")]
+    if len(files) == PARTS and not has("cifar10", root):
+        parts = [np.load(file) for file in sorted(files)]
+        for name in sorted(parts[0].files, reverse=True):  # -about last, by which has() knows that all are there
+            with replacing(root / "decoded" / f"{name}.npy") as file:
+                np.save(file, np.concatenate([sums(part[name]) for part in parts]))
+
+
+def differences(images: np.ndarray) -> np.ndarray:
+    """Return what sums() makes uint8 images (N, H, W, 3) from, which packs to two thirds; other arrays as they are."""
+    for axis in (1, 2, 3) if images.ndim == 4 else ():
+        images = np.diff(images, axis=axis, prepend=np.uint8(0))
+    return images
+
+
+def sums(images: np.ndarray) -> np.ndarray:
+    for axis in (1, 2, 3) if images.ndim == 4 else ():
+        images = np.cumsum(images, axis=axis, dtype=np.uint8)
+    return images
+
+
+def has(name: str, root: Path) -> bool:
+    return are_there(root, DATASETS[name].files) or (root / "decoded" / f"{name}-about.npy").exists()
