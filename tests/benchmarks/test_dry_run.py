@@ -1,0 +1,193 @@
+"""The whole of gpu_evidence.py as on a machine that is lent: bare, without a network, for a few minutes a call.
+
+A GPU is pretended there; the steps are the real ones, with flags by which they have little to do.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+
+from common.errors import FAILED
+from comparison.run.launch import TIMED_OUT
+from tests.fixtures import PROJECT
+
+PACKAGES = "torch torchvision numpy matplotlib tabulate psutil filelock jinja2 pytest".split()  # and what they need
+MINUTES = 9  # of a call
+BEGIN = """
+import socket
+from pretended_gpus import stay
+
+stay()
+connect = socket.socket.connect
+
+
+def connect_here(self, address):
+    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        raise OSError(f"there is no network: {address}")
+    return connect(self, address)
+
+
+socket.socket.connect = connect_here
+"""
+FEW = "--train-size 96 --batch-size 48 --epochs 2 --repeats 1 --model mlp --precision fp32 --target-accuracy 0.01"
+MORE = {
+    "tests": "-k bf16_is_found",
+    "methods": f"{FEW} --methods single dp",
+    "one-device": f"{FEW} --methods single single:cuda-graph",  # which cannot be pretended
+    **{name: "--blocks 2" for name in ("overhead", "peers", "roofline")},
+    **{name: FEW for name in ("time-to-99-mnist", "time-to-94-cifar10")},
+}
+SMALL = """
+import importlib, sys
+
+sys.path.insert(0, "benchmarks")
+module = importlib.import_module(sys.argv.pop(1))
+for name, value in {
+    "EMPTY_STEPS": 20,
+    "EMPTY_SCRIPT": "print(1.0)",
+    "end_to_end": lambda *_: dict.fromkeys(("fit", "by hand", "fit, no phases", "by hand, training alone"), [1.0, 1.1]),
+    "printed_by": lambda *_: {"seconds": [1.0], "accuracy": 0.9},
+    "PRODUCTS": {"cuda": (64,)},
+    "CONVOLUTIONS": {"cuda": ((8, 8),)},
+    "NETWORKS": {"mlp": (1, 28, 28)},
+}.items():
+    if hasattr(module, name):
+        setattr(module, name, value)
+module.main()
+"""
+DRIVE = f"""
+import sys
+
+sys.path.insert(0, "benchmarks")
+import gpu_evidence
+from common.machine.entry import run_script
+
+for name, step in gpu_evidence.STEPS.items():
+    minutes = 0.01 if name in sys.argv[1].split() else 2
+    command = step.command.replace("benchmarks/" + name + ".py", "small.py " + name) + " " + {MORE}[name]
+    gpu_evidence.STEPS[name] = step._replace(command=command, minutes=minutes)
+del sys.argv[1]
+run_script(gpu_evidence.main)
+"""
+
+
+def with_needs(names) -> dict:
+    """Name → distribution, of packages that are installed here and of all that they need."""
+    requirement, found, left = pytest.importorskip("packaging.requirements").Requirement, {}, list(names)
+    while left:
+        name = left.pop().lower().replace("_", "-")
+        try:
+            found[name] = found.get(name) or distribution(name)
+        except PackageNotFoundError:
+            continue
+        needs = map(requirement, found[name].requires or ())
+        left += [
+            need.name
+            for need in needs
+            if need.name.lower().replace("_", "-") not in found
+            and (not need.marker or need.marker.evaluate({"extra": ""}))
+        ]
+    return found
+
+
+@pytest.fixture
+def python(tmp_path):
+    """The Python of an environment with nothing but PACKAGES, which begins with BEGIN."""
+    venv.create(tmp_path / "python", symlinks=True)
+    (site,) = (tmp_path / "python").glob("lib/python*/site-packages")
+    for package in with_needs(PACKAGES).values():
+        for part in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            if not (site / part).exists():
+                (site / part).symlink_to(package.locate_file(part))
+    shutil.copy(PROJECT / "tests" / "pretended_gpus.py", site)
+    (site / "sitecustomize.py").write_text(BEGIN)
+    return tmp_path / "python" / "bin" / "python"
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A bundle of what is in ./data, and of a wheel of msgspec as it is installed here, which pip finds in a folder."""
+    package, tag = (
+        distribution("msgspec"),
+        f"cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-manylinux_2_17_x86_64",
+    )
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / f"msgspec-{package.version}-{tag}.whl", "w") as wheel:
+        for file in package.files:
+            if file.suffix != ".pyc":
+                wheel.write(file.locate(), str(file))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    command = ["benchmarks/gpu_evidence.py", "--bundle", tmp_path / "bundle", "--missing", "msgspec"]
+    subprocess.run([sys.executable, *command], cwd=PROJECT, check=True)
+    return tmp_path / "bundle"
+
+
+@pytest.fixture
+def call(python, tmp_path, monkeypatch):
+    """call("first", parts, *flags): what a call on a machine of this name prints; its packs are in tmp_path / name."""
+    for name, value in {"PRETENDED_GPUS": "1", "PYTHONPATH": "bundle/site", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=PROJECT, capture_output=True, text=True
+    )
+
+    def call(name, parts, *flags, packs=()):
+        machine = tmp_path / f"machine {name}"
+        for file in listed.stdout.splitlines():
+            (machine / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PROJECT / file, machine / file)
+        (machine / "bundle").mkdir()
+        for part in parts:
+            (shutil.copytree if part.is_dir() else shutil.copy)(part, (machine / "bundle").joinpath(part.name))
+        for part in packs:
+            zipfile.ZipFile(part).extractall(machine)
+        (machine / "small.py").write_text(SMALL)
+        (machine / "drive.py").write_text(DRIVE)
+        command = [python, "drive.py", *flags, "--minutes", str(MINUTES), "--pack", tmp_path / name]
+        return subprocess.run(command, cwd=machine, capture_output=True, text=True, timeout=60 * MINUTES)
+
+    return call
+
+
+@pytest.mark.slow
+def test_two_calls_on_two_bare_machines_bring_back_everything(bundle, call, tmp_path):
+    """In the first, one part of CIFAR-10 is missing, a row fails, and a step is stopped; the second goes on."""
+    parts = {part.name: part for part in bundle.iterdir()}
+    assert all(part.stat().st_size < 45 * 2**20 for part in parts.values())
+    packs = []
+
+    def steps_after(name, parts, stopped):
+        done = call(name, parts, stopped, packs=packs)
+        assert done.returncode == FAILED, done.stdout + done.stderr
+        packs[:] = (tmp_path / name).iterdir()
+        assert len(packs) == 1 and packs[0].stat().st_size < 2**24
+        place = zipfile.Path(packs[0], "figures/gpu-pretended-0/")
+        report = (place / "report.md").read_text()
+        shown = [line.removeprefix("## ") for line in report.splitlines() if line.startswith("## ")]
+        assert "cannot be shown" not in report and (place / "tests.log").read_text().count("1 passed") == 1
+        steps = json.loads((place / "steps.json").read_text())
+        return {name: step["exit_code"] for name, step in steps.items()}, shown, done.stdout
+
+    codes = {"tests": 0, "methods": 0, "one-device": FAILED, "roofline": 0}
+    if "mnist.tar.gz" in parts:
+        codes |= {"overhead": TIMED_OUT, "peers": 0, "time-to-99-mnist": 0}
+    first = [part for name, part in parts.items() if not re.match("cifar10-[23]", name)]
+    found, shown, printed = steps_after("first", first, "overhead")
+    assert found == codes and {*shown} == {*codes} - {"tests", "overhead"}
+    assert "time-to-94-cifar10: left out" in printed
+    codes |= {
+        name: 0
+        for name, data in (("overhead", "mnist.tar.gz"), ("time-to-94-cifar10", "cifar10-1.npz"))
+        if data in parts
+    }
+    found, shown, printed = steps_after("second", parts.values(), "")
+    assert found == codes and {*shown} == {*codes} - {"tests"}
+    assert "methods: " not in printed  # which was done
