@@ -3,7 +3,9 @@
 A GPU is pretended there; the steps are the real ones, with flags by which they have little to do.
 """
 
+import contextlib
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -79,21 +81,15 @@ run_script(gpu_evidence.main)
 
 
 def with_needs(names) -> dict:
-    """Name → distribution, of packages that are installed here and of all that they need."""
+    """Name → distribution, of packages and of all that they need, as far as it is installed here."""
     requirement, found, left = pytest.importorskip("packaging.requirements").Requirement, {}, list(names)
     while left:
         name = left.pop().lower().replace("_", "-")
-        try:
-            found[name] = found.get(name) or distribution(name)
-        except PackageNotFoundError:
-            continue
-        needs = map(requirement, found[name].requires or ())
-        left += [
-            need.name
-            for need in needs
-            if need.name.lower().replace("_", "-") not in found
-            and (not need.marker or need.marker.evaluate({"extra": ""}))
-        ]
+        if name not in found:
+            with contextlib.suppress(PackageNotFoundError):  # of another platform
+                found[name] = distribution(name)
+                needs = map(requirement, found[name].requires or ())
+                left += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
     return found
 
 
@@ -114,10 +110,8 @@ def python(tmp_path):
 @pytest.fixture
 def bundle(tmp_path, monkeypatch):
     """A bundle of what is in ./data, and of a wheel of msgspec as it is installed here, which pip finds in a folder."""
-    package, tag = (
-        distribution("msgspec"),
-        f"cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-manylinux_2_17_x86_64",
-    )
+    package, version = distribution("msgspec"), f"cp3{sys.version_info.minor}"
+    tag = f"{version}-{version}-manylinux_2_17_{platform.machine()}"
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / f"msgspec-{package.version}-{tag}.whl", "w") as wheel:
         for file in package.files:
