@@ -63,15 +63,16 @@ def train(config, options, place):
 def shard(model, place):
     """Cut every parameter of `model` along its first dimension into one share for each rank, block by block.
 
-    Blocks that have a weight in common with another one are put together all at once. Gradients are summed and then
-    divided: of a mean, gloo made a sum without a word (github.com/pytorch/pytorch/issues/162338).
+    Blocks that have a weight in common with another one are put together all at once. NCCL divides the gradients' sum
+    itself; on CPUs that is done here: of a mean, gloo made a sum without a word
+    (github.com/pytorch/pytorch/issues/162338).
     """
     model.to(memory_format=torch.contiguous_format)  # others cannot be cut; the images decide how convolutions compute
     mesh = init_device_mesh(place.device.type, (place.ranks,))
     uses = Counter(parameter for block in model for parameter in block.parameters())
     blocks = [block for block in model if {uses[parameter] for parameter in block.parameters()} == {1}]
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh).set_force_sum_reduction_for_comms(True)
+        fully_shard(module, mesh=mesh).set_force_sum_reduction_for_comms(place.device.type == "cpu")
 
 
 if __name__ == "__main__":

@@ -82,13 +82,14 @@ def run_one(arguments) -> dict:
         "bf16": steps_of(*case, precision="bf16"),
         "bf16, not channels-last": steps_of(*case, **plain, precision="bf16"),
     }
-    if has_compiler():
-        compiled = steps_of(*case, compile=True)
-        with contextlib.suppress(Exception):  # left out, if something is missing that it needs on a GPU besides
-            compiled()
-            rivals["compile"] = compiled
+    rewritten = {"compile": {"compile": True}} if has_compiler() else {}
     if device.type == "cuda":
-        rivals["cuda graph"] = steps_of(*case, cuda_graph=True)
+        rewritten["cuda graph"] = {"cuda_graph": True}
+    for name, flags in rewritten.items():
+        with contextlib.suppress(Exception):  # left out, where it lacks something, or a step cannot be recorded
+            measure = steps_of(*case, **flags)
+            measure()
+            rivals[name] = measure
     return interleave(rivals, 3)
 
 

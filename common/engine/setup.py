@@ -22,6 +22,8 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
     them: there they cost lenet more time than they save (benchmarks/loaders.py).
     """
     check_memory_limit(config, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # first of all, or what names none, as pinning does, takes memory of cuda:0
     threads = threads_of(config, processes)
     if config.bind:
         bind(device, number, processes)

@@ -138,8 +138,6 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     """As one of the ranks; rank 0 leaves the medians of the three exchanges' seconds in the directory."""
     end_with_parent()
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
     prepare_process(arguments, device, rank, ranks)
     with short_slices(arguments.bind and kind == "cpu"):
         backend, own = ("nccl", device) if kind == "cuda" else ("gloo", None)

@@ -34,7 +34,6 @@ class Rank(Place):
         """Join the process group: NCCL between GPUs, whose watchdog comes after the Heartbeat, gloo between CPUs."""
         timeout, on_gpu = timedelta(seconds=self.options.dist_timeout), self.device.type == "cuda"
         if on_gpu:
-            torch.cuda.set_device(self.device)  # collectives of objects use the current device
             timeout += timedelta(seconds=2 * GRACE_SECONDS)
         with short_slices(self.config.bind and not on_gpu):
             dist.init_process_group(

@@ -22,7 +22,7 @@ def prepared(monkeypatch):
     def prepared(kind="cpu", cores=8, processes=1, **values):
         calls = []
         monkeypatch.setattr(process, "available_cores", lambda: cores)
-        for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads"):
+        for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads", "torch.cuda.set_device"):
             monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
         config = process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
@@ -39,6 +39,12 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
     assert prepared(threads=threads, processes=processes)[1] == done
 
 
+def test_a_process_on_a_gpu_makes_it_its_own_before_anything_else(prepared):
+    _, (first, *others) = prepared("cuda:1")
+    assert first == ("torch.cuda.set_device", torch.device("cuda:1"))
+    assert [name for name, *_ in others] == ["torch.set_num_threads", "keep_freed_memory", "check_precision"]
+
+
 @pytest.mark.parametrize(
     "cores, processes, kind, typed, expected",
     [
@@ -48,7 +54,7 @@ def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, proce
         (5, 3, "cpu", None, 0),
         (6, 3, "cpu", None, None),
         (1, 1, "cpu", 4, 4),
-        (1, 1, "cuda", None, None),
+        (1, 1, "cuda:0", None, None),
     ],
 )
 def test_loader_workers_that_are_not_typed_need_cores_of_their_own(cores, processes, kind, typed, expected, prepared):
