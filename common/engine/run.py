@@ -29,7 +29,7 @@ from common.files.results import RunResult, write_result
 from common.files.writing import replacing
 from common.machine.entry import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid, rounds_to_tf32
-from common.machine.memory import hold_to
+from common.machine.memory import free_memory, hold_to
 from common.machine.turns import Turns
 from common.models.build import plain_state
 from common.settings.schedules import build_schedule
@@ -122,7 +122,7 @@ class _Run:
         after_step = progress.after_step if self.says else None
 
         def before_epoch(epoch):
-            turns.wait()
+            turns.wait(free_memory(self.place.device) if self.checkpoints.gpus else None)
             progress.begin(epoch)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)

@@ -58,11 +58,11 @@ class LoaderSpeed:
 @dataclass(frozen=True)
 class MemoryUse:
     """Of a device, "cpu" or "cuda": the most that the probe's process had (on a GPU, that PyTorch reserved), and what
-    is free besides: nothing, where processes may not share a GPU."""
+    is free besides; None for a GPU that is one process's alone."""
 
     device: str
     peak_bytes: int
-    free_bytes: int
+    free_bytes: int | None
 
 
 @dataclass(frozen=True)

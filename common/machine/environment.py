@@ -1,5 +1,7 @@
 """What hardware and software a run used, and which devices it may use."""
 
+import contextlib
+import ctypes
 import glob
 import importlib.metadata
 import itertools
@@ -17,6 +19,7 @@ import torch
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 
+COMPUTE_MODE, SHARED = 20, 0  # a CUdevice_attribute, and its value CU_COMPUTEMODE_DEFAULT (cuda.h)
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
 
 
@@ -57,9 +60,22 @@ def _why_unusable():
 
 
 def gpus_can_be_shared() -> bool:
-    """Return whether several processes may use a GPU at once, as nvidia-smi says; an administrator can forbid that."""
-    modes = _of_each_gpu("compute_mode")
-    return all(modes.get(gpu_uuid(device)) == "Default" for device in available_devices("gpu"))
+    """Return whether several processes may use a GPU at once; an administrator can forbid that.
+
+    It asks the driver (cuDeviceGetAttribute), as PyTorch numbers GPUs, so that parts of one (MIG) are known too, and
+    no nvidia-smi is needed. One that does not tell is as most are.
+    """
+    return all(_compute_mode(device.index) == SHARED for device in available_devices("gpu"))
+
+
+def _compute_mode(index):
+    mode, device = ctypes.c_int(SHARED), ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):  # another maker's GPU
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetAttribute(ctypes.byref(mode), COMPUTE_MODE, device)
+    return mode.value
 
 
 def device_name(device: torch.device) -> str:
@@ -118,8 +134,12 @@ def _links(machine: list[str], visible: list[str]) -> list[str]:
 
 
 def gpu_uuid(device) -> str:
-    """Return a GPU's UUID as nvidia-smi prints it: its number depends on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    """Return the UUID of a GPU, or of a part of one (MIG), as CUDA_VISIBLE_DEVICES takes it.
+
+    A number would not do: it depends on that variable, and on CUDA_DEVICE_ORDER.
+    """
+    about = torch.cuda.get_device_properties(device)
+    return f"{'MIG' if ' MIG ' in about.name else 'GPU'}-{about.uuid}"
 
 
 def _of_each_gpu(column: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with both FIFOs
-IDLE, START = "idle", "start"
+IDLE, START, FREE = "idle", "start", "free"
 MOST_RANKS = 4096  # PIPE_BUF of Linux: so many bytes are written and read at once
 
 
@@ -21,13 +21,18 @@ class Turns:
         self.rank, self.world_size = rank, world_size
         self.waited_seconds = 0.0
 
-    def wait(self) -> None:
-        """Wait until it is this run's turn. To be called by all ranks, after something in which all took part."""
+    def wait(self, free: int | None = None) -> None:
+        """Wait until it is this run's turn. To be called by all ranks, after something in which all took part.
+
+        free: bytes of the GPU of rank 0, if it has one; told to whoever gives the turns.
+        """
         idle, turn = (Path(os.environ.get(TURNS, os.devnull), name) for name in (IDLE, START))
         if not turn.is_fifo():  # nobody gives any; the variable may be left over from elsewhere
             return
         start = time.perf_counter()
         if self.rank == 0:
+            if free is not None:
+                idle.with_name(FREE).write_text(str(free))
             with open(idle, "wb", buffering=0) as told:
                 told.write(bytes(self.world_size))
         with open(turn, "rb", buffering=0) as given:
@@ -36,10 +41,15 @@ class Turns:
 
 
 class Gate:
-    """The other side: it lets one run go on, and sees when it waits again. directory: an empty one, for the FIFOs."""
+    """The other side: it lets one run go on, and sees when it waits again. directory: an empty one, for the FIFOs.
+
+    free: bytes of the run's first GPU, as they were when it began to wait; None on a CPU, or where it does not tell.
+    """
+
+    free: int | None = None
 
     def __init__(self, directory: str):
-        self.environment = {TURNS: directory}
+        self.environment, self._free = {TURNS: directory}, Path(directory, FREE)
         self._idle, self._start = (_open_fifo(Path(directory, name)) for name in (IDLE, START))
         self._ranks = b""
 
@@ -52,6 +62,8 @@ class Gate:
         if not select.select([self._idle], [], [], seconds)[0]:
             return False
         self._ranks = os.read(self._idle, MOST_RANKS)
+        if self._free.exists():
+            self.free = int(self._free.read_text())
         return True
 
     def close(self) -> None:

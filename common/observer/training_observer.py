@@ -352,7 +352,8 @@ class Observer:
             peaks.append(self.torch.cuda.max_memory_allocated(device))
             reserved.append(self.torch.cuda.max_memory_reserved(device))
             about = self.torch.cuda.get_device_properties(device)
-            gpus.append(str(getattr(about, "uuid", "")))
+            kind = "MIG" if " MIG " in about.name else "GPU"
+            gpus.append(f"{kind}-{getattr(about, 'uuid', '')}")  # as nvidia-smi -L prints it
         return {
             **self.about,
             "threads": self.torch.get_num_threads(),

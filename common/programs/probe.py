@@ -211,7 +211,7 @@ def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
     cpu = MemoryUse("cpu", peak_resident_bytes(), free_memory(torch.device("cpu")))
     if device.type == "cpu":
         return (cpu,)
-    free = min(map(free_memory, available_devices("gpu"))) if gpus_can_be_shared() else 0
+    free = min(map(free_memory, available_devices("gpu"))) if gpus_can_be_shared() else None
     return cpu, MemoryUse("cuda", torch.cuda.max_memory_reserved(device), free)
 
 

@@ -24,7 +24,7 @@ from comparison.run.fitting import failed_runs, next_batch, try_batch, with_larg
 from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, look, wants_block, with_another_block
-from comparison.run.turns import Run, run_once, run_whole, take_turns, why_not_in_turns
+from comparison.run.turns import Run, gpu_need, run_once, run_whole, take_turns, why_not_in_turns, with_note
 
 
 @dataclass(frozen=True)
@@ -169,18 +169,15 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     left = [rows[name] for number, name in report.left if number == block]
     if report.in_turns:
         together, left = [run_of(row) for row in left], []
-        for outcome in take_turns(together, seed):
+        for outcome in take_turns(together, seed, gpu_need(report.probe, report.trials)):
             if outcome.status == OUT_OF_MEMORY:
                 left.append(rows[outcome.configuration])
             else:
                 yield outcome
     for row in left:
         outcome = run_whole(run_of(row)) if row.is_script else run_once(row, *how)
-        if report.in_turns and outcome.result and outcome.status == "ok":
-            note = f"in block {block} it ran alone, as memory did not suffice beside the other rows"
-            reason = "; ".join(filter(None, (outcome.result.reason, note)))
-            outcome = replace(outcome, result=replace(outcome.result, reason=reason))
-        yield outcome
+        note = "it ran alone, as memory did not suffice beside the other rows"
+        yield with_note(outcome, note) if report.in_turns else outcome
 
 
 def fit_batches(report: Report, output: Output) -> Report:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,9 @@ from comparison.run.cards import CardWatch
 from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
 
 GIB = 2**30
-GPU_BASE = 2 * GIB  # a process's CUDA context, the libraries' work space and NCCL's buffers, and a margin
+# Of a GPU: a process's CUDA context, the libraries' work space and NCCL's buffers, until a row's are measured; and how
+# many times what the largest row had must be free for another, or cuDNN would find less work space and slower plans.
+GPU_BASE, ROOM = 2 * GIB, 1.25
 LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
 LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
 
@@ -84,6 +87,11 @@ class Run(contextlib.ExitStack):
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
         self._child: subprocess.Popen | None = None
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that were free on its first GPU when it began to wait; None on a CPU, or where it does not tell."""
+        return self._gate.free
 
     @property
     def running(self) -> list[subprocess.Popen]:
@@ -190,47 +198,82 @@ def run_whole(run: Run) -> Outcome:
     return outcome
 
 
-def take_turns(runs: list[Run], seed: int) -> Iterator[Outcome]:
+def take_turns(runs: list[Run], seed: int, need: int = 0) -> Iterator[Outcome]:
     """Go through Runs to their ends, one turn of one of them at a time; yield what became of each as it ends.
 
-    They start in the order given, and go on in one that is shuffled from `seed` for every epoch.
+    They start in the order given, and go on in one that is shuffled from `seed` for every epoch. On a GPU, each goes
+    through its first epoch when it starts, so that what it takes there is measured; the next one starts as long as
+    there is room for it, and those that are left when the others have ended. need: bytes of a row, by a guess.
     """
-    shuffle, every = random.Random(seed), runs
+    shuffle, left, wave = random.Random(seed), [*runs], 0
+    measured: list[int] = []
     with contextlib.ExitStack() as stack:
-        for run in every:
+        for run in runs:
             stack.enter_context(run)
-        stack.callback(lambda: end_together([child for run in every for child in run.running]))
-        while runs:
-            waiting = []
-            for run in runs:
-                if outcome := run.take_turn():
-                    yield outcome
-                else:
-                    waiting.append(run)
-            runs = shuffle.sample(waiting, len(waiting))
+        stack.callback(lambda: end_together([child for run in runs for child in run.running]))
+        while left:
+            waiting, free, wave = [], None, wave + 1
+            while left and (free is None or free > ROOM * max(measured, default=need)):
+                run = left.pop(0)
+                outcome = run.take_turn()
+                if not outcome and run.free is not None:
+                    outcome = run.take_turn()
+                if outcome:
+                    yield _in_wave(outcome, wave)
+                    continue
+                waiting.append(run)
+                if free is not None and run.free is not None:
+                    measured.append(free - run.free)
+                free = run.free
+            while waiting:
+                again = []
+                for run in shuffle.sample(waiting, len(waiting)):
+                    if outcome := run.take_turn():
+                        yield _in_wave(outcome, wave)
+                    else:
+                        again.append(run)
+                waiting = again
+
+
+def _in_wave(outcome, wave):
+    if wave == 1:
+        return outcome
+    return with_note(outcome, "it ran after other rows had ended, as a GPU's memory did not suffice for all at once")
+
+
+def with_note(outcome: Outcome, note: str) -> Outcome:
+    """Return what became of a run, whose result says besides what was special about it."""
+    if not outcome.result or outcome.status != "ok":
+        return outcome
+    reason = "; ".join(filter(None, (outcome.result.reason, f"in block {outcome.block} {note}")))
+    return replace(outcome, result=replace(outcome.result, reason=reason))
 
 
 def why_not_in_turns(plan: Iterable[Configuration], probe: Probe | None, trials: Iterable[Trial] = ()) -> str:
-    """Return why the rows of a block should not all be started at once, or "" if they fit into memory together.
+    """Return why the rows of a block should not take turns, or "" if they may.
 
-    On a CPU, each device counts with the most that the probe or a trial had; each loader worker, and what launches
-    several devices, with half of that. On a GPU, each row counts with what PyTorch had there, and GPU_BASE. What
-    scripts need is not known: they do not count.
+    All have to fit into the machine's memory together: each device counts with the most that the probe or, on a CPU, a
+    trial had; each loader worker, and what launches several devices, with half of that. Of those on a GPU, as many take
+    turns as fit there: see take_turns(). What scripts need is not known: they do not count.
     """
     able = [row for row in plan if not row.skip and not row.is_script]
     if not able:
         return ""
     if any(row.nodes > 1 for row in able):
         return "some run on several nodes"
+    if not (probe and probe.memory):
+        return "how much memory they need is not known"
+    cpu, *gpu = probe.memory
+    if any(memory.free_bytes is None for memory in gpu):
+        return "the GPU's compute mode lets one process use it at a time (nvidia-smi -c DEFAULT would let all)"
     devices = [max(row.stages, row.planned.shares) for row in able]
     helpers = sum(row.planned.num_workers for row in able) + sum(count > 1 for count in devices)
-    tried = max((trial.peak_bytes or 0 for trial in trials), default=0)
-    measured = probe.memory if probe else ()
-    for memory in measured:
-        peak = max(memory.peak_bytes, tried if memory is measured[-1] else 0)  # of the device that trains
-        needed, place = (sum(devices) + helpers / 2) * peak, "the machine's memory"
-        if memory.device != "cpu":
-            needed, place = len(able) * (peak + GPU_BASE), "a GPU's memory"
-        if needed > memory.free_bytes:
-            return f"together they could need {needed / GIB:.1f} GiB of {place}, {memory.free_bytes / GIB:.1f} are free"
-    return "" if measured else "how much memory they need is not known"
+    peaks = [cpu.peak_bytes, *(trial.peak_bytes or 0 for trial in trials if not gpu)]
+    needed, free = (sum(devices) + helpers / 2) * max(peaks) / GIB, (cpu.free_bytes or 0) / GIB
+    return "" if needed <= free else f"together they could need {needed:.1f} GiB of memory, {free:.1f} are free"
+
+
+def gpu_need(probe: Probe | None, trials: Iterable[Trial] = ()) -> int:
+    """Return how many bytes of a GPU a row may take: what PyTorch had in the probe, or a trial, and GPU_BASE."""
+    peaks = [memory.peak_bytes for memory in probe.memory[1:]] if probe else []
+    return max([*peaks, *(trial.peak_bytes or 0 for trial in trials)], default=0) + GPU_BASE

@@ -60,15 +60,36 @@ def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia
         assert (found["links"], found["driver"]) == ([], "")
 
 
-def test_whether_processes_may_share_gpus_is_asked_of_the_visible_ones(nvidia_smi, monkeypatch):
-    with pretended_gpus("one"):
-        nvidia_smi({"GPU-hidden": "Exclusive_Process", gpu_uuid(0): "Default"})
-        assert gpus_can_be_shared()
-        nvidia_smi({"GPU-hidden": "Default", gpu_uuid(0): "Exclusive_Process"})
-        assert not gpus_can_be_shared()
-        monkeypatch.undo()
-        monkeypatch.setenv("PATH", "/nowhere")
-        assert not gpus_can_be_shared()
+def test_whether_processes_may_share_gpus_is_asked_of_the_driver(monkeypatch):
+    """As PyTorch numbers them: the second here is number 7 to the driver's calls."""
+
+    modes = {}
+
+    def get(device, index):
+        device._obj.value = {0: 3, 1: 7}[index]
+
+    def get_attribute(value, attribute, device):
+        assert attribute == 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+        value._obj.value = modes[device.value]
+
+    driver = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGet=get, cuDeviceGetAttribute=get_attribute)
+    with pretended_gpus("one", "two"):
+        monkeypatch.setattr(environment.ctypes, "CDLL", lambda name: {"libcuda.so.1": driver}[name])
+        for first, second in ((0, 0), (0, 3), (2, 0)):
+            modes.update({3: first, 7: second})
+            assert gpus_can_be_shared() == (first == second == 0)
+
+        def missing(name):
+            raise OSError("cannot open shared object file")
+
+        monkeypatch.setattr(environment.ctypes, "CDLL", missing)
+        assert gpus_can_be_shared()  # nothing says that they may not
+
+
+@pytest.mark.parametrize("name, kind", [("NVIDIA A100-SXM4-40GB", "GPU"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG")])
+def test_a_part_of_a_gpu_has_the_uuid_that_cuda_visible_devices_takes(name, kind):
+    with pretended_gpus(name):
+        assert gpu_uuid(0) == f"{kind}-00000000-0000"
 
 
 def before_a_run(**values):

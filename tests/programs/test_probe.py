@@ -76,11 +76,13 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, monkeypatch, capsys
     assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
 
 
-def test_the_probe_on_a_gpu_tells_of_its_memory(data_root, monkeypatch, capsys):
+@pytest.mark.parametrize("shared, free", [(True, 1 << 33), (False, None)])
+def test_the_probe_on_a_gpu_tells_of_its_memory(shared, free, data_root, monkeypatch, capsys):
+    monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: shared)
     with pretended_gpus("first", "second"):
         measured = probed(monkeypatch, capsys, *RESIDENT, "--sizes", 12, "--device", "gpu", "--data-root", data_root)
     cpu, gpu = measured["memory"]
-    assert (cpu["device"], gpu["device"], gpu["free_bytes"]) == ("cpu", "cuda", 0)  # nothing says it may be shared
+    assert (cpu["device"], gpu["device"], gpu["free_bytes"]) == ("cpu", "cuda", free)
     assert [step["batch"] for step in measured["steps"]] == [12]
 
 

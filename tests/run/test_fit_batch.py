@@ -15,7 +15,7 @@ from comparison.rows import Outcome, Trial, trials_of
 from comparison.run import fitting, forecast, session
 from comparison.run.fitting import next_batch, try_batch, with_largest
 from comparison.run.session import continued, run_comparison
-from comparison.run.turns import why_not_in_turns
+from comparison.run.turns import gpu_need, why_not_in_turns
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table, trial_table
 from comparison.show.terminal import terminal_text
@@ -116,10 +116,12 @@ def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(fits, tmp_path,
 def test_rows_take_turns_if_there_is_room_for_their_largest_batches():
     trials = [trial("single", 128), trial("single", 256), trial("ddp", 512, most=0)]
     cpu, gpu = MemoryUse("cpu", 100 * MIB, 200 * MIB), MemoryUse("cuda", 100 * MIB, 2300 * MIB)
-    for memory, needed in (((cpu,), 256), ((cpu, gpu), 256 + 2048)):  # the first is not where it trains, with a GPU
-        probe = replace(report_of((row(), runs())).probe, memory=memory)
-        assert why_not_in_turns([row()], probe) == why_not_in_turns([row()], probe, trials[:1]) == ""
-        assert f"could need {needed / 1024:.1f} GiB" in why_not_in_turns([row()], probe, trials)
+    probe = replace(report_of((row(), runs())).probe, memory=(cpu,))
+    assert why_not_in_turns([row()], probe) == why_not_in_turns([row()], probe, trials[:1]) == ""
+    assert f"could need {256 / 1024:.1f} GiB" in why_not_in_turns([row()], probe, trials)
+    probe = replace(probe, memory=(cpu, gpu))  # a trial's memory is where it trains
+    assert why_not_in_turns([row()], probe, trials) == ""
+    assert (gpu_need(probe), gpu_need(probe, trials)) == ((100 + 2048) * MIB, (256 + 2048) * MIB)
 
 
 # ---- a comparison

@@ -55,7 +55,7 @@ def observer(gpu, tmp_path):
             current_stream=lambda device: "stream",
             max_memory_allocated=lambda device: 5,
             max_memory_reserved=lambda device: 7,
-            get_device_properties=lambda device: SimpleNamespace(uuid="one"),
+            get_device_properties=lambda device: SimpleNamespace(uuid="one", name="H100"),
         ),
         distributed=SimpleNamespace(is_available=lambda: False),
         nn=torch.nn,
@@ -94,4 +94,4 @@ def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(gp
     assert record["phases"] == pytest.approx(phases)
     assert record["seconds"] == pytest.approx(0.198) and len(record["series"]) == 3
     assert (record["peaks"], record["reserved"], record["devices"]) == ([5], [7], ["cuda:0"])
-    assert record["gpu_uuids"] == ["one"]
+    assert record["gpu_uuids"] == ["GPU-one"]

@@ -142,7 +142,7 @@ def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, mo
     single, ddp = report.outcomes[0], report.outcomes[3]
     events = []
 
-    def take_turns(runs, seed):
+    def take_turns(runs, seed, need):
         yield replace(ddp, status=OUT_OF_MEMORY, result=None)
         yield single
         events.append("all ended")

@@ -59,7 +59,7 @@ def planned(monkeypatch, tmp_path, answers):
             raise KeyboardInterrupt
         return made[row.name, block]
 
-    def take_turns(runs, seed):
+    def take_turns(runs, seed, need):
         for row in reversed(runs):
             yield session.run_once(*row)
 

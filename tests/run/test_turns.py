@@ -16,6 +16,7 @@ from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
 
 # A row without torch, of sys.argv[2] ranks and 3 epochs: each writes what it does, and when, into one file.
+# sys.argv[5]: the size of its GPU, if it has one, and what a row takes of it in its first epoch and keeps.
 ROW = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(PROJECT)!r})
@@ -27,6 +28,13 @@ def note(what):
     with open(events, "a") as file:
         file.write(f"{{time.monotonic()}} {{name}} {{rank}} {{os.getpid()}} {{what}}\\n")
 
+def free():
+    if not sys.argv[5]:
+        return None
+    size, each = map(int, sys.argv[5].split())
+    text = open(events).read()
+    return size - each * (text.count("end 1") - text.count("end 3"))
+
 rank, done = 0, os.pipe()
 note("start")
 while rank < ranks - 1 and os.fork() == 0:
@@ -34,7 +42,7 @@ while rank < ranks - 1 and os.fork() == 0:
 turns = Turns(rank, ranks)
 for epoch in (1, 2, 3):
     os.write(done[1], b".") if rank else [os.read(done[0], 1) for _ in range(ranks - 1)]
-    turns.wait()
+    turns.wait(free())
     note(f"begin {{epoch}}")
     time.sleep(0.05)
     if epoch == 2:
@@ -56,8 +64,8 @@ def rows(tmp_path):
     """rows(a={}, b={"fault": …}): Runs of such rows; what they wrote, as (name, rank, PID, what) in time's order."""
     events = tmp_path / "events"
 
-    def run(name, ranks=1, fault="", timeout=None):
-        command = (sys.executable, "-c", ROW, name, str(ranks), fault, str(events))
+    def run(name, ranks=1, fault="", timeout=None, gpu=""):
+        command = (sys.executable, "-c", ROW, name, str(ranks), fault, str(events), gpu)
         return Run(configuration(name=name, command=command), 1, 42, tmp_path / "runs", timeout)
 
     def runs(**rows):
@@ -171,7 +179,7 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
         configuration("mp", skip="it cannot run"),
     ]
     # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
-    words = "together they could need 11.0 GiB of the machine's memory, 10.0 are free"
+    words = "together they could need 11.0 GiB of memory, 10.0 are free"
     for free, why in ((11, ""), (10, words)):
         assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, free * GIB))) == why
     assert "not known" in why_not_in_turns(plan, probe_of())
@@ -179,12 +187,42 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
     assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
 
 
-def test_rows_on_gpus_also_need_room_there():
+def test_a_gpu_that_is_one_processs_alone_says_so_and_not_that_it_is_full():
     plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
-    words = "together they could need 6.0 GiB of a GPU's memory, 5.0 are free"
-    for free, why in ((6, ""), (5, words)):
-        assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, free * GIB))) == why
-    assert "the machine's" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, 9 * GIB)))
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 0))) == ""  # room is found out row by row
+    assert "compute mode lets one process" in why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, None)))
+    assert "GiB of memory" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, GIB)))
+
+
+@pytest.mark.parametrize(
+    "left, each, need, waves",
+    [
+        (100, 10, 10, ["abcd"]),
+        (
+            42,
+            10,
+            10,
+            ["abc", "d"],
+        ),  # 32, 22, 12: a third starts beside 22, and no fourth beside 12, which is not 1.25 x 10
+        (42, 10, 40, ["a", "b", "c", "d"]),  # nothing is measured, and the guess is large
+        (100, 10, 70, ["abcd"]),  # nor does the guess count once a row was measured
+    ],
+)
+def test_as_many_rows_take_turns_as_fit_onto_a_gpu(left, each, need, waves, rows):
+    runs, written = rows
+    names = "abcd"
+    made = runs(**{name: {"gpu": f"{left} {each}"} for name in names})
+    outcomes = [*take_turns(made, 1, need)]
+    assert {outcome.configuration for outcome in outcomes} == {*names}
+    events = [(name, what) for name, _, _, what in written()]
+    for wave in waves:
+        first = [(name, what) for name in wave for what in ("start", "begin 1", "end 1")]
+        part, events = events[: 7 * len(wave)], events[7 * len(wave) :]
+        assert part[: len(first)] == first  # each goes through its first epoch before the next one starts
+        for epoch in (2, 3):
+            own = part[len(first) + 2 * len(wave) * (epoch - 2) :][: 2 * len(wave)]
+            assert sorted(own[::2]) == [(name, f"begin {epoch}") for name in wave]
+    assert not events
 
 
 TRAINING = "--dataset synthetic-mnist --model mlp --train-size 480 --batch-size 48 --num-workers 2 --epochs 2"
