@@ -388,6 +388,7 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "set_rng_state": lambda state, device=None: gpus.call("set_rng_state", place(device).index, state.item()),
         },
         torch.cuda.nccl: {"version": lambda: (0, 0), "is_available": lambda tensors: False},
+        torch.distributed: {"is_nccl_available": lambda: False},
         torch.accelerator: {
             "is_available": lambda: bool(names),
             "current_accelerator": lambda check_available=False: torch.device("cuda"),

@@ -31,6 +31,7 @@ from common.machine.cores import available_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices, describe_environment, device_name, require_torchvision
 from common.machine.lifetime import tags
+from common.programs.exchange import ALL_REDUCE, broken_exchange
 from common.settings.datasets import DATASETS
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -69,7 +70,13 @@ def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[
     try:
         require_torchvision()
         name = "GPUs"
-        for place in available_devices(device):
+        devices = available_devices(device)
+        if len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process holds a GPU
+            step, error = broken
+            if step == ALL_REDUCE:
+                raise error
+            checks.append(failed(step, error))
+        for place in devices:
             _compute(place)
         environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"

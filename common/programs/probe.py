@@ -120,10 +120,10 @@ def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: s
     Each trains `model` on its share of a batch before an exchange, because one between idle ranks is several times as
     fast. Its mean over the ranks gives the bandwidth, NCCL's "bus bandwidth" (github.com/NVIDIA/nccl-tests,
     doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. Two more follow at once, of SHORT bytes and of all. All None where
-    there is one GPU, or processes may not share this process's.
+    there is one GPU, where processes may not share this process's, or without NCCL.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
-    if ranks < 2 or (kind == "cuda" and not gpus_can_be_shared()):
+    if ranks < 2 or (kind == "cuda" and not (gpus_can_be_shared() and dist.is_nccl_available())):
         return None, None, None
     if kind == "cuda":
         torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU

@@ -1,0 +1,127 @@
+"""Do devices exchange what they should? An all-reduce between processes, and copies in one, compared byte by byte.
+
+    python -m common.programs.exchange cuda:0 cuda:1
+
+says which of the two it begins, as both may hang where GPUs reach one another past the CPU (P2P) on paper alone: under
+an IOMMU or PCIe's ACS, or by a driver that promises too much. broken_exchange() waits for it no longer than a limit.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.machine.begin import PROJECT, begin
+
+begin(__name__)
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, spawn
+
+from common.errors import FAILED, MACHINE, SuiteError, describe_exit
+from common.machine.entry import run_script
+from common.machine.lifetime import end_with_parent, temporary_directory
+from common.ranks.group import shutdown
+
+LIMIT = 90.0  # seconds; a few suffice, unless many ranks import torch over a network
+SIZES = (256, 2**20)  # of what is summed up and copied: NCCL has other ways for little than for much
+ALL_REDUCE, COPIES = "an all-reduce between the devices", "copies from device to device"
+NO_P2P = "NCCL_P2P_DISABLE"
+BIOS = "turn off the IOMMU, or ACS, in the BIOS"
+ONE = "type CUDA_VISIBLE_DEVICES=0 before the command to use one GPU"
+
+
+def broken_exchange(devices: Sequence[torch.device], limit: float = LIMIT) -> tuple[str, SuiteError] | None:
+    """Return which of ALL_REDUCE and COPIES fails, or does not end within `limit` seconds, and the error of it.
+
+    It runs in processes of their own, which are killed. If the all-reduce fails, it is tried without P2P.
+    """
+    names = [*map(str, devices)]
+    if not (failed := _try(names, limit)):
+        return None
+    step, found = failed
+    if step == COPIES:
+        return step, SuiteError(f"{step} do not arrive", found, f"{BIOS}, or {ONE}", MACHINE)
+    advice = f"NCCL_DEBUG=INFO before the command says where; or {ONE}"
+    if not os.environ.get(NO_P2P):
+        without = _try(names, limit, **{NO_P2P: "1"})
+        if not without or without[0] == COPIES:
+            advice = f"type export {NO_P2P}=1, with which it succeeds; to be as fast as without, {BIOS}"
+    return step, SuiteError(f"{step} fails", found, advice, MACHINE)
+
+
+def _try(names, limit, **variables):
+    """In which step these devices fail, and how; None if they do not."""
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "common.programs.exchange", *names]
+    with temporary_directory() as directory, open(Path(directory, "said"), "w+", encoding="utf-8") as said:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
+        own = {**os.environ, **variables, "PYTHONPATH": path}
+        child = subprocess.Popen(command, **streams, env=own, start_new_session=True, preexec_fn=end_with_parent)
+        try:
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        lines = Path(directory, "said").read_text(encoding="utf-8", errors="replace").splitlines()
+    if code == 0:
+        return None
+    step = COPIES if COPIES in lines else ALL_REDUCE
+    if code is None:
+        return step, f"not ended after {limit:g} s"
+    return step, lines[-1] if lines and lines[-1] != step else describe_exit(code)
+
+
+def _rank(rank, names, directory):
+    """As one rank: sum up what is known, and raise RuntimeError where the sums are others."""
+    end_with_parent()
+    device, ranks = torch.device(names[rank]), len(names)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, f"file://{directory}/met", rank=rank, world_size=ranks, device_id=own)
+    for size in SIZES:
+        numbers = torch.arange(size, dtype=torch.int32)
+        sums = (numbers + rank).to(device)
+        dist.all_reduce(sums)
+        wrong = int((sums.cpu() != ranks * numbers + sum(range(ranks))).sum())
+        if wrong:
+            raise RuntimeError(f"{wrong:,} of {size:,} sums are wrong on {names[rank]}")
+    shutdown()
+
+
+def _copy(source, target):
+    """Copy bytes from one device to another; raise RuntimeError where they arrive as others."""
+    for size in SIZES:
+        sent = torch.randint(256, (size,), dtype=torch.uint8)
+        arrived = sent.to(source).to(target).cpu()
+        if wrong := int((arrived != sent).sum()):
+            raise RuntimeError(f"{wrong:,} of {size:,} bytes arrive as others from {source} on {target}")
+
+
+def main() -> None:
+    """Go through both steps, and end with the last line of the error of the first that fails. All ranks have ended
+    before the copies begin, as a GPU may be one process's alone."""
+    names = sys.argv[1:]
+    try:
+        print(ALL_REDUCE, flush=True)
+        if dist.is_nccl_available() or "cpu" in names:
+            with temporary_directory() as directory:
+                spawn(_rank, (names, directory), len(names))
+        print(COPIES, flush=True)
+        for pair in itertools.permutations(names, 2):
+            _copy(*pair)
+    except (RuntimeError, ProcessException) as error:
+        print(str(error).strip().splitlines()[-1], flush=True)
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    run_script(main)
