@@ -148,10 +148,10 @@ def row_name(method: str, values: dict[str, Any]) -> str:
 class CardUse:
     """One GPU during the timed epochs of a run; None: the card or its driver does not tell.
 
-    device: the run's name for it. busy: the share of the time in which any kernel ran. memory_bytes: the most in use,
-    by all programs together. watts, megahertz (of the multiprocessors): means. joules: in an epoch, mean. held_down:
-    the share of the time in which heat or a limit of the power held the clocks down; foreign: in which another program
-    computed there.
+    device: the run's name for it. busy: the share of the time in which any kernel ran. memory_bytes: the most that the
+    run's processes had, with their contexts. joules: in an epoch, mean, by the card's counter; watts: joules per
+    second. megahertz: of the multiprocessors, mean. held_down: the share of the time in which heat or a limit of the
+    power held the clocks down; foreign: in which another program computed there.
     """
 
     device: str

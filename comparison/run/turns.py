@@ -102,7 +102,7 @@ class Run(contextlib.ExitStack):
         """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
         start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, own_seconds()
         stolen = stolen_seconds()
-        with self._cards.watching():
+        with self._cards.watching(self._processes):
             if self._child is None:
                 self._begin()
             else:
@@ -119,6 +119,13 @@ class Run(contextlib.ExitStack):
         if exit_code is None:
             return None
         return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)
+
+    def _processes(self):
+        """The PIDs of the run's processes."""
+        with contextlib.suppress(psutil.Error, AttributeError):  # it has ended, or could not be started
+            process = psutil.Process(self._child.pid)
+            return [process.pid, *(child.pid for child in process.children(recursive=True))]
+        return ()
 
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -360,7 +360,7 @@ def card_table(analysis: Analysis) -> Rows:
                 "GPU": uses[0].device,
                 "Any kernel runs": _mean(uses, "busy", ".0%"),
                 "Reserved by PyTorch (MiB)": mebibytes(statistics.mean(own)),
-                "In use by all (MiB)": _mean(uses, "memory_bytes", mebibytes),
+                "Its processes have (MiB)": _mean(uses, "memory_bytes", mebibytes),
                 "Power (W)": _mean(uses, "watts", ".0f"),
                 "Energy (J per epoch)": _mean(uses, "joules", ",.1f"),
                 "Clock (MHz)": _mean(uses, "megahertz", ",.0f"),

@@ -89,14 +89,17 @@ def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_pa
 def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.chdir(PROJECT)
-    flags = "--dataset synthetic-cifar10 --device gpu --loader resident --batch-size 500 --epochs 4 --data-root"
+    flags = "--dataset synthetic-cifar10 --device gpu --loader resident --model resnet18 --epochs 3 --data-root"
     row = configuration(command=(sys.executable, "data_parallel_train.py", *flags.split(), str(data_root)))
     outcome = run_once(row, 1, 42, tmp_path)
     assert outcome.status == "ok", outcome.reason
     (card,) = outcome.cards
-    assert card.device == "cuda:0" and card.watts > 10 and card.memory_bytes > 10**8 and card.megahertz > 100
+    assert card.device == "cuda:0" and card.megahertz > 100
+    assert card.memory_bytes is None or card.memory_bytes > max(outcome.result.reserved_memory_bytes)
     seconds = [epoch.train_seconds for epoch in outcome.result.timed_epochs]
-    assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # watts of any card
+    assert (card.joules is None) == (card.watts is None) == (min(seconds) < 2)
+    if card.joules is not None:
+        assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # watts of any card
     assert card.foreign in (None, 0) and 0 < card.busy <= 1
 
 

@@ -16,12 +16,13 @@ from comparison.results_file import read_results, write_results
 from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
-from comparison.run.turns import run_once
+from comparison.run.turns import Run, run_once
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv
 from comparison.show.sentences import tell
 from comparison.show.tables import card_table, main_table
 from comparison.show.terminal import terminal_text
+from tests.fixtures import wait_until
 from tests.reports import configuration, each_epoch, each_outcome, make_result, markdown_of, report_of, runs
 
 UUIDS = ("GPU-a", "GPU-b", "GPU-c")
@@ -34,7 +35,8 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there."""
+    """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there;
+    .memory: how much of each card who has."""
 
     def programs(card, since):
         if not driver.programs:
@@ -43,14 +45,16 @@ def nvml(monkeypatch):
 
     driver = SimpleNamespace(
         programs={},
+        memory={},
         reasons=0,
         NVMLError=NVMLError,
         nvmlDeviceGetCount=lambda: len(UUIDS),
         nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetUUID=lambda card: UUIDS[card],
         nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=75),
-        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=(1 + card) * 2**30),
-        nvmlDeviceGetPowerUsage=lambda card: 100_000 * (1 + card),
+        nvmlDeviceGetComputeRunningProcesses=lambda card: [
+            SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in driver.memory.items()
+        ],
         nvmlDeviceGetTotalEnergyConsumption=lambda card: int(100_000 * (1 + card) * time.monotonic()),
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: driver.reasons,
         nvmlDeviceGetClockInfo=lambda card, clock: 1000 + clock,
@@ -58,6 +62,7 @@ def nvml(monkeypatch):
     )
     monkeypatch.setattr(cards, "nvml", lambda: driver)
     monkeypatch.setattr(cards, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(cards, "SHORTEST", 0.05)
     return driver
 
 
@@ -89,12 +94,49 @@ def test_a_card_in_the_timed_epochs(nvml):
         time.sleep(0.5)
     result = on_gpus((start - 9, 9.0), (start + 0.1, 0.3), (start + 0.8, 0.3), uuids=("GPU-c", "GPU-a"))
     first, second = watch.uses(result)
-    assert first == CardUse("cuda:0", 0.75, 3 * 2**30, 300.0, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
-    assert (second.device, second.watts) == ("cuda:1", 100.0)  # PyTorch's numbers are not NVML's
+    watts = pytest.approx(300, rel=1e-2)
+    assert first == CardUse("cuda:0", 0.75, None, watts, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
+    assert (second.device, second.watts) == ("cuda:1", pytest.approx(100, rel=1e-2))  # PyTorch's numbers are not NVML's
     old = each_epoch(replace(result, gpu_uuids=UUIDS[:1]), start=None)
     for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # nobody looked, or when is not known
         assert watch.uses(unseen) == (CardUse("cuda:0"),)
     assert watch.uses(make_result()) == ()
+
+
+def test_energy_is_known_of_epochs_that_are_long_enough_for_the_counter(nvml, monkeypatch):
+    """What follows from it is too: the driver's own power is a mean over a second, of other rows as well."""
+    watch, start = CardWatch(), time.monotonic()
+    watch._moments["GPU-a"] = [
+        {**dict.fromkeys(cards.QUESTIONS, None), "programs": frozenset(), "seconds": start + at, "joules": joules}
+        for at, joules in ((0, 0.0), (4, 400.0), (6, 400.0), (10, 2800.0))  # 100 W, then the others' turn, then 600 W
+    ]
+    monkeypatch.setattr(cards, "SHORTEST", 2.0)
+    for epochs, joules, watts in (
+        (((1, 2.0), (7, 3.0)), (200 + 1800) / 2, 2000 / 5),
+        (((1, 2.0), (7, 1.9)), None, None),
+    ):
+        (use,) = watch.uses(on_gpus((0, 1.0), *((start + at, seconds) for at, seconds in epochs)))
+        assert (use.joules, use.watts) == (joules and pytest.approx(joules), watts and pytest.approx(watts))
+
+
+def test_memory_is_that_of_a_runs_own_processes(nvml, tmp_path):
+    """Rows that wait for their turns have memory too. It is looked at when a turn ends."""
+    held = 3 * 2**30
+    watch, result = CardWatch(), on_gpus((0.0, 1.0), (0.0, 1.0))
+    for memory in ({7: held, 8: 5}, {7: held // 2}, {8: 5}, {7: None}):  # who has ended, and who does not tell
+        nvml.memory = memory
+        with watch.watching(lambda: [7, 9]):
+            pass
+        assert watch.uses(result)[0].memory_bytes == held
+    unknown = CardWatch()
+    with unknown.watching(lambda: [1000]):  # the driver's numbers may not be this container's
+        pass
+    assert unknown.uses(result)[0].memory_bytes is None
+    row = configuration(command=(sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '100'])"))
+    with Run(row, 1, 42, tmp_path, timeout=3) as run:
+        assert [*run._processes()] == []
+        run._begin()
+        wait_until(lambda: len(run._processes()) == 2)
 
 
 def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
@@ -103,6 +145,7 @@ def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
 
     for function, *_ in cards.QUESTIONS.values():
         setattr(nvml, function, refuse)
+    nvml.nvmlDeviceGetComputeRunningProcesses = refuse
     assert watched() == CardUse("cuda:0")
     monkeypatch.setattr(cards, "nvml", lambda: None)  # no nvidia-ml-py, or no driver
     assert watched() == CardUse("cuda:0")
