@@ -44,6 +44,7 @@ def train_one_epoch(
     """
     context.model.train(not config.eval_mode)
     place, timer, start = context.place, timer or PhaseTimer(context.place.devices), time.monotonic()
+    timer.forget()
     done, scaler = begun or Training(context.sampler.rank), context.network.scaler
     step, loss_sum, samples = done.steps, None, done.samples
     rest = _after(loader, step) if step else None
@@ -141,6 +142,7 @@ def fit(
     """
     train_loader, test_loader = loaders
     place, records, evaluations = context.place, [*earlier], None
+    timer = PhaseTimer(place.devices)
 
     def end_if_told(training):
         """Return every rank's Training, unless any of them was told to end."""
@@ -157,7 +159,7 @@ def fit(
             before_epoch(epoch)
             context.sampler.set_epoch(epoch)
             training = train_one_epoch(
-                context, train_step, optimizer, schedule, train_loader, config, begun, after_step
+                context, train_step, optimizer, schedule, train_loader, config, begun, after_step, timer
             )
             trainings, begun = end_if_told(training), None
             if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, and all must test one model

@@ -20,7 +20,7 @@ from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.step import in_parts
 from common.engine.tensorboard import EpochLog
-from common.engine.timing import command_start
+from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
 from common.errors import FAILED, SuiteError
 from common.files.describe import describe_end, describe_epoch, describe_start, result_name
@@ -108,21 +108,28 @@ class _Run:
     def announce(self):
         images = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (images, *self.image_set.image_shape), self.config)
-        for device in self.checkpoints.gpus:
-            torch.cuda.reset_peak_memory_stats(device)  # what came before training does not count
+        self._reset_peaks()  # what came before training does not count
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.says:
             self.say(describe_start(self.result))
         self.write(**UNFINISHED)
+
+    def _reset_peaks(self):
+        for device in self.checkpoints.gpus:
+            torch.cuda.reset_peak_memory_stats(device)
 
     def train(self, begun):
         """Train, and put together what was found."""
         turns = Turns(self.place.rank, self.place.ranks)
         progress = Progress(self.config.epochs, self.steps, self.say)
         after_step = progress.after_step if self.says else None
+        first, gpus = len(self.result.epochs) + 1, self.checkpoints.gpus
 
         def before_epoch(epoch):
-            turns.wait(free_memory(self.place.device) if self.checkpoints.gpus else None)
+            if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first:
+                turns.waited_seconds += warm_clocks(gpus)
+            if epoch == first + 1:
+                self._reset_peaks()  # cuDNN has tried its algorithms by now, with more work space than any step takes
             progress.begin(epoch)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)

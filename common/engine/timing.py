@@ -16,6 +16,7 @@ from torch import nn
 from common.machine.cores import throttled_seconds
 
 CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: alone, a GPU's would count with the host's launches
+WARM_UP = 0.5  # seconds for a GPU's clocks to rise
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
 
 
@@ -24,6 +25,16 @@ def synchronize(devices: Sequence[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def warm_clocks(devices: Sequence[torch.device]) -> float:
+    """Let GPUs compute until their clocks, which fall while they wait for a turn, have risen; return the seconds."""
+    matrices, start = [torch.ones(1024, 1024, device=device) for device in devices], time.perf_counter()
+    while matrices and time.perf_counter() - start < WARM_UP:
+        for matrix in 5 * matrices:  # so few that all ranks end within about a millisecond
+            matrix @ matrix
+        synchronize(devices)
+    return time.perf_counter() - start
 
 
 def command_start(of_parent: bool = False) -> float:
@@ -91,14 +102,19 @@ class PhaseTimer:
 
     On a CPU a mark is one clock reading. On a GPU it is an event in its stream, and the host runs on. On several, a
     phase ends when it has ended on all: the event is in a stream of its own, which waits for theirs, and nothing else
-    does. began: the first start(), by perf_counter().
+    does. began: the first start(), by perf_counter(). What the marks cost a step, benchmarks/overhead.py measures.
     """
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
         self._joined = torch.cuda.Stream(self.devices[0]) if len(self.devices) > 1 else None
         self._marks: list[tuple[str, Any]] = []
+        self._events: list[Any] = []  # the driver takes longer to make one than to record it
         self.began = 0.0
+
+    def forget(self) -> None:
+        """Begin anew, with the same events: what was marked is known, or is not wanted."""
+        self._marks.clear()
 
     def start(self) -> None:
         """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
@@ -112,7 +128,9 @@ class PhaseTimer:
     def _event(self):
         for device in self.devices if self._joined else ():
             self._joined.wait_stream(torch.cuda.current_stream(device))
-        event = torch.cuda.Event(enable_timing=True)
+        if len(self._events) == len(self._marks):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        event = self._events[len(self._marks)]
         event.record(self._joined or torch.cuda.current_stream(self.devices[0]))
         return event
 

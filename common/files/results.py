@@ -157,9 +157,10 @@ class RunResult:
     startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
     of the last evaluation, without what it waited for its turns.
     method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
-    peak_memory_bytes: of each device: on a GPU the most that PyTorch allocated while training; on a CPU the most that
-    the process had in memory since its start, without its loader workers. reserved_memory_bytes: on a GPU, the most
-    that PyTorch kept for itself. memory_parts: on the device with the largest peak.
+    peak_memory_bytes: of each device: on a GPU the most that PyTorch allocated while training, after the first epoch if
+    there is another; on a CPU the most that the process had in memory since its start, without its loader workers.
+    reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself then. memory_parts: on the device with the
+    largest peak.
     data_ranks: among how many ranks the images are divided, each with workers_per_process.
     """
 

@@ -21,14 +21,15 @@ class Turns:
         self.rank, self.world_size = rank, world_size
         self.waited_seconds = 0.0
 
-    def wait(self, free: int | None = None) -> None:
-        """Wait until it is this run's turn. To be called by all ranks, after something in which all took part.
+    def wait(self, free: int | None = None) -> bool:
+        """Wait until it is this run's turn; return whether anybody gives turns. To be called by all ranks, after
+        something in which all took part.
 
         free: bytes of the GPU of rank 0, if it has one; told to whoever gives the turns.
         """
         idle, turn = (Path(os.environ.get(TURNS, os.devnull), name) for name in (IDLE, START))
         if not turn.is_fifo():  # nobody gives any; the variable may be left over from elsewhere
-            return
+            return False
         start = time.perf_counter()
         if self.rank == 0:
             if free is not None:
@@ -38,6 +39,7 @@ class Turns:
         with open(turn, "rb", buffering=0) as given:
             given.read(1)
         self.waited_seconds += time.perf_counter() - start
+        return True
 
 
 class Gate:
