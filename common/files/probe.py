@@ -35,7 +35,8 @@ class ModelLink:
     """A model's gradients in bytes, and the gigabits per second at which ranks that train exchange them.
 
     short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
-    none waits for another. buckets: in the order of their exchange.
+    none waits for another. buckets: in the order of their exchange. flop: floating-point operations of convolutions and
+    matrix products in the forward and backward pass, per image; None where PyTorch cannot count them.
     """
 
     model: str
@@ -44,6 +45,7 @@ class ModelLink:
     short_milliseconds: float | None = None
     long_milliseconds: float | None = None
     buckets: tuple[Bucket, ...] = ()
+    flop: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ prints a common.files.probe.Probe as JSON. It also puts the data set in place, f
 """
 
 import contextlib
+import copy
 import json
 import statistics
 import tempfile
@@ -39,7 +40,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import free_memory, peak_resident_bytes
-from common.models.build import block_names, build_network
+from common.models.build import Network, block_names, build_network
 from common.ranks.group import shutdown
 from common.settings.arguments import OneLineParser, positive_int
 from common.settings.config import add_training_flags, default_model, parse_with_recipe
@@ -207,6 +208,20 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
     return tuple(buckets)
 
 
+def flop_per_image(model: Network, image_set: ImageSet) -> float | None:
+    """Return ModelLink's flop, counted on tensors without values, so that nothing is computed."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = copy.deepcopy(model).to("meta")
+    model.precision, model.recompute = "fp32", False  # neither changes what the network needs
+    images = torch.empty(2, *image_set.image_shape, device="meta")
+    with contextlib.suppress(Exception):  # a reader's own network may look at values
+        with FlopCounterMode(display=False) as counter:
+            model.float()(images).sum().backward()
+        return counter.get_total_flops() / len(images)
+    return None
+
+
 def memory_use(device: torch.device) -> tuple[MemoryUse, ...]:
     cpu = MemoryUse("cpu", peak_resident_bytes(), free_memory(torch.device("cpu")))
     if device.type == "cpu":
@@ -266,11 +281,12 @@ def _measure_model(name, arguments, image_set, device, test_loader):
     optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]
     times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    link = ModelLink(name, size, None)
+    flop = flop_per_image(model, image_set) if device.type == "cuda" else None  # of a CPU, no peak is known
+    link = ModelLink(name, size, None, flop=flop)
     if arguments.link and (batch in times or batch not in arguments.sizes):  # else half of it may not fit either
         step = random_step(model, optimizer, image_set, batch, device)
         numbers = exchange(arguments, name, size, image_set, device.type)
-        link = ModelLink(name, size, *numbers, gradient_buckets(model, step, device))
+        link = ModelLink(name, size, *numbers, gradient_buckets(model, step, device), flop)
     return [StepTime(name, size, milliseconds) for size, milliseconds in times.items()], link, blocks
 
 

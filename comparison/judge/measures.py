@@ -12,6 +12,7 @@ import numpy as np
 
 from common.files.describe import training_seconds
 from common.files.results import EpochRecord, PhaseTimes, RunResult
+from comparison.judge.peaks import utilisation
 from comparison.judge.statistics import (
     CONFIDENCE,
     EQUAL_WITHIN,
@@ -98,6 +99,7 @@ class Summary:
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     memory: Memory | None = None
     images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
+    mfu: float | None = None  # model FLOPs utilisation, 0..1: see utilisation()
     warnings: tuple[Finding, ...] = ()  # what makes its times doubtful
 
     @property
@@ -223,6 +225,11 @@ def measure(report: Report) -> Measures:
     means = zip(*(adjusted_means(some.values) for some in (asked, images, training, total)), strict=True)
     columns = zip(rows, training.values.T, means, strict=True)
     summaries = {row.configuration.name: _summary(row, own, *map(float, numbers)) for row, own, numbers in columns}
+    flop = {model.model: model.flop for model in report.probe.models} if report.probe else {}
+    for row in rows:
+        own = summaries[row.configuration.name]
+        mfu = utilisation(row, own.images_per_second or 0.0, flop.get(row.configuration.planned.model))
+        summaries[row.configuration.name] = replace(own, mfu=mfu)
     for name, noise in zip(images.columns, residuals(images.values).T, strict=True):
         found = _modes(noise[np.isfinite(noise)], CHANCE / len(rows))
         summaries[name] = replace(summaries[name], warnings=(*summaries[name].warnings, *found))

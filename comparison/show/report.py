@@ -121,6 +121,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         **{name: getattr(numbers, name) for name in NUMBERS},
         "peak_memory_bytes": memory and memory.peak,
         "images_per_joule": numbers.images_per_joule,
+        **({} if numbers.mfu is None else {"mfu": numbers.mfu}),
         **{f"{name.replace(' ', '_')}_bytes": size for name, size in (memory.parts if memory else {}).items()},
         **ratios,
         "no_speed_up_because": standing.reason,

@@ -87,6 +87,7 @@ def main_rows(analysis: Analysis) -> Rows:
     speed_up = say("Speed-up [95%]") if target is None else say("Speed-up to {n:g}% [95%]", n=target)
     scripts = report.only_scripts
     gpus = any(entry.summary.images_per_joule for entry in analysis.rows)
+    peaks = any(entry.summary.mfu for entry in analysis.rows)
     decided = any(decision.kind == "use" for decision in analysis.decisions)
     for entry in analysis.rows:
         row, numbers, memory = entry.row, entry.summary, entry.summary.memory
@@ -107,6 +108,7 @@ def main_rows(analysis: Analysis) -> Rows:
             "Efficiency [95%]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
+            **({"MFU (%)": cell(numbers.mfu and 100 * numbers.mfu, "#.2g")} if peaks else {}),
             **({"Images/J": cell(numbers.images_per_joule, ".1f")} if gpus else {}),
             **({"max |Δ parameter|": cell(check and check.difference, ".1e")} if report.equivalence else {}),
             "Result": entry.result,

@@ -265,3 +265,20 @@ def test_the_largest_difference_of_any_parameter():
 def test_weights_of_two_models_have_no_difference(other, shape):
     with pytest.raises(SuiteError, match=r"two different models; conv1.0.weight: \(16, 1, 5, 5\), (None|.*3, 5, 5)"):
         difference(build_network("lenet", (1, 28, 28), 0).state_dict(), build_network(other, shape, 0).state_dict())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_flop_are_those_of_the_network_forward_and_backward(precision):
+    """Two for each weight of a linear layer: forward, for the weights' gradient, and, but the first, the inputs'."""
+    model = build_network("mlp", (1, 28, 28), 0, precision)
+    first, *others = [layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert probe.flop_per_image(model, SimpleNamespace(image_shape=(1, 28, 28))) == 2 * (2 * first + 3 * sum(others))
+    assert model.precision == precision and next(model.parameters()).device.type == "cpu"
+
+
+def test_flop_without_what_is_computed_again_to_save_memory_and_unknown_of_a_network_that_looks():
+    images, model = SimpleNamespace(image_shape=(3, 32, 32)), build_network("vgg", (3, 32, 32), 0)
+    usual, model.recompute = probe.flop_per_image(model, images), True
+    assert probe.flop_per_image(model, images) == usual > 10**8
+    model[0].register_forward_hook(lambda layer, inputs, output: output.sum().item())
+    assert probe.flop_per_image(model, images) is None
