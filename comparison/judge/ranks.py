@@ -2,10 +2,10 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.files.results import PHASES, LongSteps, PhaseTimes, RankTimes, RunResult, Waits
+from common.files.results import PHASES, LongSteps, PhaseTimes, RankTimes, RunResult, Span, Waits
 from comparison.judge.statistics import Excess, mean_excess
 
 OUTSIDE = "outside"
@@ -205,3 +205,27 @@ def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
         if not rank or any(name not in rank.phases for name in needed):
             return None
     return mean_excess("cores", [rank.cpu / sum(rank.phases[name] for name in COMPUTATION) for rank in ranks if rank])
+
+
+def hidden_share(spans: Iterable[Span], rank: int) -> float | None:
+    """Return for which share of the time in which a rank's exchanges are under way it computes too, 0..1.
+
+    spans: of traced steps. On a GPU it computes while a kernel of its own runs, on a CPU in the phases of COMPUTATION.
+    None where nothing is exchanged.
+    """
+    own = [span for span in spans if span.rank == rank]
+    kernels = [span for span in own if span.lane not in ("step", "link")]
+    links = _merged(span for span in own if span.lane == "link")
+    work = _merged(kernels or [span for span in own if span.lane == "step" and span.name in COMPUTATION])
+    both = sum(max(0.0, min(end, stop) - max(start, begin)) for start, end in links for begin, stop in work)
+    return both / sum(end - start for start, end in links) if links else None
+
+
+def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """The times in which any of some spans is under way, as (start, end) that do not overlap."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted((span.start, span.end) for span in spans if span.end > span.start):
+        if merged and start <= merged[-1][1]:
+            start, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((start, end))
+    return merged

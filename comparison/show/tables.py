@@ -11,6 +11,7 @@ from tabulate import tabulate
 from comparison.judge.analysis import Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, WHOLE_RUN
+from comparison.judge.ranks import hidden_share
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Excess, Ratio
 from comparison.plan.counterparts import BEFORE
@@ -321,14 +322,17 @@ def signed(excess: Excess) -> str:
 @table
 def rank_table(analysis: Analysis) -> Rows:
     """Every rank's mean step, and what it had of the cores; nothing where that was not kept."""
+    traced = analysis.report.timelines
     for entry in analysis.rows:
         for number, rank in enumerate(entry.accounts.ranks):
+            hidden = hidden_share(traced.get(entry.name, ()), number)
             yield {
                 "Method": entry.label,
                 "Rank": number,
                 "Step (ms)": f"{rank.step:.2f}",
                 "Its own work (ms)": f"{rank.work:.2f}",
                 "Exchange (ms)": f"{rank.exchange:.2f}",
+                **({"Exchange hidden": cell(hidden, ".0%")} if traced else {}),
                 "Cores it kept busy": f"{rank.cpu / rank.step:.2f}",
                 "Without a core (%)": None if rank.queued is None else f"{100 * rank.queued / rank.step:.2f}",
             }

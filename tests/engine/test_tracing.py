@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -14,11 +15,13 @@ from common.files.plots import draw_timeline, new_figure
 from common.files.results import Span
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
+from comparison.judge.ranks import hidden_share
 from comparison.results_file import read_results, write_results
 from comparison.run import session
 from comparison.show.step_plots import draw_timelines, waiting_finding
+from comparison.show.tables import rank_table
 from tests.fixtures import assert_same, files_of, learned, small, start_here
-from tests.reports import configuration, report_of, runs
+from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
 
 SPANS = (
     Span(0, "step", "forward", 0.0, 2.0),
@@ -94,8 +97,8 @@ def test_traced_steps_count_for_nothing(data_root, tmp_path, monkeypatch, capsys
 def test_traced_steps_of_ddp_show_the_exchange(train):
     result, _, _ = train("ddp_train.py --spawn 2 --model lenet --optimizer adam --profile 2 --max-steps 4")
     spans = [Span(**span) for span in result["timeline"]]
-    for rank in (0, 1):
-        steps = [span for span in spans if span.rank == rank and span.lane == "step"]
+    for number in (0, 1):
+        steps = [span for span in spans if span.rank == number and span.lane == "step"]
         assert [span.name for span in steps if span.name == "update"] == ["update"] * 2
         for one, other in itertools.pairwise(steps):
             assert one.start <= one.end <= other.start + 1e-6
@@ -160,3 +163,29 @@ def test_what_the_figure_says():
     heights = {round(bar.get_y(), 3) for bar in axes[0].patches}
     assert len(heights) == 4  # every lane its own
     assert len(figure.axes) == 2
+
+
+@pytest.mark.parametrize(
+    "spans, share",
+    [
+        (SPANS[:3], None),  # rank 1 exchanges nothing
+        (SPANS, 1.0),  # from 2 to 2.9, in a forward pass until 3
+        ((*SPANS, Span(1, "link", "gloo:all_reduce", 2.5, 3.8)), 1.0 / 1.8),  # both at once count once
+        ((*SPANS, Span(1, "cuda:0", "sgemm", 1.0, 2.3)), 0.3 / 0.9),  # a GPU's kernels, not the host's phases
+        ((*SPANS, Span(1, "cuda:0", "a", 1.0, 2.3), Span(1, "cuda:0", "b", 2.2, 2.6)), 0.6 / 0.9),
+        ((*SPANS, Span(0, "cuda:0", "sgemm", 1.0, 2.3)), 1.0),  # another rank's
+        ((Span(1, "link", "nccl", 0.0, 1.0), Span(1, "step", "exchange", 0.0, 1.0)), 0.0),
+    ],
+)
+def test_which_share_of_an_exchange_is_hidden_behind_computation(spans, share):
+    assert hidden_share(spans, 1) == (share and pytest.approx(share))
+
+
+def test_the_hidden_share_stands_beside_what_a_rank_waits():
+    slow = rank(halves(exchange=6.0))
+    report = report_of(single(), ddp(slow, slow))
+    name = report.plan[1].name
+    assert "hidden" not in rank_table(analyse(report), "plain")
+    table = rank_table(analyse(replace(report, timelines={name: SPANS})), "plain").splitlines()
+    assert "Exchange hidden" in table[0]
+    assert [re.split("  +", line)[5] for line in table[1:] if line.startswith("DDP")] == ["–", "100%"]
