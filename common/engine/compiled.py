@@ -7,7 +7,7 @@ import sys
 import torch
 
 from common.engine.place import ParallelContext
-from common.errors import MACHINE, USAGE, SuiteError
+from common.errors import FAILED, MACHINE, USAGE, SuiteError, is_out_of_memory
 from common.models.build import Network
 from common.settings.config import RunConfig
 
@@ -65,7 +65,13 @@ def _capture(context, images):
         raise SuiteError("--cuda-graph needs a GPU", f"the run is on {images.device}", "leave it out", MACHINE)
     images = images.to(memory_format=torch.channels_last)
     usual, buffers = network.forward, [buffer.clone() for buffer in network.buffers()]
-    torch.cuda.make_graphed_callables(network, (images,))
+    try:
+        torch.cuda.make_graphed_callables(network, (images,))
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        cause = str(error).partition("\n")[0]
+        raise SuiteError("--cuda-graph cannot record this network", cause, "leave it out", FAILED) from error
     graphed = network.forward
     network.forward = lambda batch: (graphed if batch.shape == images.shape else usual)(batch)
     for buffer, before in zip(network.buffers(), buffers, strict=True):

@@ -212,12 +212,12 @@ def flop_per_image(model: Network, image_set: ImageSet) -> float | None:
     """Return ModelLink's flop, counted on tensors without values, so that nothing is computed."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = copy.deepcopy(model).to("meta")
-    model.precision, model.recompute = "fp32", False  # neither changes what the network needs
     images = torch.empty(2, *image_set.image_shape, device="meta")
     with contextlib.suppress(Exception):  # a reader's own network may look at values
+        model = copy.deepcopy(model).to("meta").float()
+        model.precision, model.recompute = "fp32", False  # neither changes what the network needs
         with FlopCounterMode(display=False) as counter:
-            model.float()(images).sum().backward()
+            model(images).sum().backward()
         return counter.get_total_flops() / len(images)
     return None
 

@@ -12,6 +12,7 @@ from common.errors import USAGE, SuiteError
 from common.models.build import Network, build_network
 from common.ranks.stages import TwoStage
 from tests.fixtures import CPU, make_config, make_context
+from tests.pretended_gpus import pretended_gpus
 
 SHAPE, COMPILE = (1, 28, 28), make_config(compile=True)
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
@@ -38,6 +39,23 @@ def test_no_step_is_recorded_in_which_a_method_exchanges_something():
     with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
         replace_network(make_context(sharded, method="fsdp"), (2, *SHAPE), make_config(cuda_graph=True))
     assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    "error, kind, line",
+    [
+        (RuntimeError("not permitted\nwhen capturing"), SuiteError, "this network; not permitted; leave it out"),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "CUDA out of memory"),
+    ],
+)
+def test_a_network_that_cannot_be_recorded_says_so_and_what_to_leave_out(error, kind, line, monkeypatch):
+    def fail(*_):
+        raise error
+
+    model, device = build_network("lenet", SHAPE, 0), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    with pretended_gpus("one"), pytest.raises(kind, match=line):
+        replace_network(make_context(model, devices=(device,)), (2, *SHAPE), make_config(cuda_graph=True))
 
 
 @pytest.mark.parametrize(
