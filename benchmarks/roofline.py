@@ -22,7 +22,7 @@ from common.engine.step import build_optimizer
 from common.engine.timing import CALLS, Stopwatch
 from common.errors import SuiteError
 from common.machine.entry import run_script
-from common.machine.environment import available_devices, rounds_to_tf32
+from common.machine.environment import available_devices
 from common.models.build import build_network
 
 BATCH = 128
@@ -103,8 +103,7 @@ def table(results: dict) -> str:
         for precision in types
         for kind, peak in results["peaks"][precision].items()
     ]
-    tf32 = " Convolutions of fp32 round to TF32, matrix products do not." if results["tf32"] else ""
-    return f"{as_table(' | '.join(header), rows)}\n\nPeaks, median (range): {', '.join(texts)}.{tf32}"
+    return f"{as_table(' | '.join(header), rows)}\n\nPeaks, median (range): {', '.join(texts)}."
 
 
 def main() -> None:
@@ -126,7 +125,6 @@ def main() -> None:
         "batch": BATCH,
         "threads": torch.get_num_threads(),
         "networks": {},
-        "tf32": rounds_to_tf32(device),
         "peaks": {precision: {} for precision in types},
     }
     measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}

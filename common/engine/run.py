@@ -28,7 +28,7 @@ from common.files.plots import draw_curves
 from common.files.results import RunResult, write_result
 from common.files.writing import replacing
 from common.machine.entry import end_after_step
-from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid, rounds_to_tf32
+from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
 from common.machine.memory import free_memory, hold_to
 from common.machine.turns import Turns
 from common.models.build import plain_state
@@ -36,6 +36,10 @@ from common.settings.schedules import build_schedule
 from common.settings.totals import total_workers
 from common.words import count
 
+PRECISIONS = {
+    **{"fp32": "float32", "tf32": "float32 as TF32", "fp64": "float64"},
+    **{"bf16": "bfloat16 autocast", "fp16": "float16 autocast"},
+}
 UNFINISHED = {"status": "failed", "reason": "it ended early"}  # what a result file says should the run be killed
 
 
@@ -228,7 +232,7 @@ def _before(context, config, options):
         data_ranks=ranks,
         gpu_uuids=tuple(filter(None, uuids)),
         threads_per_process=torch.get_num_threads(),
-        precision=_precision(context.network, place.device),
+        precision=PRECISIONS[context.network.precision],
     )
 
 
@@ -243,13 +247,6 @@ def _scaled(config):
     if config.lr_factor == 1:
         return ""
     return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
-
-
-def _precision(model, device):
-    """The arithmetic's type; on a GPU also whether convolutions may round their inputs to TF32."""
-    if model.precision != "fp32":
-        return {"bf16": "bfloat16 autocast", "fp16": "float16 autocast", "fp64": "float64"}[model.precision]
-    return "float32, TF32 convolutions" if rounds_to_tf32(device) else "float32"
 
 
 def _after(context, optimizer, image_set, evaluations, turns, batches):

@@ -10,7 +10,7 @@ import torch
 from common.engine.timing import Stopwatch
 from common.errors import MACHINE, USAGE, SuiteError
 from common.machine.cores import available_cores, bind
-from common.machine.environment import device_name
+from common.machine.environment import device_name, has_tf32
 from common.models.build import AUTOCAST
 from common.settings.config import RunConfig
 
@@ -29,6 +29,8 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
         bind(device, number, processes)
     torch.set_num_threads(threads)  # torchrun would give each of several processes one, and one alone all cores
     torch.backends.cudnn.benchmark = True
+    # PyTorch would let the convolutions of fp32 round, and its products not
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     keep_freed_memory()
     check_precision(config, device)
     crowded = device.type == "cpu" and available_cores() < processes + max(2, processes)
@@ -67,7 +69,10 @@ def check_memory_limit(config: RunConfig, device: torch.device) -> None:
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) if 16 bits, where they are emulated, say, are slower than fp32 and may not be."""
+    """Raise SuiteError (MACHINE) where there is no TF32, or where 16 bits are slower, as emulated ones are."""
+    if config.precision == "tf32" and not has_tf32(device):
+        found, advice = f"the run is on {device_name(device)}", "leave it out, or type --precision fp16"
+        raise SuiteError("--precision tf32 needs a GPU of compute capability 8.0 or more", found, advice, MACHINE)
     if config.precision not in AUTOCAST or config.allow_slow_precision:
         return
     speed_up = speed_up_of(AUTOCAST[config.precision], device)

@@ -83,10 +83,9 @@ def device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
-def rounds_to_tf32(device: torch.device) -> bool:
-    """Return whether convolutions in float32 may round their inputs to TF32, as PyTorch lets a GPU from Ampere on."""
-    on_gpu = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
+def has_tf32(device: torch.device) -> bool:
+    """Return whether products in float32 can round their factors to TF32, as on a GPU from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def require_torchvision() -> None:

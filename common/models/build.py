@@ -24,7 +24,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Network(nn.Sequential):
-    """Named blocks in a row, computed in `precision`: fp32, fp64, or by autocast bf16 or fp16.
+    """Named blocks in a row, computed in `precision`: fp32 or tf32, fp64, or by autocast bf16 or fp16.
 
     The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
     """

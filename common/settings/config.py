@@ -102,8 +102,8 @@ class RunConfig:
     )
     precision: str = trains(
         "fp32",
-        "fp32 | bf16 | fp16 (with a loss scale), both by autocast | fp64",
-        (one_of(("fp32", "bf16", "fp16", "fp64")), "TYPE"),
+        "fp32 | tf32 (fp32 whose products round to it) | bf16 | fp16 (with a loss scale), both by autocast | fp64",
+        (one_of(("fp32", "tf32", "bf16", "fp16", "fp64")), "TYPE"),
         own=True,
     )
     allow_slow_precision: bool = flag(False, "use 16 bits even where they were measured to be slower than fp32")

@@ -18,7 +18,6 @@ STEPS = 20
 TOLERANCE = 1e-4
 TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 end near 1e-4
 PLAIN = {"compile": False, "cuda_graph": False, "recompute": False, "accumulate": 1}  # how the reference trains
-NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32 on GPUs, or rounding alone would exceed the tolerance
 DETERMINISTIC = (
     "--eval-mode --no-augment --optimizer sgd --lr 0.01 --weight-decay 0 --schedule steps --label-smoothing 0 "
     "--no-curves"
@@ -71,7 +70,7 @@ def _train(command, row, train_images, file):
         command = (*command[:place], *command[place + 2 :])
     length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
     kept, log = ("--save", str(file), "--figure-dir", str(file.parent)), file.with_suffix(".log")
-    if code := run_child((*command, *DETERMINISTIC, *length, *kept), log, NO_TF32):
+    if code := run_child((*command, *DETERMINISTIC, *length, *kept), log):
         if ran_out_of_memory(why := cause(code, log)):
             raise MemoryError(why)
         raise SuiteError(f"its {STEPS} steps did not end well", why, "run it alone to see why", FAILED)

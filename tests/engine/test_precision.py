@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.engine import run
 from common.engine import setup as process
 from common.engine.setup import check_precision
 from common.engine.step import build_loss
@@ -167,3 +168,35 @@ def test_16_bits_are_refused_where_they_are_slower(kind, own_seconds, slow, monk
     with pytest.raises(SuiteError, match=message) as caught:
         check_precision(make_config(precision=kind), CPU)
     assert caught.value.exit_code == MACHINE
+
+
+@pytest.mark.parametrize(
+    "kind, capability, has", [("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", None, False)]
+)
+def test_tf32_is_for_gpus_that_have_it(kind, capability, has, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(process, "device_name", str)
+    config, device = make_config(precision="tf32"), torch.device(kind)
+    if has:
+        return check_precision(config, device)
+    message = f"tf32 needs a GPU of compute capability 8.0 or more; the run is on {kind}; .* --precision fp16"
+    with pytest.raises(SuiteError, match=message) as caught:
+        check_precision(config, device)
+    assert caught.value.exit_code == MACHINE
+
+
+@pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_fp32_is_not_rounded_and_tf32_is_in_both_libraries(precision, rounds, monkeypatch):
+    """PyTorch would round the convolutions of float32 alone, which no name of a precision says."""
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    usual = cudnn.allow_tf32, cublas.allow_tf32
+    cudnn.allow_tf32 = cublas.allow_tf32 = not rounds
+    monkeypatch.setattr(cudnn, "benchmark", cudnn.benchmark)
+    monkeypatch.setattr(process, "has_tf32", lambda device: True)
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
+    process.prepare_process(make_config(precision=precision, allow_slow_precision=True, threads=1), CPU)
+    found = cudnn.allow_tf32, cublas.allow_tf32
+    cudnn.allow_tf32, cublas.allow_tf32 = usual
+    assert found == (rounds, rounds)
+    named = {"fp32": "float32", "tf32": "float32 as TF32", "bf16": "bfloat16 autocast"}
+    assert run.PRECISIONS[precision] == named[precision]

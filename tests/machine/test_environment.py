@@ -116,17 +116,6 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
         assert before_a_run(devices=devices[::2]).reason == ""
 
 
-@pytest.mark.parametrize(
-    "capability, allowed, has", [((7, 5), True, False), ((8, 0), True, True), ((9, 0), False, False)]
-)
-def test_tf32_is_named_where_a_gpu_has_it(capability, allowed, has, monkeypatch):
-    with pretended_gpus("one"):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        named = before_a_run(devices=tuple(available_devices("gpu"))).precision
-    assert named == "float32" + ", TF32 convolutions" * has
-
-
 def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch):
     with pretended_gpus("free", "full"):
         for free, status in ((5, BAD), (6, OK)):  # of 8 GiB; 2 are a desktop's, and this process's own

@@ -282,7 +282,7 @@ def test_failed_maths_leave_no_speed_up():
 
 
 def test_a_row_that_computes_something_else_is_a_failed_row(monkeypatch):
-    def run_child(command, log, _):
+    def run_child(command, log):
         assert "--target-accuracy" not in command  # which 20 steps would miss
         logs.append(log.stem)
         return "--split-at" in command
