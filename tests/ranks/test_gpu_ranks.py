@@ -64,7 +64,7 @@ def test_weights_are_cut_before_they_are_on_the_gpu(train_on_gpus):
 
 def test_a_link_is_that_of_nccl_between_gpus_that_have_done_their_step(monkeypatch, tmp_path):
     for name in ("end_with_parent", "prepare_process"):
-        monkeypatch.setattr(probe, name, lambda *_: None)
+        monkeypatch.setattr(probe, name, lambda *given: given and torch.cuda.set_device(given[1]))
     config = SimpleNamespace(**vars(make_config(optimizer="sgd")))
     config.batch_size, images = [4], make_image_set()
     costs = {"cuda:1": 0.5, ("cuda:1", "allreduce_"): 8.0}
