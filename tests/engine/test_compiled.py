@@ -52,10 +52,12 @@ def test_a_network_that_cannot_be_recorded_says_so_and_what_to_leave_out(error, 
     def fail(*_):
         raise error
 
-    model, device = build_network("lenet", SHAPE, 0), torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
-    with pretended_gpus("one"), pytest.raises(kind, match=line):
-        replace_network(make_context(model, devices=(device,)), (2, *SHAPE), make_config(cuda_graph=True))
+    device = torch.device("cuda", 0)
+    with pretended_gpus("one"):
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+        model = build_network("lenet", SHAPE, 0).to(device)
+        with pytest.raises(kind, match=line):
+            replace_network(make_context(model, devices=(device,)), (2, *SHAPE), make_config(cuda_graph=True))
 
 
 @pytest.mark.parametrize(
