@@ -170,21 +170,6 @@ def test_16_bits_are_refused_where_they_are_slower(kind, own_seconds, slow, monk
     assert caught.value.exit_code == MACHINE
 
 
-@pytest.mark.parametrize(
-    "kind, capability, has", [("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", None, False)]
-)
-def test_tf32_is_for_gpus_that_have_it(kind, capability, has, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(process, "device_name", str)
-    config, device = make_config(precision="tf32"), torch.device(kind)
-    if has:
-        return check_precision(config, device)
-    message = f"tf32 needs a GPU of compute capability 8.0 or more; the run is on {kind}; .* --precision fp16"
-    with pytest.raises(SuiteError, match=message) as caught:
-        check_precision(config, device)
-    assert caught.value.exit_code == MACHINE
-
-
 @pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])
 def test_fp32_is_not_rounded_and_tf32_is_in_both_libraries(precision, rounds, monkeypatch):
     """PyTorch would round the convolutions of float32 alone, which no name of a precision says."""

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import common.engine.run
+from common.engine import setup
+from common.engine.setup import check_precision
 from common.errors import MACHINE, SuiteError
 from common.machine import environment
 from common.machine.environment import available_devices, describe_environment, gpu_uuid, gpus_can_be_shared
@@ -187,3 +189,18 @@ def test_a_comparison_ends_where_its_gpus_cannot_be_used(monkeypatch, tmp_path, 
         machine.find_machine(make_config(device="auto"), tmp_path)
     assert caught.value.code == MACHINE
     assert capsys.readouterr().err == "error: GPUs: cuda:0 (old) cannot be used; leave it out\n"
+
+
+@pytest.mark.parametrize(
+    "kind, capability, has", [("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", None, False)]
+)
+def test_tf32_is_for_gpus_that_have_it(kind, capability, has, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(setup, "device_name", str)
+    config, device = make_config(precision="tf32"), torch.device(kind)
+    if has:
+        return check_precision(config, device)
+    message = f"tf32 needs a GPU of compute capability 8.0 or more; the run is on {kind}; .* --precision fp16"
+    with pytest.raises(SuiteError, match=message) as caught:
+        check_precision(config, device)
+    assert caught.value.exit_code == MACHINE
