@@ -23,9 +23,12 @@ from tests.fixtures import PROJECT
 PACKAGES = "torch torchvision numpy matplotlib tabulate psutil filelock jinja2 pytest".split()  # and what they need
 MINUTES, LAST = 9, "time-to-94-cifar10"  # of a call; which step needs all parts of the bundle
 BEGIN = """
-import socket
-from pretended_gpus import stay
+import os, socket, sys
 
+sys.path.insert(0, os.environ["PROJECT"])
+from tests.pretended_gpus import stay
+
+del sys.path[0]
 stay()
 connect = socket.socket.connect
 
@@ -42,7 +45,7 @@ FEW = "--train-size 96 --batch-size 48 --epochs 2 --repeats 1 --model mlp --prec
 MORE = {
     "tests": "-k bf16_is_found",
     "methods": f"{FEW} --methods single dp",
-    "one-device": f"{FEW} --methods single single:cuda-graph",  # which cannot be pretended
+    "one-device": f"{FEW} --methods single single:cuda-graph",
     **{name: "--blocks 2" for name in ("overhead", "peers", "roofline")},
     **{name: FEW for name in ("time-to-99-mnist", "time-to-94-cifar10")},
 }
@@ -102,7 +105,6 @@ def python(tmp_path):
         for part in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
             if not (site / part).exists():
                 (site / part).symlink_to(package.locate_file(part))
-    shutil.copy(PROJECT / "tests" / "pretended_gpus.py", site)
     (site / "sitecustomize.py").write_text(BEGIN)
     return tmp_path / "python" / "bin" / "python"
 
@@ -145,6 +147,7 @@ def call(python, tmp_path, monkeypatch):
             zipfile.ZipFile(part).extractall(machine)
         (machine / "small.py").write_text(SMALL)
         (machine / "drive.py").write_text(DRIVE)
+        monkeypatch.setenv("PROJECT", str(machine))
         command = [python, "drive.py", *flags, "--minutes", str(MINUTES), "--pack", tmp_path / name]
         return subprocess.run(command, cwd=machine, capture_output=True, text=True, timeout=60 * MINUTES)
 
@@ -153,14 +156,14 @@ def call(python, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_calls_on_one_bare_machine_after_the_other_bring_back_everything(bundle, call, tmp_path):
-    """In the first, one part of CIFAR-10 is missing, a row fails, and a step is stopped; the next goes on."""
+    """In the first, one part of CIFAR-10 is missing, and a step is stopped; the next goes on."""
     parts = {part.name: part for part in bundle.iterdir()}
     assert all(part.stat().st_size < 45 * 2**20 for part in parts.values())
     packs = []
 
     def steps_after(name, parts, stopped):
         done = call(name, parts, stopped, packs=packs)
-        assert done.returncode == FAILED, done.stdout + done.stderr
+        assert done.returncode in (0, FAILED), done.stdout + done.stderr
         packs[:] = (tmp_path / name).iterdir()
         assert len(packs) == 1 and packs[0].stat().st_size < 2**24
         place = zipfile.Path(packs[0], "figures/gpu-pretended-0/")
@@ -170,13 +173,13 @@ def test_calls_on_one_bare_machine_after_the_other_bring_back_everything(bundle,
         steps = json.loads((place / "steps.json").read_text())
         return {name: step["exit_code"] for name, step in steps.items()}, shown, done.stdout
 
-    codes = {"tests": 0, "methods": 0, "one-device": FAILED, "roofline": 0}
+    codes = {"tests": 0, "methods": 0, "one-device": 0, "roofline": 0}
     for data, names in {"mnist.tar.gz": ("overhead", "peers", "time-to-99-mnist"), "cifar10-1.npz": (LAST,)}.items():
         codes |= dict.fromkeys(names if data in parts else (), 0)
     first = [part for name, part in parts.items() if not re.match("cifar10-[23]", name)]
     found, shown, printed = steps_after("first", first, "overhead")
     assert LAST not in found and {*shown} <= {*found} - {"tests", "overhead"} and f"{LAST}: left out" in printed
-    assert all(code in (codes[name], TIMED_OUT) for name, code in found.items()) and found.get("overhead") != 0
+    assert all(code in (codes[name], TIMED_OUT) for name, code in found.items()) and found["overhead"] == TIMED_OUT
     for name in ("second", "third", "fourth"):  # more than two where the machine is busy
         found, shown, printed = steps_after(name, parts.values(), "")
         if found == codes:
