@@ -177,6 +177,7 @@ def main() -> None:
     arguments = arguments_of(__doc__, 3, more, timed=True)
     if arguments.rival:
         torch.set_num_threads(whole_cores())
+        torch.backends.cudnn.allow_tf32 = False  # or the others would round on a GPU, which fp32 in ours does not
         seconds, accuracy = RIVALS[arguments.rival](arguments)
         print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
         return
